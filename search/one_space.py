@@ -102,7 +102,7 @@ class SpaceSearcher:
         limit = objective.space.in_use
         known += [c for c in found if limit is None or limit.allows(c.assignment)]
         if not known:
-            known, self.nearest = rescue(objective, self.surrogate, stop, seed)
+            known, self.nearest = rescue(objective, stop, seed)
             if not known:
                 return None
         fastest, chosen = self._improve_and_choose(known)
@@ -160,7 +160,6 @@ class SpaceSearcher:
         assert self.nearest is not None
         return explain_no_plan(
             self.objective,
-            self.surrogate,
             self.nearest,
             settings.in_use,
             settings.stop,

@@ -181,7 +181,7 @@ class _Search:
         if none:
             work = FEASIBILITY_WORK * max(1.0, self.stop.effort)
             left = max(1.0, self.stop.remaining_s)
-            found = find_feasible(self.objective, self.rated, work, self.seed, left)
+            found = find_feasible(self.objective, work, self.seed, left)
             if found.assignment is None:
                 raise missing_memory(self.objective, found)
             yield "feasibility", found.assignment

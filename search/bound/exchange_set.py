@@ -15,8 +15,7 @@ from search.bound.patterns import RankPatterns
 from search.bound.program import Program
 from search.bound.rank_excess import CycleSegment, RankExcess
 from search.bound.rank_items import RankItems, rank_items
-from search.bound.rank_model import RankChoice
-from search.bound.rank_targets import RankTargets
+from search.bound.rank_targets import RankChoice, RankTargets
 from search.bound.relaxation import BUSIEST, Cut, KnownHulls, Relaxation
 from search.space.option import Option
 
@@ -308,7 +307,7 @@ class ExchangeSet:
         load = np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
         each = zip(self.choices, self.group.tolist(), self.slack.tolist(), strict=True)
         choices = [
-            RankChoice.of(choice.option, group, known.shards(choice), choice.load, slack, topology)
+            RankChoice(choice.option, group, choice.load, slack, known.shards(choice))
             for choice, group, slack in each
         ]
         numbers = sorted({c.group for c in self.choices})

@@ -1,14 +1,18 @@
 """Targets that no placement of shards on ranks reaches: a bound for few tables on few ranks.
 
-Cuts come where they are needed: a plan that the model thinks as fast as the target has a cycle of
-its own, which is critical at its uneven loads. That cut is added, until there is no such plan.
+A model for CP-SAT has every plan that may be as fast as a target, under cuts in which every stretch
+takes as long as its slowest rank. Cuts come where they are needed: a plan that the model thinks as
+fast as the target has a cycle of its own, which is critical at its uneven loads. That cut is added,
+until there is no such plan.
 
-Docs: docs/model.md, chapter 15. Why: docs/decisions/0076.
+Docs: docs/model.md, chapter 15. Why: docs/decisions/0027.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +21,10 @@ from ortools.sat.python import cp_model
 from predictor.cost.loads import LAUNCH, Load
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.topology import Topology
-from search.bound.rank_cut import RankCut
-from search.bound.rank_model import RankChoice, RankModel
-from search.bound.relaxation import Relaxation
+from search.bound.relaxation import Cut, Relaxation
+from search.placements import PlacedOption, PlacementModel, Term, shard_bytes, weighted
 from search.reproducible import reproducible_solver, run
-from search.space.option import Choice, place
+from search.space.option import Choice, Option, place
 
 Array = NDArray[np.float64]
 
@@ -33,6 +36,200 @@ RAISED = (0.0, 0.05, 0.2, 0.5)
 """Multiples of the mean that busy ranks are thought to have beyond it, for the first cuts."""
 HIGHER = 1e-4
 """A cut that raises the time of a plan by less than this share is no new one."""
+UNITS_PER_MS = 1e5
+"""Times are whole steps of 10 ns."""
+MEMORY_STEPS = 1 << 20
+"""A rank's memory has this many."""
+ORDERED = 5
+"""Tables with the most work, by whose shards ranks are put in order."""
+BASE = 5
+"""A table weighs this much more in that order than the next one."""
+
+
+@dataclass(frozen=True)
+class RankCut:
+    """A cut for plans whose shards lie on ranks: collectives of all ranks part its cycle, so every
+    section between two of them may run on another rank, and each waits for its busiest one.
+
+    ``time >= constant + rest . mean + sum over stretches of max over ranks (work . load)``.
+
+    In every stretch a rank also takes the floors of the groups that it launches. The cut has to
+    come from a relaxation whose hulls reach as far as the load of one rank can.
+
+    Args:
+        constant: of the cycle in ms.
+        rest: slope of what is taken at the mean rank, ``[groups, COLUMNS]``.
+        work: slopes of the stretches, ``[stretches, groups, COLUMNS]``.
+        floors: of a launch of a group, ``[stretches, groups]``.
+    """
+
+    constant: float
+    rest: Array
+    work: Array
+    floors: Array
+
+    @classmethod
+    def of(cls, cut: Cut) -> RankCut:
+        """The cut with its sections and collectives as stretches."""
+        work = np.concatenate([cut.segments + cut.uneven, cut.messages])
+        floors = np.zeros(work.shape[:2])
+        floors[: len(cut.floors)] = cut.floors
+        return cls(cut.constant, cut.slope - work.sum(axis=0), work, floors)
+
+    def at(self, loads: Array, launched: NDArray[np.bool_]) -> float:
+        """The least time in ms of a plan.
+
+        Args:
+            loads: ``[groups, ranks, COLUMNS]``.
+            launched: whether a rank has shards of a group, ``[groups, ranks]``.
+        """
+        stretches = np.einsum("sgc,grc->sr", self.work, loads) + self.floors @ launched
+        rest = float((self.rest * loads.mean(axis=1)).sum())
+        return self.constant + rest + float(stretches.max(axis=1).sum())
+
+    def is_like(self, other: RankCut) -> bool:
+        """Both are of the same cycle, at loads that make no difference."""
+        if self.work.shape != other.work.shape or not np.isclose(self.constant, other.constant):
+            return False
+        return np.allclose(self.rest, other.rest) and np.allclose(self.work, other.work)
+
+
+@dataclass(frozen=True)
+class RankChoice:
+    """An option of a table, by what it puts on ranks.
+
+    Args:
+        group: position of its lookup group in the slopes of cuts.
+        mean: its load on the mean rank, ``[COLUMNS]``.
+        slack_ms: what every plan with it exceeds a proven bound by at least.
+        shards: load of every shard at least, ``[shards, COLUMNS]``.
+    """
+
+    option: Option
+    group: int
+    mean: Array
+    slack_ms: float
+    shards: Array
+
+
+class RankModel(PlacementModel):
+    """Plans that are not slower than a target, as a model for CP-SAT.
+
+    If it has no solution, no plan is as fast as the target; so every number is rounded such that a
+    plan which is as fast stays a solution. All ranks are on one host, so that any two can change
+    their names.
+
+    Args:
+        choices: table by table.
+        bound_ms: what the slacks of the choices are counted from.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[RankChoice],
+        cuts: Sequence[RankCut],
+        topology: Topology,
+        bound_ms: float,
+        target_ms: float,
+    ) -> None:
+        self.choices = {choice.option: choice for choice in choices}
+        tables: dict[int, list[Option]] = {}
+        for option in self.choices:
+            tables.setdefault(option.table, []).append(option)
+        super().__init__(topology, list(tables.values()))
+        self.target_ms = target_ms
+        self.launches: dict[tuple[int, int], cp_model.IntVar] = {}
+        self._limit_memory()
+        slacks = self._of_choices(lambda choice: choice.slack_ms)
+        self.model.add(weighted(slacks) <= _ceil(target_ms - bound_ms))
+        for cut in cuts:
+            self._limit_time(cut)
+        self._order_ranks()
+
+    def _of_choices(self, ms: Callable[[RankChoice], float]) -> list[Term]:
+        """What the options that are chosen add, whichever ranks they are on."""
+        return [(_floor(ms(self.choices[p.option])), x) for p in self.placed for x in p.chosen]
+
+    def _limit_memory(self) -> None:
+        topology = self.topology
+        for kind, caps in enumerate((topology.hbm_cap_bytes, topology.ddr_cap_bytes)):
+            cap = max(max(caps), 0.5)  # no byte fits where there are none
+
+            def taken(placed: PlacedOption, shard: int, kind: int = kind, cap: float = cap) -> int:
+                return int(shard_bytes(placed, shard, kind) / cap * MEMORY_STEPS)
+
+            for used in self.per_rank(taken):
+                self.model.add(weighted(used) <= MEMORY_STEPS)
+
+    def _limit_time(self, cut: RankCut) -> None:
+        """The cut is not above the target."""
+        terms = self._of_choices(lambda c: float((cut.rest[c.group] * c.mean).sum()))
+        most = _ceil(self.target_ms)
+        for work, floors in zip(cut.work, cut.floors, strict=True):
+
+            def taken(placed: PlacedOption, shard: int, work: Array = work) -> int:
+                choice = self.choices[placed.option]
+                return max(0, _floor(float(work[choice.group] @ choice.shards[shard])))
+
+            ranks = self.per_rank(taken)
+            for rank, mine in enumerate(ranks):
+                mine += self._floors(floors, rank)
+            if not any(ranks):
+                continue
+            slowest = self.model.new_int_var(0, most, "")
+            for mine in ranks:
+                self.model.add(weighted(mine) <= slowest)
+            # follows from the rows above, but is seen at once
+            self.model.add(weighted([t for mine in ranks for t in mine]) <= len(ranks) * slowest)
+            terms.append((1, slowest))
+        self.model.add(weighted(terms) <= _ceil(self.target_ms - cut.constant))
+
+    def _floors(self, floors: Array, rank: int) -> list[Term]:
+        """The floors of what a rank launches."""
+        return [
+            (_floor(ms), self._launched(group, rank))
+            for group, ms in enumerate(floors.tolist())
+            if _floor(ms) > 0
+        ]
+
+    def _launched(self, group: int, rank: int) -> cp_model.IntVar:
+        """Whether a rank has a shard of a lookup group."""
+        if (group, rank) not in self.launches:
+            self.launches[group, rank] = launched = self.model.new_bool_var("")
+            for placed in self.placed:
+                choice = self.choices[placed.option]
+                # a shard may be empty
+                if choice.group != group or not (choice.shards[:, Load.FORWARD_MS] > 0).all():
+                    continue
+                for unit in placed.units:
+                    for ranks, count in zip(placed.alternatives, unit.counts, strict=True):
+                        if rank in ranks:
+                            self.model.add(count <= len(unit.runs) * launched)
+        return self.launches[group, rank]
+
+    def _order_ranks(self) -> None:
+        """Of plans that differ in the names of their ranks only, keep one."""
+        if any(o.ranks is not None or o.pinned is not None for o in self.choices):
+            return
+        work: dict[int, float] = {}
+        for choice in self.choices.values():
+            mine = float(choice.mean[[Load.FORWARD_MS, Load.BACKWARD_MS]].sum())
+            work[choice.option.table] = max(mine, work.get(choice.option.table, 0.0))
+        most = sorted(work, key=lambda t: (-work[t], t))[:ORDERED]
+        weight = {table: BASE**i for i, table in enumerate(reversed(most))}
+        ranks = self.per_rank(
+            lambda p, _: weight.get(p.option.table, 0) if len(p.alternatives) > 1 else 0
+        )
+        for rank, following in pairwise(ranks):
+            self.model.add(weighted(rank) >= weighted(following))
+
+
+def _floor(ms: float) -> int:
+    return int(np.floor(ms * UNITS_PER_MS))
+
+
+def _ceil(ms: float) -> int:
+    return int(np.ceil(ms * UNITS_PER_MS))
 
 
 class RankTargets:

@@ -15,7 +15,6 @@ from search.problem import Problem
 from search.propose.feasibility import Feasibility, least_extra_bytes, least_moves
 from search.propose.searchers import FEASIBILITY_WORK
 from search.stop import Stop
-from search.surrogate import Surrogate
 
 WORK = 1.0
 """Deterministic time of one proof at effort 1, about seconds on one core."""
@@ -73,7 +72,6 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
 
 def explain_no_plan(
     objective: Objective,
-    surrogate: Surrogate,
     nearest: Feasibility,
     in_use: PlanInUse | None,
     stop: Stop,
@@ -83,7 +81,7 @@ def explain_no_plan(
     limit = objective.space.in_use
     if in_use is not None and limit is not None and limit.max_moves < len(limit.choices):
         work = FEASIBILITY_WORK * max(1.0, stop.effort)
-        least, found = least_moves(objective, surrogate, work, seed, max(1.0, stop.remaining_s))
+        least, found = least_moves(objective, work, seed, max(1.0, stop.remaining_s))
         if found is not None:
             why = find_misfits(objective.space, objective.problem, in_use)
             return InfeasibleError(_too_few(limit.max_moves, least, found, why), ("max_moves",))

@@ -7,19 +7,18 @@ exact. Nothing exceeded is a plan; anything else says what is missing, and wheth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from search.objective import Assignment, Objective
+from search.placements import PlacementModel, shard_bytes, weighted
 from search.problem import Problem
-from search.propose.cpsat import Model
+from search.propose.cpsat import model_size
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, Space
-from search.surrogate import PHASES, Surrogate, Weights
 
 MAX_VARIABLES = 200_000
 """Larger models are not built."""
@@ -41,11 +40,7 @@ class Feasibility:
 
 
 def find_feasible(
-    objective: Objective,
-    surrogate: Surrogate,
-    work: float,
-    seed: int,
-    time_limit_s: float = float("inf"),
+    objective: Objective, work: float, seed: int, time_limit_s: float = float("inf")
 ) -> Feasibility:
     """Search for any plan that fits, however slow.
 
@@ -55,31 +50,25 @@ def find_feasible(
     """
     world = objective.problem.topology.world_size
     unknown = Feasibility(None, ((0, 0),) * world, False)
-    model = _memory_model(objective, surrogate)
-    if model is None:
+    made = _MemoryModel.of(objective)
+    if made is None:
         return unknown
-    model.build(timed=False)
-    over = [(kind, rank, model.exceed(kind, rank)) for rank in range(world) for kind in range(2)]
-    model.model.minimize(sum(variable for _, _, variable in over))
+    over = [made.exceed(kind) for kind in range(2)]
+    made.model.minimize(sum(over[0]) + sum(over[1]))
     solver = reproducible_solver(work, seed, time_limit_s)
-    status = run(solver, model.model)
+    status = run(solver, made.model)
     if status == cp_model.INFEASIBLE:
         return Feasibility(None, unknown.missing, True)  # constraints alone exclude each other
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return unknown
-    missing = {(kind, rank): solver.value(variable) for kind, rank, variable in over}
-    if not any(missing.values()):
-        return Feasibility(model.read(solver), unknown.missing, False)
-    per_rank = tuple((missing[0, rank], missing[1, rank]) for rank in range(world))
-    return Feasibility(None, per_rank, solver.BestObjectiveBound() > 0.5)
+    missing = tuple((solver.value(hbm), solver.value(ddr)) for hbm, ddr in zip(*over, strict=True))
+    if not any(map(any, missing)):
+        return Feasibility(made.read(solver, objective.space), unknown.missing, False)
+    return Feasibility(None, missing, solver.BestObjectiveBound() > 0.5)
 
 
 def least_moves(
-    objective: Objective,
-    surrogate: Surrogate,
-    work: float,
-    seed: int,
-    time_limit_s: float = float("inf"),
+    objective: Objective, work: float, seed: int, time_limit_s: float = float("inf")
 ) -> tuple[int, int | None]:
     """How many tables of the plan in use must move until a plan fits.
 
@@ -91,28 +80,17 @@ def least_moves(
     assert in_use is not None
     forced = sum(choice is None for choice in in_use.choices)
     free = replace(space, in_use=replace(in_use, max_moves=len(space.options)))
-    model = _memory_model(objective.over(free), surrogate)
-    if model is None:
+    made = _MemoryModel.of(objective.over(free))
+    if made is None:
         return forced, None
-    model.build(timed=False)
-    model.limit_memory()
-    model.model.minimize(len(space.options) - sum(model.stays()))
+    made.limit_memory(0, 1)
+    made.model.minimize(len(space.options) - sum(made.stays(space)))
     solver = reproducible_solver(work, seed, time_limit_s)
-    status = run(solver, model.model)
+    status = run(solver, made.model)
     lower = max(forced, math.ceil(solver.BestObjectiveBound() - 0.5))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return forced, None
     return lower, round(solver.ObjectiveValue())
-
-
-class MemorySurrogate(Surrogate):
-    """A surrogate for models of memory alone: nothing takes any time."""
-
-    def _phases(self, option: Option) -> NDArray[np.float64]:
-        return np.zeros((option.num_shards, PHASES))
-
-    def _constant_ms(self, option: Option) -> float:
-        return 0.0
 
 
 def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
@@ -123,13 +101,11 @@ def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
     """
     if not _fits_pooled(problem, space):
         return False
-    objective = Objective(problem, space)
-    model = _memory_model(objective, MemorySurrogate(objective))
-    if model is None:
+    made = _MemoryModel.of(Objective(problem, space))
+    if made is None:
         return None
-    model.build(timed=False)
-    model.limit_memory()
-    status = run(reproducible_solver(work, 0, float("inf")), model.model)
+    made.limit_memory(0, 1)
+    status = run(reproducible_solver(work, 0, float("inf")), made.model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return True
     return False if status == cp_model.INFEASIBLE else None
@@ -146,21 +122,57 @@ def least_extra_bytes(
     Returns:
         Bytes that do, None if none were found, and whether fewer are proven not to.
     """
-    objective = Objective(problem, space)
-    model = _memory_model(objective, MemorySurrogate(objective))
-    if model is None:
+    made = _MemoryModel.of(Objective(problem, space))
+    if made is None:
         return None, False
-    model.build(timed=False)
-    model.limit_memory(1 - kind)
-    extra = model.model.new_int_var(0, 1 << 50, "")
-    for rank in range(problem.topology.world_size):
-        model.model.add(model.exceed(kind, rank) <= extra)
-    model.model.minimize(extra)
+    made.limit_memory(1 - kind)
+    extra = made.model.new_int_var(0, 1 << 50, "")
+    for over in made.exceed(kind):
+        made.model.add(over <= extra)
+    made.model.minimize(extra)
     solver = reproducible_solver(work, 0, float("inf"))
-    status = run(solver, model.model)
+    status = run(solver, made.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, False
     return round(solver.ObjectiveValue()), status == cp_model.OPTIMAL
+
+
+class _MemoryModel(PlacementModel):
+    """A model of memory alone, in bytes."""
+
+    def __init__(self, objective: Objective, options: Sequence[Sequence[Option]]) -> None:
+        super().__init__(objective.problem.topology, options)
+        self.caps = objective.caps
+        self.co_locate(objective.space)
+        self.limit_moves(objective.space)
+
+    @classmethod
+    def of(cls, objective: Objective) -> _MemoryModel | None:
+        """The model of the options that take least; None if it is too large."""
+        in_use = objective.space.in_use
+        before = in_use.choices if in_use else (None,) * len(objective.space.options)
+        options = [_frugal(*one) for one in zip(objective.space.options, before, strict=True)]
+        return cls(objective, options) if model_size(objective, options) <= MAX_VARIABLES else None
+
+    def _rows(self, kind: int) -> Iterator[tuple[cp_model.LinearExprT, int]]:
+        """The bytes that every rank takes of a kind, and its cap."""
+        used = self.per_rank(lambda placed, shard: shard_bytes(placed, shard, kind))
+        for terms, cap in zip(used, self.caps[kind].tolist(), strict=True):
+            yield weighted(terms), int(cap)
+
+    def limit_memory(self, *kinds: int) -> None:
+        """No rank takes more than its caps of these kinds."""
+        for kind in kinds:
+            for used, cap in self._rows(kind):
+                self.model.add(used <= cap)
+
+    def exceed(self, kind: int) -> list[cp_model.IntVar]:
+        """By how many bytes a plan exceeds the cap of every rank."""
+        found = []
+        for used, cap in self._rows(kind):
+            found.append(self.model.new_int_var(0, 1 << 50, ""))
+            self.model.add(used <= cap + found[-1])
+        return found
 
 
 def _fits_pooled(problem: Problem, space: Space) -> bool:
@@ -172,18 +184,6 @@ def _fits_pooled(problem: Problem, space: Space) -> bool:
 
 def _total(option: Option) -> int:
     return sum(m.hbm_bytes + m.ddr_bytes for m in option.memory)
-
-
-def _memory_model(objective: Objective, surrogate: Surrogate) -> Model | None:
-    """A model in bytes; None if it is too large."""
-    options = [
-        _frugal(
-            table, None if objective.space.in_use is None else objective.space.in_use.choices[i]
-        )
-        for i, table in enumerate(objective.space.options)
-    ]
-    model = Model(objective, surrogate, options, Weights(), memory_unit=1)
-    return model if model.size <= MAX_VARIABLES else None
 
 
 def _frugal(options: Sequence[Option], stays: Choice | None) -> list[Option]:

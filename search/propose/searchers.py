@@ -146,12 +146,10 @@ def _rounded(
     yield from RoundingPacker(rounding, bound, stop).pack([*known, *found], progress)
 
 
-def rescue(
-    objective: Objective, surrogate: Surrogate, stop: Stop, seed: int
-) -> tuple[list[Candidate], Feasibility]:
+def rescue(objective: Objective, stop: Stop, seed: int) -> tuple[list[Candidate], Feasibility]:
     """Any plan that fits, if nothing else was found; it has a second even when time is up."""
     work, left = FEASIBILITY_WORK * max(1.0, stop.effort), max(1.0, stop.remaining_s)
-    found = find_feasible(objective, surrogate, work, seed, left)
+    found = find_feasible(objective, work, seed, left)
     if found.assignment is None or not objective.fits(found.assignment):
         return [], found
     ms = float(objective.score([found.assignment])[0])

@@ -83,12 +83,12 @@ def by_baselines(objective: Objective, surrogate: Surrogate) -> list[Assignment]
 
 
 def by_feasibility(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    found = find_feasible(objective, surrogate, 2.0, 0).assignment
+    found = find_feasible(objective, 2.0, 0).assignment
     return [found] if found else []
 
 
 def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    starts, _ = rescue(objective, surrogate, Stop(), 0)
+    starts, _ = rescue(objective, Stop(), 0)
     search = LocalSearch(objective, surrogate, 0)
     return [search.improve(c.assignment, 600)[0] for c in starts]
 

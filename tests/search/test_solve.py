@@ -282,8 +282,8 @@ def test_tight_but_feasible_is_solved(seed: int, ranks: int, fill: float) -> Non
     problem = packed(seed, ranks, fill)
     result = solve(problem, Stop(effort=QUICK), 0)
     assert result.plans
-    objective, surrogate = objective_of(problem)
-    found, _ = rescue(objective, surrogate, Stop(), 0)
+    objective, _ = objective_of(problem)
+    found, _ = rescue(objective, Stop(), 0)
     for candidate in found:
         assert_valid(objective, candidate.assignment)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search.bound.rank_cut import RankCut
+from search.bound.rank_targets import RankCut
 from tests.quick import quick_first
 from tests.search.bound.plans_of_sets import rank_loads, roomy_objective, sets_with_plans
 

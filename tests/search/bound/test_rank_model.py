@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from ortools.sat.python import cp_model
 
-from search.bound.rank_model import RankChoice, RankModel
+from search.bound.rank_targets import RankChoice, RankModel
 from search.objective import Assignment
 from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from predictor.units import MIB
 from search.objective import Assignment
 from search.propose import cpsat
-from search.propose.cpsat import UNITS_PER_MS, CpSat, Model
-from search.surrogate import Weights
+from search.propose.cpsat import CpSat
 from tests.search.problems import (
     a_problem,
     a_table,
@@ -26,19 +27,11 @@ def setting(hbm: int = 4096 * MIB):  # type: ignore[no-untyped-def]
 
 
 def surrogate_ms(objective, surrogate, plan: Assignment) -> float:  # type: ignore[no-untyped-def]
-    """The value CP-SAT gives to one plan: everything else is fixed."""
-    options = [[option] for option, _ in plan]
-    model = Model(objective, surrogate, options, Weights())
-    model.build()
-    for placed, (_, ranks) in zip(model.placed, plan, strict=True):
-        only = placed[0]
-        if only.counts[0] is not only.chosen and len(only.alternatives) > 1:
-            for alternative, count in zip(only.alternatives, only.counts, strict=True):
-                model.model.add(count == ranks.count(alternative[0]))
-    solver = cpsat.cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.Solve(model.model)
-    return float(solver.ObjectiveValue() / UNITS_PER_MS)
+    """The value CP-SAT gives to one plan: no other is allowed."""
+    pinned = tuple((replace(option, pinned=ranks),) for option, ranks in plan)
+    found = CpSat(objective, surrogate).solve(pinned, 5.0, 0)
+    assert found is not None
+    return found.surrogate_ms
 
 
 @pytest.mark.parametrize("hbm", [4096 * MIB, 450 * MIB])

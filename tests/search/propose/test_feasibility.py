@@ -48,11 +48,11 @@ def packed(seed: int, fill: float) -> Problem:
 def test_what_is_packed_to_the_brim_is_found(seed: int, fill: float) -> None:
     problem = packed(seed, fill)
     assert 20 <= len(problem.workload.tables) <= 60
-    objective, surrogate = objective_of(problem)
+    objective, _ = objective_of(problem)
     all_of_it = float(objective.caps[0].sum())
     least = sum(o[0].memory[0].hbm_bytes for o in objective.space.options)
     assert least > 0.985 * all_of_it
-    found = find_feasible(objective, surrogate, 10.0, 0)
+    found = find_feasible(objective, 10.0, 0)
     assert found.assignment is not None
     assert_valid(objective, found.assignment)
 
@@ -68,10 +68,10 @@ def test_what_cannot_be_packed_is_proven_not_to_fit() -> None:
     problem = a_problem(
         a_workload(*tables, batch_size=16), Topology(4, 4, (50 * MIB,) * 4, (0,) * 4)
     )
-    objective, surrogate = objective_of(problem)
+    objective, _ = objective_of(problem)
     need = [o[0].memory[0].hbm_bytes for o in objective.space.options]
     assert sum(need) < objective.caps.sum()
-    found = find_feasible(objective, surrogate, 10.0, 0)
+    found = find_feasible(objective, 10.0, 0)
     assert found.assignment is None
     assert found.proven
     assert sum(hbm for hbm, _ in found.missing) == 2 * need[0] - 50 * MIB

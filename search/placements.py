@@ -1,0 +1,237 @@
+"""Options of tables and the ranks of their shards as the integer variables of CP-SAT.
+
+Shards of an option that are alike are counted per rank, not placed one by one, which removes their
+symmetry. What uses the model adds limits and an objective: the proposer minimises the surrogate
+(`search.propose.cpsat`), the search for any plan that fits what is missing of memory
+(`search.propose.feasibility`), and the bound refutes targets (`search.bound.rank_targets`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from predictor.model.topology import Topology
+from search.in_use.moves import keep_shards_in_place
+from search.objective import Assignment
+from search.space.option import Choice, Option, Space
+
+Ranks = tuple[int, ...]
+Term = tuple[int, cp_model.IntVar]
+"""A coefficient and its variable."""
+
+
+@dataclass(frozen=True)
+class RunVariables:
+    """Runs of shards of an option that are placed together and are all alike.
+
+    Args:
+        runs: their positions in the option's placement.
+        counts: how many of them lie on each alternative, divided by ``each``.
+        each: above 1 where there is one alternative for all.
+    """
+
+    runs: Ranks
+    counts: list[cp_model.IntVar]
+    each: int
+
+
+@dataclass(frozen=True)
+class PlacedOption:
+    """The variables of an option.
+
+    Args:
+        chosen: their sum says whether it is chosen.
+        alternatives: the ranks that a run may lie on.
+        same_group: all runs lie in one intra group.
+    """
+
+    option: Option
+    chosen: list[cp_model.IntVar]
+    alternatives: tuple[Ranks, ...]
+    units: list[RunVariables]
+    same_group: bool
+
+    @property
+    def width(self) -> int:
+        """Shards of a run."""
+        return len(self.alternatives[0])
+
+    def times(self, ranks: Ranks) -> list[list[int]]:
+        """The values of the counts in a placement."""
+        width = self.width
+        runs = [tuple(ranks[i : i + width]) for i in range(0, len(ranks), width)]
+        return [
+            [sum(runs[i] == one for i in unit.runs) // unit.each for one in self.alternatives]
+            for unit in self.units
+        ]
+
+
+class PlacementModel:
+    """One option for every table, and a rank for every shard.
+
+    Args:
+        options: what every table may choose from; those that can lie nowhere are left out.
+    """
+
+    def __init__(self, topology: Topology, options: Sequence[Sequence[Option]]) -> None:
+        self.topology = topology
+        self.model = cp_model.CpModel()
+        self.tables = [[p for o in some if (p := self._place(o))] for some in options]
+        for placed in self.tables:
+            self.model.add_exactly_one([x for p in placed for x in p.chosen])
+
+    @property
+    def placed(self) -> list[PlacedOption]:
+        """The options of all tables."""
+        return [placed for table in self.tables for placed in table]
+
+    def _place(self, option: Option) -> PlacedOption | None:
+        model, legal = self.model, option.legal_ranks(self.topology)
+        if legal.is_empty:
+            return None
+        # the runs of an option differ in what they hold, not in where they may lie
+        alternatives = legal.units[0]
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for run in range(len(legal.units)):
+            at = slice(run * len(alternatives[0]), (run + 1) * len(alternatives[0]))
+            alike.setdefault((option.sizes[at], option.memory[at]), []).append(run)
+        units: list[RunVariables] = []
+        if len(legal.units) == 1 and len(alternatives) > 1:
+            chosen = [model.new_bool_var("") for _ in alternatives]
+            units.append(RunVariables((0,), chosen, 1))
+            return PlacedOption(option, chosen, alternatives, units, same_group=False)
+        chosen = [model.new_bool_var("")]
+        for runs in alike.values():
+            if len(alternatives) == 1:
+                units.append(RunVariables(tuple(runs), chosen, len(runs)))
+                continue
+            counts = [model.new_int_var(0, len(runs), "") for _ in alternatives]
+            model.add(sum(counts) == len(runs) * chosen[0])
+            units.append(RunVariables(tuple(runs), counts, 1))
+        placed = PlacedOption(option, chosen, alternatives, units, legal.same_group)
+        if legal.same_group and self.topology.groups > 1:
+            self._same_group(placed)
+        return placed
+
+    def _same_group(self, placed: PlacedOption) -> None:
+        groups = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
+        self.model.add(sum(groups) == sum(placed.chosen))
+        for unit in placed.units:
+            for ranks, count in zip(placed.alternatives, unit.counts, strict=True):
+                here = groups[self.topology.group_of(ranks[0])]
+                self.model.add(count <= len(unit.runs) * here)
+
+    def per_rank(self, value: Callable[[PlacedOption, int], int]) -> list[list[Term]]:
+        """What every rank has, if each shard puts a value there.
+
+        Args:
+            value: of a shard of an option; runs that are alike have those of the first.
+        """
+        found: list[list[Term]] = [[] for _ in range(self.topology.world_size)]
+        for placed in self.placed:
+            for unit in placed.units:
+                first = unit.runs[0] * placed.width
+                worth = [value(placed, first + i) * unit.each for i in range(placed.width)]
+                if not any(worth):
+                    continue
+                for ranks, count in zip(placed.alternatives, unit.counts, strict=True):
+                    for rank, one in zip(ranks, worth, strict=True):
+                        found[rank].append((one, count))
+        return found
+
+    def co_locate(self, space: Space) -> None:
+        """Tables of a group use the same ranks: a rank is either used by all of them or by none."""
+        for group in space.co_locate:
+            for rank in range(self.topology.world_size):
+                used = self.model.new_bool_var("")
+                for table in group:
+                    counts = [
+                        (1, count)
+                        for placed in self.tables[table]
+                        for unit in placed.units
+                        for ranks, count in zip(placed.alternatives, unit.counts, strict=True)
+                        if rank in ranks
+                    ]
+                    most = sum(len(u.runs) for p in self.tables[table] for u in p.units)
+                    self.model.add(weighted(counts) >= used)
+                    self.model.add(weighted(counts) <= most * used)
+
+    def limit_moves(self, space: Space) -> None:
+        """No more tables differ from the plan in use than may."""
+        if space.in_use is not None and space.in_use.is_limited:
+            self.model.add(sum(self.stays(space)) >= len(self.tables) - space.in_use.max_moves)
+
+    def stays(self, space: Space) -> list[cp_model.IntVar]:
+        """A variable per table that may stay: if true, it does."""
+        found = []
+        for table, before in enumerate(space.in_use.choices if space.in_use else ()):
+            same = [p for p in self.tables[table] if before and p.option is before[0]]
+            if before is None or not same:
+                continue
+            stay = self.model.new_bool_var("")
+            self.model.add(sum(same[0].chosen) >= stay)
+            # wherever its shards are alike, any of them may lie on a rank
+            for unit, times in zip(same[0].units, same[0].times(before[1]), strict=True):
+                for count, value in zip(unit.counts, times, strict=True):
+                    self.model.add(count == value).only_enforce_if(stay)
+            found.append(stay)
+        return found
+
+    def hint(self, assignment: Assignment) -> None:
+        """Start from an assignment; options that the model lacks are not hinted."""
+        for table, (option, ranks) in enumerate(assignment):
+            for placed in self.tables[table]:
+                mine = placed.option is option
+                every = [*placed.chosen, *(x for unit in placed.units for x in unit.counts)]
+                values = {x.index: (x, 0) for x in every}
+                if mine and len(placed.chosen) == 1:
+                    values[placed.chosen[0].index] = placed.chosen[0], 1
+                for unit, times in (
+                    zip(placed.units, placed.times(ranks), strict=True) if mine else ()
+                ):
+                    values |= {x.index: (x, n) for x, n in zip(unit.counts, times, strict=True)}
+                for variable, value in values.values():
+                    self.model.add_hint(variable, value)
+
+    def read(self, solver: cp_model.CpSolver, space: Space | None = None) -> Assignment:
+        """The plan that was found.
+
+        Args:
+            space: shards that are alike stay where its plan in use has them.
+        """
+        found: list[Choice] = []
+        for placed in self.placed:
+            if not any(solver.boolean_value(x) for x in placed.chosen):
+                continue
+            where: dict[int, Ranks] = {}
+            for unit in placed.units:
+                ranks = [
+                    one
+                    for one, count in zip(placed.alternatives, unit.counts, strict=True)
+                    for _ in range(unit.each * solver.value(count))
+                ]
+                where.update(zip(unit.runs, ranks, strict=True))
+            found.append(
+                (placed.option, tuple(rank for run in sorted(where) for rank in where[run]))
+            )
+        return keep_shards_in_place(space.in_use if space else None, tuple(found))
+
+
+def shard_bytes(placed: PlacedOption, shard: int, kind: int) -> int:
+    """Bytes of a kind (0: HBM, 1: DDR) that a shard takes."""
+    memory = placed.option.memory[shard]
+    return memory.ddr_bytes if kind else memory.hbm_bytes
+
+
+def weighted(terms: Sequence[Term]) -> cp_model.LinearExprT:
+    """The sum of the terms."""
+    return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [c for c, _ in terms])
+
+
+def as_int(values: np.ndarray) -> np.ndarray:
+    """The nearest whole numbers."""
+    return np.rint(values).astype(np.int64)
