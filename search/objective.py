@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -16,16 +17,33 @@ from search.problem import Problem
 from search.side_by_side import CutPiece, side_by_side
 from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
-T = TypeVar("T")
 Array = NDArray[np.float64]
+T = TypeVar("T")
 Ranks = tuple[int, ...]
 Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
+Rate = Callable[[Sequence[Assignment]], Array]
+"""Plans -> a measure of each, ``[plans]``; less is better."""
 
 
 def apply(base: Assignment, change: Mapping[int, Choice]) -> Assignment:
     """The assignment with some tables changed."""
     return tuple(change.get(table, choice) for table, choice in enumerate(base))
+
+
+@dataclass(frozen=True)
+class PlacedOption:
+    """Where an option may lie.
+
+    Args:
+        memory: bytes, ``[shards, hbm or ddr]``.
+        allowed: ranks that a shard may lie on; None if no shard moves by itself.
+        on_one_host: all shards must lie on ranks of one host.
+    """
+
+    memory: Array
+    allowed: NDArray[np.bool_] | None
+    on_one_host: bool
 
 
 class Objective:
@@ -44,6 +62,7 @@ class Objective:
         self.legal = lru_cache(maxsize=1 << 16)(self._legal)
         self.is_legal = lru_cache(maxsize=1 << 16)(self._is_legal)
         self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
+        self.placed = lru_cache(maxsize=1 << 16)(self._placed)
 
     def over(self, space: Space) -> Objective:
         """The same objective over another space of the problem."""
@@ -115,6 +134,27 @@ class Objective:
         """Whether the shards of an option may lie on these ranks."""
         return option.is_legal(ranks, self.problem.topology)
 
+    def _placed(self, option: Option) -> PlacedOption:
+        """Where the shards of an option may lie, as arrays."""
+        memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory], dtype=np.float64)
+        legal = self.legal(option)
+        single = all(unit and len(unit[0]) == 1 for unit in legal.units)
+        allowed = None
+        if single and len(legal.units[0]) > 1:
+            allowed = np.zeros(self.problem.topology.world_size, dtype=bool)
+            allowed[[a[0] for a in legal.units[0]]] = True
+        return PlacedOption(memory, allowed, legal.same_group and len(memory) > 1)
+
+    def movable(self, option: Option, ranks: Sequence[int]) -> NDArray[np.bool_]:
+        """Ranks that one shard of a placed option may move to, ``[ranks]``; the others stay."""
+        placed, topology = self.placed(option), self.problem.topology
+        if placed.allowed is None:
+            return np.zeros(topology.world_size, dtype=bool)
+        if not placed.on_one_host:
+            return placed.allowed
+        size = topology.intra_group_size
+        return placed.allowed & (np.arange(topology.world_size) // size == ranks[0] // size)
+
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
         used = np.zeros_like(self.caps)
@@ -132,3 +172,26 @@ class Objective:
         together = self.space.co_located([ranks for _, ranks in assignment])
         near = self.space.in_use is None or self.space.in_use.allows(assignment)
         return near and together and bool((self.memory(assignment) <= self.caps).all())
+
+
+class RatedObjective(Objective):
+    """What a search minimises in place of the predicted time.
+
+    Args:
+        base: numbers the plans, and knows their memory.
+        rate: the measure.
+    """
+
+    def __init__(self, base: Objective, rate: Rate) -> None:
+        super().__init__(base.problem, base.space)
+        self.scorer = base.scorer
+        self.rate = rate
+
+    def score(self, assignments: Sequence[Assignment]) -> Array:
+        """The measure of each."""
+        self.evaluations += len(assignments)
+        return self.rate(assignments) if assignments else np.zeros(0)
+
+    def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
+        """The measure of ``base`` with each of the changes."""
+        return self.score([apply(base, change) for change in changes])

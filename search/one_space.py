@@ -27,7 +27,7 @@ from search.in_use.plan import (
     space_of_bound,
 )
 from search.in_use.worth import prefer_worthwhile
-from search.infeasible.remedy import explain_no_plan
+from search.infeasible import explain_no_plan
 from search.objective import Assignment, Objective
 from search.problem import Problem, Progress, RankedPlan, Result
 from search.propose.feasibility import Feasibility

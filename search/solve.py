@@ -21,22 +21,21 @@ from dataclasses import replace
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
-from search.choose import NOMINAL, PlanGoal, check_aim
+from search.choose import NOMINAL, TOLERANCE, PlanGoal, check_aim
 from search.in_use.plan import (
     PlanInUse,
     check_plan_in_use,
     space_near,
     space_of_bound,
 )
-from search.infeasible.remedy import explain_infeasible
+from search.infeasible import explain_infeasible
 from search.one_space import SearchSettings, SpaceSearcher
 from search.peak import search_within_peak
-from search.prefer import TOLERANCE
 from search.problem import Problem, Progress, Result, silent
 from search.propose.rounding import LARGE
 from search.propose.searchers import SEARCHERS
 from search.scenarios.scenario import Scenario, draw_scenarios
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from search.space.filters import AMPLE, drop_uvm
 from search.space.option import Space
 from search.stop import Stop
@@ -71,7 +70,7 @@ def solve(
         in_use: a plan in use to start from, near which the search stays if it limits the moves. If
             it allows none, that plan is rated against the bound of all plans.
         tolerance: by which share the best plan may be slower than the fastest one found, if it is
-            better by other rules (`search.prefer`), >= 0; never slower than a baseline. Without
+            better by other rules (`search.choose`), >= 0; never slower than a baseline. Without
             effect where a plan is in use, of which the best should move little.
         aim: what is minimised, one of `search.choose.AIMS`: the nominal time, the mean over the
             scenarios, or the largest regret in them.

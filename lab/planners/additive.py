@@ -29,7 +29,7 @@ from lab.planners.torchrec_objective import TorchRecObjective
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
 from search.improve.balance import Balancer
-from search.infeasible.remedy import missing_memory
+from search.infeasible import missing_memory
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem

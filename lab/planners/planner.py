@@ -13,8 +13,7 @@ from typing import Protocol
 from lab.planners.torchrec_objective import TorchRecObjective
 from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.space.build import reduced_space
-from search.space.enumerate import enumerate_space
+from search.space.enumerate import enumerate_space, reduced_space
 from search.space.filters import deduplicate, drop_uvm, prune
 from search.space.option import Option, Space
 from search.stop import Stop

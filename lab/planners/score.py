@@ -14,7 +14,7 @@ from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
 from search.problem import Problem
 from search.scenarios.scenario import DRAWS, ScenarioScorer, draw_scenarios
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 from shardopt.measure.sampling import Samples, interleave

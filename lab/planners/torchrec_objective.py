@@ -18,7 +18,7 @@ from predictor.model.memory.ranks import MemoryRules, ShardMemory, shard_memory
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
-from search.baselines.torchrec_cost import Bandwidths, CostModel
+from search.baselines.torchrec_planner import Bandwidths, CostModel
 from search.space.option import Option, Space
 
 

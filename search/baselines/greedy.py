@@ -1,6 +1,6 @@
 """Greedy placement as other planners do it: each shard to the cheapest rank that has room.
 
-TorchRec's partitioner (`search.baselines.torchrec_partition`) and the planners of papers differ in
+TorchRec's partitioner (`search.baselines.torchrec_planner`) and the planners of papers differ in
 what a rank costs and when it is full, which is a `State`. `search.partitioner` is another matter:
 it weighs several phases and keeps to the placements that constraints allow.
 """

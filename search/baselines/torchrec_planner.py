@@ -7,6 +7,20 @@ against the real planner.
 
 TorchRec places every proposal, thousands of them. Here a proposal whose bound already says that
 it cannot win, or cannot fit, is not placed; the proposers ignore feedback, so this changes nothing.
+
+TorchRec's own cost of a shard, for the baseline that searches as TorchRec does.
+
+Re-derived from the evaluators in planner/estimator/estimator.py (`TableWiseEvaluator`,
+`RowWiseEvaluator`, `TableRowWiseEvaluator`, `DataParallelEvaluator`) with the constants of
+planner/constants.py. It is *not* shardopt's prediction; docs/model.md has that.
+
+The order of multiplications is TorchRec's: its partitioner breaks ties on exact floats.
+
+TorchRec's greedy placement of chosen options on ranks, for the baseline.
+
+Re-derived from `GreedyPerfPartitioner` in planner/partitioners.py with its default order, by
+storage: what is bound to all ranks first, then the largest table first, each shard to the rank
+with the least cost so far that has room.
 """
 
 from __future__ import annotations
@@ -14,21 +28,348 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory.ranks import MemoryRules, shard_memory
-from predictor.model.plan import TablePlan
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, MemoryRules, shard_memory
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import Workload
-from search.baselines.greedy import NoRoomError
-from search.baselines.torchrec_cost import Bandwidths, CostModel
-from search.baselines.torchrec_partition import CostedOption, partition
+from predictor.model.workload import DATA_TYPE_BYTES, Table, Workload
+from predictor.units import GIB
+from search.baselines.greedy import Key, NoRoomError, place_shards
 from search.space.enumerate import enumerate_space
-from search.space.option import Option, place
+from search.space.option import Option, Partition, place
+
+
+@dataclass(frozen=True)
+class CostedOption:
+    """An option with what TorchRec thinks it costs.
+
+    Args:
+        perf: of each of its shards.
+        hbm: bytes of every shard; ``ddr`` likewise.
+        order: position in TorchRec's enumeration, within the table.
+    """
+
+    option: Option
+    perf: Perf
+    hbm: tuple[int, ...]
+    ddr: tuple[int, ...]
+    order: int
+    total: float = field(init=False)
+    sum_hbm: int = field(init=False)
+    sum_ddr: int = field(init=False)
+    count: int = field(init=False)
+    uniform: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.perf.total)
+        object.__setattr__(self, "sum_hbm", sum(self.hbm))
+        object.__setattr__(self, "sum_ddr", sum(self.ddr))
+        object.__setattr__(self, "count", len(self.hbm))
+        object.__setattr__(self, "uniform", self.option.partition is Partition.UNIFORM)
+
+
+OptionShard = tuple[CostedOption, int]
+"""A shard by its position among those of an option."""
+
+
+class RankState:
+    """Room left and cost so far on every rank."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.hbm = list(topology.hbm_cap_bytes)
+        self.ddr = list(topology.ddr_cap_bytes)
+        self.local = topology.local_world_size
+        self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
+        self.total = [0.0] * topology.world_size
+
+    def fits(self, one: OptionShard, rank: int) -> bool:
+        """The shard has room on the rank."""
+        choice, shard = one
+        return choice.hbm[shard] <= self.hbm[rank] and choice.ddr[shard] <= self.ddr[rank]
+
+    def put(self, one: OptionShard, rank: int) -> None:
+        """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
+        choice, shard = one
+        self.hbm[rank] -= choice.hbm[shard]
+        self.ddr[rank] -= choice.ddr[shard]
+        a, b = self.perf[rank], choice.perf
+        perf = Perf(a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+        self.perf[rank] = perf
+        self.total[rank] = perf[0] + perf[2] + perf[1] + perf[3]
+
+    def key(self, rank: int) -> Key:
+        """Ranks of the least cost first; ties go round the hosts."""
+        return self.total[rank], rank % self.local, rank
+
+    def put_all(self, choice: CostedOption, ranks: Sequence[int], first: int = 0) -> None:
+        """Shard ``first + i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
+        done: list[tuple[int, Perf, float]] = []
+        for shard, rank in enumerate(ranks, start=first):
+            if not self.fits((choice, shard), rank):
+                for back, (there, perf, total) in reversed(list(enumerate(done, start=first))):
+                    self.hbm[there] += choice.hbm[back]
+                    self.ddr[there] += choice.ddr[back]
+                    self.perf[there], self.total[there] = perf, total
+                raise NoRoomError
+            done.append((rank, self.perf[rank], self.total[rank]))
+            self.put((choice, shard), rank)
+
+
+def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
+    """Ranks of every shard of every choice; raises `NoRoomError`."""
+    ranks = RankState(topology)
+    placed: list[tuple[int, ...]] = [()] * len(choices)
+    everyone = tuple(range(topology.world_size))
+    for i, choice in enumerate(choices):
+        if choice.uniform:
+            ranks.put_all(choice, everyone)
+            placed[i] = everyone
+    rest = [i for i, choice in enumerate(choices) if not choice.uniform]
+    rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
+    heap: list[Key] | None = None
+    for i in rest:
+        choice = choices[i]
+        if choice.option.partition is Partition.DEVICE:
+            if heap is None:
+                heap = [ranks.key(r) for r in everyone]
+                heapq.heapify(heap)
+            placed[i] = _by_device(choice, ranks, heap)
+        else:
+            heap = None
+            by_group = choice.option.partition is Partition.HOST
+            placed[i] = (_by_host if by_group else _by_hosts)(choice, ranks, topology)
+    return placed
+
+
+def _by_device(choice: CostedOption, ranks: RankState, heap: list[Key]) -> tuple[int, ...]:
+    """`_device_partition`: every shard to the cheapest rank that has room."""
+    return tuple(place_shards(((choice, shard) for shard in range(choice.count)), ranks, heap))
+
+
+def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:
+    """`_sort_devices_by_perf`: intra groups, the cheapest first."""
+    size = topology.intra_group_size
+    hosts = [range(g * size, (g + 1) * size) for g in range(topology.groups)]
+    return sorted(hosts, key=lambda host: _plain_sum(ranks.total[r] for r in host))
+
+
+def _plain_sum(values: Iterable[float]) -> float:
+    """Added one by one: `sum` compensates rounding from Python 3.12 on, and ties are exact here."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
+    """`_cohost_partition`: all shards within the cheapest group that has room."""
+    for host in _hosts_by_cost(ranks, topology):
+        room_hbm = sum(ranks.hbm[r] for r in host)
+        room_ddr = sum(ranks.ddr[r] for r in host)
+        if choice.sum_hbm > room_hbm or choice.sum_ddr > room_ddr:
+            continue
+        saved = (ranks.hbm[:], ranks.ddr[:], ranks.perf[:], ranks.total[:])
+        try:
+            if choice.option.sharding_type is ShardingType.TABLE_ROW_WISE:
+                ranks.put_all(choice, host)
+                return tuple(host)
+            heap = [ranks.key(r) for r in host]
+            heapq.heapify(heap)
+            return _by_device(choice, ranks, heap)
+        except NoRoomError:
+            ranks.hbm, ranks.ddr, ranks.perf, ranks.total = saved
+    raise NoRoomError
+
+
+def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> tuple[int, ...]:
+    """`_multi_hosts_partition`: a run of groups in order of cost, round robin if too few."""
+    hosts = _hosts_by_cost(ranks, topology)
+    blocks = choice.count // topology.intra_group_size
+    starts = range(1) if blocks >= len(hosts) else range(len(hosts) - blocks + 1)
+    for start in starts:
+        run = [r for b in range(blocks) for r in hosts[(start + b) % len(hosts)]]
+        try:
+            ranks.put_all(choice, run)
+            return tuple(run)
+        except NoRoomError:
+            continue
+    raise NoRoomError
+
+
+INDEX_BYTES = 8
+MIN_LOOKUP_DIM = 32
+FULL_BLOCK, HALF_BLOCK = 128, 64
+HALF_PENALTY, QUARTER_PENALTY = 1.15, 1.75
+BACKWARD = 2
+WEIGHTED_KERNEL = 1.1
+BATCHED_COPY = 2.455
+DATA_PARALLEL_ELEMENTWISE = 9.22
+
+
+def _gib_per_s(value: float) -> float:
+    """TorchRec writes ``x * 1024 * 1024 * 1024 / 1000``: GiB/s as bytes/ms."""
+    return value * GIB / 1000
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Bytes/ms, with TorchRec's defaults (planner/constants.py): those of a V100 on any GPU."""
+
+    hbm: float = _gib_per_s(897)
+    ddr: float = _gib_per_s(51)
+    hbm_to_ddr: float = _gib_per_s(32)
+    intra_host: float = _gib_per_s(600)
+    inter_host: float = _gib_per_s(12.5)
+
+
+class Perf(NamedTuple):
+    """Milliseconds of one shard, the parts of TorchRec's `Perf` that its total sums."""
+
+    fwd_compute: float
+    fwd_comms: float
+    bwd_compute: float
+    bwd_comms: float
+
+    @property
+    def total(self) -> float:
+        """Their sum, in TorchRec's order."""
+        return self.fwd_compute + self.bwd_compute + self.fwd_comms + self.bwd_comms
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Costs of the options of a workload on a topology."""
+
+    workload: Workload
+    topology: Topology
+    device: str = "cuda"
+    bandwidths: Bandwidths = Bandwidths()
+
+    def shard_perf(self, option: Option) -> Perf:
+        """Cost of any one shard of the option: TorchRec's does not depend on the rows."""
+        table = self.workload.tables[option.table]
+        columns = option.column_width
+        if option.sharding_type is ShardingType.DATA_PARALLEL:
+            return self._data_parallel(table, option.compute_kernel)
+        bw = self._kernel_bw(option.compute_kernel, option.cache_load_factor)
+        if option.sharding_type is ShardingType.ROW_WISE:
+            return self._row_wise(table, columns, bw)
+        if option.sharding_type in (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD):
+            return self._table_row_wise(table, columns, bw)
+        return self._table_wise(table, columns, bw)
+
+    def _ids(self, table: Table) -> float:
+        batch = self.workload.batch_size
+        return sum(f.pooling_factor * f.num_poolings * batch for f in table.features)
+
+    def _outputs(self, table: Table) -> float:
+        if not table.is_pooled:
+            return self._ids(table)
+        batch = self.workload.batch_size
+        return sum(min(1.0, f.pooling_factor) * f.num_poolings * batch for f in table.features)
+
+    def _comm_bytes(self, table: Table, *, backward: bool) -> int:
+        """Bytes of an element on the wire: the codec's, or the table's where there is none."""
+        qcomm = self.workload.qcomm
+        if qcomm.forward == qcomm.backward == "fp32":
+            return table.element_bytes
+        return DATA_TYPE_BYTES[qcomm.backward if backward else qcomm.forward]
+
+    def _kernel_bw(self, kernel: ComputeKernel, clf: float | None) -> float:
+        """`kernel_bw_lookup` in planner/constants.py."""
+        memory = self.bandwidths.ddr if self.device == "cpu" else self.bandwidths.hbm
+        if kernel is ComputeKernel.DENSE:
+            return 0.5 * memory
+        if kernel is ComputeKernel.FUSED:
+            return 1 * memory
+        if kernel is ComputeKernel.FUSED_UVM:
+            return self.bandwidths.hbm_to_ddr / 10
+        clf = DEFAULT_CACHE_LOAD_FACTOR if clf is None else clf
+        return (clf * self.bandwidths.hbm + (1 - clf) * self.bandwidths.hbm_to_ddr) / 10
+
+    def _wire_bw(self, world: int, local: int) -> float:
+        """`BasicCommsBandwidths.get_bw` in planner/types.py, all but the all-reduce."""
+        return self.bandwidths.intra_host if world <= local else self.bandwidths.inter_host
+
+    def _compute(self, table: Table, size: float, bw: float) -> tuple[float, float]:
+        """Forward and backward time; ``size`` in bytes."""
+        forward = size / bw
+        backward = forward * BACKWARD
+        return forward, backward + (forward * WEIGHTED_KERNEL if table.weighted else 0.0)
+
+    def _input_bytes(self, table: Table, ids: float) -> int:
+        return math.ceil(ids * INDEX_BYTES) * (2 if table.weighted else 1)
+
+    def _table_wise(self, table: Table, columns: int, bw: float) -> Perf:
+        world, element = self.topology.world_size, table.element_bytes
+        ids, outputs = self._ids(table), self._outputs(table)
+        size = self._input_bytes(table, ids * world)
+        size += ids * world * max(columns, MIN_LOOKUP_DIM) * element  # type: ignore[assignment]
+        sent = outputs * world * columns * self._comm_bytes(table, backward=False)
+        returned = outputs * world * columns * self._comm_bytes(table, backward=True)
+        forward, backward = self._compute(table, (size + sent) * _penalty(columns), bw)
+        wire = self._wire_bw(world, self.topology.local_world_size)
+        return Perf(forward, sent / wire, backward, returned / wire)
+
+    def _row_wise(self, table: Table, columns: int, bw: float) -> Perf:
+        world = self.topology.world_size
+        size, sent, returned = self._by_row(table, columns, world)
+        forward, backward = self._compute(table, size + sent, bw)
+        wire = self._wire_bw(world, self.topology.local_world_size)
+        copied = returned * BATCHED_COPY / bw
+        return Perf(forward, sent / wire, backward, returned / wire + copied)
+
+    def _by_row(self, table: Table, columns: int, parts: int) -> tuple[float, float, float]:
+        """Bytes read, sent forward and sent backward when ``parts`` ranks share the rows."""
+        world = self.topology.world_size
+        ids, outputs = self._ids(table), self._outputs(table)
+        read = self._input_bytes(table, ids / parts * world)
+        lookups = ids / parts * world * columns * table.element_bytes
+        written = outputs * world if table.is_pooled else outputs / parts * world
+        sent = written * columns * self._comm_bytes(table, backward=False)
+        returned = written * columns * self._comm_bytes(table, backward=True)
+        return read + lookups, sent, returned
+
+    def _table_row_wise(self, table: Table, columns: int, bw: float) -> Perf:
+        group, groups = self.topology.intra_group_size, self.topology.groups
+        size, sent, returned = self._by_row(table, columns, group)
+        forward, backward = self._compute(table, size + sent, bw)
+        wire = self._wire_bw(group, min(group, self.topology.local_world_size))
+        across, back = 0.0, 0.0
+        if groups > 1:
+            outputs = self._outputs(table) * groups * columns
+            inter = self._wire_bw(groups, 1)
+            across = outputs * self._comm_bytes(table, backward=False) / inter
+            back = outputs * self._comm_bytes(table, backward=True) / inter
+        copied = returned * BATCHED_COPY / bw
+        return Perf(forward, sent / wire + across, backward, back + returned / wire + copied)
+
+    def _data_parallel(self, table: Table, kernel: ComputeKernel) -> Perf:
+        world, local = self.topology.world_size, self.topology.local_world_size
+        bw = self._kernel_bw(kernel, None)
+        ids, dim, element = self._ids(table), table.embedding_dim, table.element_bytes
+        size = self._input_bytes(table, ids) + ids * dim * element
+        forward, backward = self._compute(table, size + self._outputs(table) * dim * element, bw)
+        weights = table.num_embeddings * dim * element
+        nodes = min(world / local, 2)
+        all_reduce = weights * (2 * nodes - 1) / nodes / (self.bandwidths.inter_host * local)
+        if world > 2 * local:
+            all_reduce *= 2
+        return Perf(forward, 0.0, backward, all_reduce + weights * DATA_PARALLEL_ELEMENTWISE / bw)
+
+
+def _penalty(columns: int) -> float:
+    """`compute_block_usage_penalty`: narrow rows leave lanes of the kernel idle."""
+    if columns >= FULL_BLOCK:
+        return 1.0
+    return HALF_PENALTY if columns >= HALF_BLOCK else QUARTER_PENALTY
+
 
 MAX_GRID = 10_000
 """TorchRec's `MAX_PROPOSALS` of the grid search."""

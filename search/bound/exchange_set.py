@@ -11,10 +11,9 @@ from ortools.linear_solver import pywraplp
 
 from predictor.cost.loads import LookupGroup, filling_column
 from search.bound.choices import BoundChoices, Exchange, exchange_of
-from search.bound.patterns import RankPatterns
+from search.bound.patterns import RankItems, RankPatterns, rank_items
 from search.bound.program import Program
 from search.bound.rank_excess import CycleSegment, RankExcess
-from search.bound.rank_items import RankItems, rank_items
 from search.bound.rank_targets import RankChoice, RankTargets
 from search.bound.relaxation import BUSIEST, Cut, KnownHulls, Relaxation
 from search.space.option import Option
@@ -307,7 +306,7 @@ class ExchangeSet:
         load = np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
         each = zip(self.choices, self.group.tolist(), self.slack.tolist(), strict=True)
         choices = [
-            RankChoice(choice.option, group, choice.load, slack, known.shards(choice))
+            RankChoice.of(choice.option, group, choice.load, slack, known.shards(choice), topology)
             for choice, group, slack in each
         ]
         numbers = sorted({c.group for c in self.choices})

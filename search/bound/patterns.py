@@ -24,13 +24,187 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
+from ortools.sat.python import cp_model
 
-from search.bound.knapsack import Knapsack
+from search.bound.choices import BoundChoice
 from search.bound.program import new_solver, solve_again
-from search.bound.rank_items import RankItems
+from search.bound.rank_excess import ONE_A_RANK
+from search.bound.relaxation import Cut
+from search.reproducible import reproducible_solver, run
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class RankItems:
+    """Items that a rank can hold: some shards of one option of a table; and the cycle they slow.
+
+    A cycle takes ``constant``, plus ``rest`` of all tables, plus what the slowest rank has in every
+    segment. Where a rank holds several shards, the least of the option count.
+
+    Args:
+        table: of every item, ``[items]``, rising; tables are numbered from 0.
+        part: share of its table, ``[items]``.
+        memory: share of a rank's memory, ``[items, kinds]``.
+        work: in every segment in ms, ``[items, segments]``.
+        rest: what its part of the table adds to the cycle elsewhere in ms, ``[items]``.
+        constant: of the cycle in ms.
+        most: up to where the work of a segment counts, ``[segments]``.
+        adds_up: segments in which a rank works; in the others it receives a message,
+            ``[segments]``.
+        least: what the slowest rank takes at least in every segment, ``[segments]``.
+        least_rest: what all tables add elsewhere at least.
+    """
+
+    table: Ints
+    part: Array
+    memory: Array
+    work: Array
+    rest: Array
+    constant: float
+    most: Array
+    adds_up: NDArray[np.bool_]
+    least: Array
+    least_rest: float
+
+    @property
+    def tables(self) -> int:
+        """Number of tables."""
+        return int(self.table[-1]) + 1
+
+
+def rank_items(
+    choices: Sequence[BoundChoice],
+    shards_of: Callable[[BoundChoice], Array],
+    group: Ints,
+    loads: Array,
+    cut: Cut,
+    ceiling: Array,
+    caps: Array,
+) -> RankItems:
+    """The items of a set of exchanges under a cut.
+
+    Args:
+        choices: table by table.
+        shards_of: least loads of a choice's shards, ``[shards, COLUMNS]``.
+        group: position of every choice's lookup group in the slopes of the cut, ``[choices]``.
+        loads: mean of every choice over the ranks, ``[choices, COLUMNS]``.
+        ceiling: up to where the slopes of messages hold, ``[groups, COLUMNS]``.
+        caps: bytes of the roomiest rank, ``[kinds]``.
+    """
+    slopes = np.concatenate([cut.segments, cut.messages])
+    adds_up = np.arange(len(slopes)) < len(cut.segments)
+    means = np.einsum("nc,snc->ns", loads, slopes[:, group])
+    other = cut.slope - cut.uneven.sum(axis=0)
+    rest = np.einsum("nc,nc->n", loads, other[group]) - means.sum(axis=1)
+    tables = np.unique([c.table for c in choices], return_inverse=True)[1]
+    first = np.flatnonzero(np.diff([-1, *tables]))
+    found: dict[tuple[float, ...], None] = {}
+    longest = np.zeros((len(choices), len(slopes)))
+    for i, choice in enumerate(choices):
+        shards = shards_of(choice)
+        work = np.maximum(0.0, np.einsum("hc,sc->hs", shards, slopes[:, group[i]]))
+        memory = np.array([(m.hbm_bytes, m.ddr_bytes) for m in choice.option.memory])
+        memory = memory / np.maximum(caps, 0.5)  # no byte fits where there are none
+        longest[i] = work.max(axis=0)
+        most = 1 if choice.option.sharding_type in ONE_A_RANK else len(shards)
+        least = np.sort(np.hstack([memory, work]), axis=0).cumsum(axis=0)[:most]
+        for j, row in enumerate(least, start=1):
+            part = j / len(shards)
+            found[float(tables[i]), part, part * float(rest[i]), *row.tolist()] = None
+    rows = np.array(list(found))
+    least_mean = np.minimum.reduceat(np.maximum(0.0, means), first).sum(axis=0)
+    most_ms = np.full(len(slopes), np.inf)
+    for s in np.flatnonzero(~adds_up):
+        # a message of one exchange: the tangent holds up to the ceiling of each of its columns
+        tops = (slopes[s].max(axis=0) * (ceiling * (slopes[s] > 0)).sum(axis=0))[
+            slopes[s].any(axis=0)
+        ]
+        most_ms[s] = tops.min(initial=np.inf)
+    return RankItems(
+        table=rows[:, 0].astype(np.intp),
+        part=rows[:, 1],
+        memory=rows[:, 3 : 3 + len(caps)],
+        work=rows[:, 3 + len(caps) :],
+        rest=rows[:, 2],
+        constant=cut.constant,
+        most=most_ms,
+        adds_up=adds_up,
+        least=np.minimum(
+            most_ms, np.maximum(least_mean, np.minimum.reduceat(longest, first).max(axis=0))
+        ),
+        least_rest=float(np.minimum.reduceat(rest, first).sum()),
+    )
+
+
+STEPS = 1 << 20
+"""Sizes are whole steps of the limit, rounded down, and values rounded up: what is proven of the
+rounded knapsack holds for the exact one."""
+WORK = 0.5
+"""Deterministic time of CP-SAT for one knapsack, about seconds on one core."""
+GREEDY = 24
+"""Orders in which a knapsack is filled greedily."""
+
+
+@dataclass(frozen=True)
+class Knapsack:
+    """Items of which at most one a table is taken, within limits.
+
+    Args:
+        table: of every item, ``[items]``.
+        sizes: as shares of the limits, ``[items, limits]``; each at most 1.
+    """
+
+    table: Ints
+    sizes: Array
+
+    def fill(self, values: Array) -> list[Ints]:
+        """Good fillings, found greedily in several orders; best first, none twice."""
+        useful = np.flatnonzero(values > 0)
+        sizes, table = self.sizes[useful], self.table[useful]
+        rng = np.random.default_rng(len(values))
+        weights = rng.dirichlet(np.full(sizes.shape[1], 0.5), GREEDY)
+        scores = values[useful] / (sizes @ weights.T + 1e-3).T
+        orders = np.argsort(-scores, axis=1, kind="stable")
+        left = np.ones((GREEDY, sizes.shape[1]))
+        taken = np.zeros((GREEDY, int(self.table.max(initial=0)) + 1), dtype=bool)
+        kept = np.zeros(orders.shape, dtype=bool)
+        lanes = np.arange(GREEDY)
+        for position in range(orders.shape[1]):
+            item = orders[:, position]
+            ok = (sizes[item] <= left).all(axis=1) & ~taken[lanes, table[item]]
+            left -= sizes[item] * ok[:, None]
+            taken[lanes, table[item]] |= ok
+            kept[lanes, item] = ok
+        found = np.unique(kept, axis=0)
+        worth = found @ values[useful]
+        return [useful[found[i]] for i in np.argsort(-worth, kind="stable")]
+
+    def most(self, values: Array) -> tuple[float, Ints]:
+        """A value that no filling exceeds, and the best one found."""
+        useful = np.flatnonzero(values > 0)
+        if not len(useful):
+            return 0.0, useful
+        model = cp_model.CpModel()
+        taken = [model.new_bool_var("") for _ in useful]
+        for one in np.unique(self.table[useful]):
+            same = [x for x, t in zip(taken, self.table[useful], strict=True) if t == one]
+            if len(same) > 1:
+                model.add_at_most_one(same)
+        for sizes in np.floor(self.sizes[useful].T * STEPS).astype(np.int64):
+            if sizes.sum() > STEPS:
+                model.add(cp_model.LinearExpr.weighted_sum(taken, sizes.tolist()) <= STEPS)
+        unit = float(values.max()) / STEPS
+        worth = np.ceil(values[useful] / unit).astype(np.int64)
+        model.maximize(cp_model.LinearExpr.weighted_sum(taken, worth.tolist()))
+        solver = reproducible_solver(WORK, 0, float("inf"))
+        status = run(solver, model)
+        kept = np.zeros(len(useful), dtype=bool)
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            kept[:] = [solver.boolean_value(x) for x in taken]
+        return solver.best_objective_bound * unit, useful[kept]
+
 
 UNCOVERED = 100.0
 """Cost of a table that no pattern holds, in patterns."""

@@ -111,6 +111,22 @@ class RankChoice:
     slack_ms: float
     shards: Array
 
+    @classmethod
+    def of(
+        cls,
+        option: Option,
+        group: int,
+        mean: Array,
+        slack_ms: float,
+        shards: Array,
+        topology: Topology,
+    ) -> RankChoice:
+        """Of shards with these loads. Where several are placed together each has the least of
+        them: rows of numbers that are alike are proven on sooner."""
+        width = len(option.legal_ranks(topology).units[0][0])
+        least = shards.reshape(-1, width, shards.shape[1]).min(axis=1)
+        return cls(option, group, mean, slack_ms, least.repeat(width, axis=0))
+
 
 class RankModel(PlacementModel):
     """Plans that are not slower than a target, as a model for CP-SAT.

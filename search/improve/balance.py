@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from search.improve.shard_moves import (
     Array,
@@ -24,7 +23,7 @@ from search.improve.shard_moves import (
     Shards,
     pick_apart,
 )
-from search.objective import Assignment, Objective, Ranks
+from search.objective import Assignment, Objective
 from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, Surrogate
 
 SQUARES = 4
@@ -108,43 +107,31 @@ class _State:
         world = objective.problem.topology.world_size
         exchanges = sorted({surrogate.exchange(option) for option, _ in assignment})
         tied = {table for group in objective.space.co_locate for table in group}
-        host = np.arange(world) // objective.problem.topology.intra_group_size
         self.fixed = np.zeros((world, 2 + 2 * len(exchanges)))
         self.room = objective.caps.T.copy()
-        owners, work, memory, ranks, allowed = [], [], [], [], []
-        where_to: dict[tuple[Ranks, ...], NDArray[np.bool_]] = {}
+        free: list[int] = []
+        work: list[Array] = [np.zeros((0, self.fixed.shape[1]))]
         for table, (option, where) in enumerate(assignment):
             phases = np.zeros((len(where), self.fixed.shape[1]))
-            found = surrogate.phases(option)
             at = 2 + 2 * exchanges.index(surrogate.exchange(option))
-            phases[:, [0, 1, at, at + 1]] = found[:, [FORWARD, BACKWARD, IDS, OUTPUTS]]
-            legal = objective.legal(option)
-            free = all(len(unit) > 1 and len(unit[0]) == 1 for unit in legal.units)
-            if not free or table in tied:
+            order = [FORWARD, BACKWARD, IDS, OUTPUTS]
+            phases[:, [0, 1, at, at + 1]] = surrogate.phases(option)[:, order]
+            if objective.placed(option).allowed is None or table in tied:
                 np.add.at(self.fixed, list(where), phases)
                 self.room -= objective.footprint(option, where).T
-                continue
-            for shard, rank in enumerate(where):
-                owners.append((table, shard))
-                work.append(phases[shard])
-                need = option.memory[shard]
-                memory.append([need.hbm_bytes, need.ddr_bytes])
-                ranks.append(rank)
-                unit = legal.units[shard]
-                if unit not in where_to:
-                    where_to[unit] = np.isin(np.arange(world), [a[0] for a in unit])
-                there = where_to[unit]
-                if legal.same_group and len(where) > 1:
-                    there = there & (host == host[where[0]])
-                allowed.append(there)
-        tables, positions = np.array(owners, dtype=np.int64).reshape(-1, 2).T
+            else:
+                free.append(table)
+                work.append(phases)
+        counts = [len(assignment[t][1]) for t in free]
+        memory = [np.zeros((0, 2)), *(objective.placed(assignment[t][0]).memory for t in free)]
+        allowed = [objective.movable(*assignment[t]) for t in free]
         self.shards = Shards(
-            tables,
-            positions,
-            np.array(ranks, dtype=np.int64),
-            np.array(work).reshape(-1, self.fixed.shape[1]),
-            np.array(memory, dtype=np.float64).reshape(-1, 2),
-            np.array(allowed, dtype=bool).reshape(-1, world),
+            np.repeat(np.array(free, dtype=np.int64), counts),
+            np.array([i for n in counts for i in range(n)], dtype=np.int64),
+            np.array([r for t in free for r in assignment[t][1]], dtype=np.int64),
+            np.concatenate(work),
+            np.concatenate(memory),
+            np.repeat(np.array(allowed, dtype=bool).reshape(-1, world), counts, axis=0),
         )
         self.scale = self.occupancy(self.shards.ranks).loads.mean(axis=0)
         self.scale[self.scale <= 0] = 1.0

@@ -10,13 +10,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.improve.cycle_cuts import CycleCut
-from search.improve.places import OptionPlaces, PlacedOptions
 from search.improve.shard_moves import Array, Occupancy, RankCost, Shards
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, PlacedOption
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
 Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class PlacedOptions:
+    """The options of a table with at most one shard a rank, stacked.
+
+    Args:
+        memory: of a shard on each rank, ``[options, ranks, hbm or ddr]``.
+        allowed: ranks that a shard may lie on, ``[options, ranks]``.
+        last: number of the last shard, ``[options]``.
+        fixed: the one placement of an option that has no other.
+        on_one_host: options whose shards must lie on ranks of one host, ``[options]``.
+    """
+
+    options: list[Option]
+    memory: Array
+    allowed: NDArray[np.bool_]
+    last: Ints
+    fixed: list[Ints | None]
+    on_one_host: NDArray[np.bool_]
+
+
+class OptionPlaces:
+    """Remembers where options of one space may lie."""
+
+    def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
+        self.objective, self.surrogate = objective, surrogate
+        self.world = objective.problem.topology.world_size
+        self.local = objective.problem.topology.intra_group_size
+        self._tables: dict[tuple[int, frozenset[int]], PlacedOptions | None] = {}
+        self._whole: dict[int, dict[int, Option]] = {}
+
+    def of_table(self, table: int, groups: frozenset[int]) -> PlacedOptions | None:
+        """The options of a table in these lookup groups; None if it has none."""
+        key = table, groups
+        if key not in self._tables:
+            self._tables[key] = self._stack(table, groups)
+        return self._tables[key]
+
+    def _stack(self, table: int, groups: frozenset[int]) -> PlacedOptions | None:
+        options: list[Option] = []
+        fixed: list[Ints | None] = []
+        for option in self.objective.space.options[table]:
+            if self.surrogate.shard_loads(option)[0] not in groups:
+                continue
+            units = self.objective.legal(option).units
+            free = self.objective.placed(option).allowed is not None
+            only = None if free else np.array([r for u in units for r in u[0]])
+            alone = only is None or all(len(u) == 1 for u in units)
+            most = self.local if self.objective.placed(option).on_one_host else self.world
+            if alone and option.num_shards <= (most if only is None else len({*only})):
+                options.append(option)
+                fixed.append(only)
+        if not options:
+            return None
+        memory = np.empty((len(options), self.world, 2))
+        allowed = np.zeros((len(options), self.world), dtype=bool)
+        for row, (option, only) in enumerate(zip(options, fixed, strict=True)):
+            placed = self.objective.placed(option)
+            memory[row] = placed.memory[0]
+            if only is None:
+                allowed[row] = placed.allowed
+            else:
+                memory[row, only], allowed[row, only] = placed.memory, True
+        last = np.array([o.num_shards - 1 for o in options])
+        on_one_host = np.array([self.objective.placed(o).on_one_host for o in options])
+        return PlacedOptions(options, memory, allowed, last, fixed, on_one_host)
+
+    def on_best_host(self, cost: Array, last: Ints) -> Array:
+        """What a shard costs on each rank, infinite on all hosts but the one where the shards of
+        an option together cost least.
+
+        Args:
+            cost: of a shard on each rank, ``[options, ranks]``.
+            last: number of the last shard, ``[options]``.
+        """
+        hosts = cost.reshape(len(cost), self.world // self.local, self.local)
+        each = np.cumsum(np.sort(hosts, axis=2), axis=2)[np.arange(len(cost)), :, last]
+        others = np.ones(each.shape, dtype=bool)
+        others[np.arange(len(cost)), each.argmin(axis=1)] = False
+        return np.where(others[..., None], np.inf, hosts).reshape(cost.shape)
+
+    def whole(self, group: int) -> dict[int, Option]:
+        """The first option of every table that is one shard in a lookup group, by its table."""
+        if group not in self._whole:
+            found: dict[int, Option] = {}
+            for table, options in enumerate(self.objective.space.options):
+                for option in options:
+                    if option.num_shards == 1 and self.surrogate.shard_loads(option)[0] == group:
+                        found.setdefault(table, option)
+            self._whole[group] = found
+        return self._whole[group]
+
+
 Changes = dict[int, Choice]
 
 _SHARDS = ("owner", "position", "ranks", "work", "memory")
@@ -32,16 +125,13 @@ class CutOption:
     Args:
         work: of every shard, ``[shards, columns]``.
         even: what it adds to the cuts wherever it lies, ``[cuts]`` in ms.
-        memory: as of `PlacedOption`.
-        allowed: likewise.
+        placed: where it may lie, whatever the cuts are.
     """
 
     option: Option
     work: Array
     even: Array
-    memory: Array
-    allowed: NDArray[np.bool_] | None
-    on_one_host: bool
+    placed: PlacedOption
 
 
 @dataclass(frozen=True)
@@ -121,14 +211,11 @@ class CutPlan:
         found = self.known.get(id(option))
         if found is None:
             group, loads = self.surrogate.shard_loads(option)
-            placed = self.places.of(option)
             found = self.known[id(option)] = CutOption(
                 option,
                 loads @ self.slopes[:, group].T / self.scale,
                 self.even[:, group] @ loads.sum(axis=0),
-                placed.memory,
-                placed.allowed,
-                placed.on_one_host,
+                self.objective.placed(option),
             )
         return found
 
@@ -157,7 +244,7 @@ class CutPlan:
         self.position = np.concatenate([np.arange(n) for n in sizes])
         self.ranks = np.concatenate([ranks for _, ranks in self.chosen])
         self.work = np.concatenate([seen.work for seen, _ in self.chosen])
-        self.memory = np.concatenate([seen.memory for seen, _ in self.chosen])
+        self.memory = np.concatenate([seen.placed.memory for seen, _ in self.chosen])
         self.even_of = np.stack([seen.even for seen, _ in self.chosen])
         self.place_of = np.array([self.place[self.group_of(seen)] for seen, _ in self.chosen])
         self.alone = np.array(sizes) == 1
@@ -167,11 +254,9 @@ class CutPlan:
     def _allowed(self, table: int) -> NDArray[np.bool_]:
         """Ranks to which single shards of a table may move."""
         seen, ranks = self.chosen[table]
-        if seen.allowed is None or table in self.staying:
+        if table in self.staying:
             return np.zeros(self.world, dtype=bool)
-        if not seen.on_one_host:
-            return seen.allowed
-        return seen.allowed & self.places.host_of(int(ranks[0]))
+        return self.objective.movable(seen.option, ranks.tolist())
 
     def _count_again(self, tables: Sequence[int]) -> None:
         """As `count`, where only these tables have changed. Arrays are replaced, not changed."""
@@ -187,7 +272,7 @@ class CutPlan:
                 (self.position, [np.arange(n) for n in sizes]),
                 (self.ranks, [ranks for _, ranks in mine]),
                 (self.work, [seen.work for seen, _ in mine]),
-                (self.memory, [seen.memory for seen, _ in mine]),
+                (self.memory, [seen.placed.memory for seen, _ in mine]),
             )
         )
         self.even_of, self.place_of = self.even_of.copy(), self.place_of.copy()
@@ -243,7 +328,7 @@ class CutPlan:
                 loads = np.concatenate([self.surrogate.shard_loads(o)[1] for o in options])
                 self.trades[:, i, mine] = self.slopes[:, group] @ loads.T / self.scale[:, None]
                 self.trades_even[mine, i] = loads @ self.even[:, group].T
-                self.trades_memory[mine, i] = [self.places.of(o).memory[0] for o in options]
+                self.trades_memory[mine, i] = [self.objective.placed(o).memory[0] for o in options]
         self.tradable = ~np.isnan(self.trades[0])
 
     def moved(self, placements: Mapping[int, int]) -> Changes:

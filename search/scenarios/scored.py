@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from search.bound.lower_bound import LowerBound
 from search.bound.relaxation import KnownHulls
 from search.improve.local_search import LocalSearch
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, RatedObjective
 from search.problem import ScenarioTimes
-from search.scenarios.rated import RatedObjective
 from search.scenarios.scenario import ScenarioScorer
 from search.surrogate import Surrogate
 

@@ -28,8 +28,31 @@ from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
-from search.space.filters import raise_nothing_left
+from search.problem import Problem
+from search.space.filters import deduplicate, drop_unsound, drop_uvm, prune, raise_nothing_left
 from search.space.option import Option, PrunedOption, Size, Space
+
+
+def whole_space(problem: Problem, check: Callable[[], None] = lambda: None) -> Space:
+    """Every option that is legal, fits, and is computed right by TorchRec.
+
+    Args:
+        check: called before every table; raises where it takes too long.
+
+    Raises:
+        InfeasibleError: a table has no option left.
+    """
+    device = problem.hardware.device
+    space = enumerate_space(problem.workload, problem.topology, device, check=check)
+    check()
+    space = drop_unsound(space, problem.workload, device)
+    return prune(deduplicate(space, problem.topology), problem.topology)
+
+
+def reduced_space(problem: Problem) -> Space:
+    """The options worth trying: no host memory where device memory is ample."""
+    return drop_uvm(whole_space(problem), problem.topology)
+
 
 TORCHREC_MIN_WIDTH = 128
 """TorchRec's `MIN_CW_DIM`."""

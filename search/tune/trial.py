@@ -15,7 +15,7 @@ from search.objective import Assignment, Objective
 from search.peak import fits_at_peak
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.solve import solve
-from search.space.build import reduced_space, whole_space
+from search.space.enumerate import reduced_space, whole_space
 from search.space.option import Choice, Option
 from search.stop import Stop
 from search.surrogate import Surrogate

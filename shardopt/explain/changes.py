@@ -15,11 +15,10 @@ from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.predict import Prediction, predict
-from search.improve.local_search import LocalSearch
-from search.improve.transfers import Change
+from search.improve.local_search import Change, LocalSearch
 from search.objective import Assignment, Objective, apply
 from search.problem import Problem
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from search.space.option import AllowedPlacements, Choice, Option, Space
 from search.surrogate import Surrogate
 from shardopt.formatting import plural, ranks_text

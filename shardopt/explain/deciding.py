@@ -28,10 +28,10 @@ from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from search.baselines.starting_plans import TORCHREC, plan_baselines
+from search.expected_gain import INSANE
 from search.objective import Objective
 from search.problem import Problem, Result
-from search.space.build import whole_space
-from search.stakes import INSANE
+from search.space.enumerate import whole_space
 from search.surrogate import Surrogate
 from shardopt.formatting import KIND_WORDS, percent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from predictor.predict import Prediction
+from search.expected_gain import Stakes, stakes
 from search.problem import Problem, Result
-from search.stakes import Stakes, stakes
 from shardopt.explain.whatif import WhatIf, sensitivity
 from shardopt.formatting import ms, percent, phase_words
 

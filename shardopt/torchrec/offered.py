@@ -15,9 +15,7 @@ from typing import Any
 from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
-from search.baselines.torchrec_cost import Perf
-from search.baselines.torchrec_partition import CostedOption
-from search.baselines.torchrec_planner import best_proposal
+from search.baselines.torchrec_planner import CostedOption, Perf, best_proposal
 from search.problem import Problem
 from search.space.option import Option
 from shardopt.extras import needs_torchrec

@@ -21,8 +21,7 @@ from predictor.model.plan import Shard, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.units import GIB
-from search.in_use.in_place import find_obstacles
-from search.in_use.price import MovePrice
+from search.in_use.price import MovePrice, find_obstacles
 from search.problem import Problem
 from shardopt.config import load_model
 from shardopt.live.reshard import Proposal, reshard

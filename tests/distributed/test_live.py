@@ -11,7 +11,7 @@ pytest.importorskip("torchrec")
 
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.plan_json import plan_to_dict
-from search.in_use.in_place import allowed_in_place, find_obstacles
+from search.in_use.price import allowed_in_place, find_obstacles
 from shardopt.config.write import write_model
 from tests.distributed import live_case as case
 from tests.distributed.ranks import run_ranks

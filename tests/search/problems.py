@@ -18,7 +18,7 @@ from predictor.model.workload import Constraints, DenseArch, Feature, QComm, Tab
 from predictor.units import GIB, MIB
 from search.objective import Assignment, Objective
 from search.problem import Problem
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from search.space.option import Choice, Option, Space
 from search.surrogate import Surrogate
 

@@ -25,7 +25,7 @@ from search.one_space import SpaceSearcher
 from search.problem import Problem, Result
 from search.propose.searchers import rescue
 from search.solve import solve
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from search.space.option import Space
 from search.stop import Stop
 from tests.search.problems import (

@@ -19,7 +19,7 @@ from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.predict import predict
-from search.baselines.torchrec_cost import CostModel
+from search.baselines.torchrec_planner import CostModel
 from search.space.option import Option
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.summary import flat
@@ -160,8 +160,8 @@ def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
 def torchrec_rating(workload: Workload, topology: Topology, plan: ShardingPlan) -> float:
     """What TorchRec's planner minimises, ms: the largest sum of its shard costs on a rank.
 
-    `NoopPerfModel` (planner/perf_models.py) over the costs of `search.baselines.torchrec_cost`, on
-    CPU.
+    `NoopPerfModel` (planner/perf_models.py) over the costs of
+    `search.baselines.torchrec_planner`, on CPU.
     """
     model = CostModel(replace(workload, train_pipeline="base"), topology, "cpu")
     load = [0.0] * topology.world_size

@@ -15,7 +15,7 @@ from lab.planners.run import Outcome, PlannerSettings, run_planner
 from lab.planners.sources import sources_of
 from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
 from predictor.errors import InputError
-from search.prefer import TOLERANCE
+from search.choose import TOLERANCE
 from shardopt.measure.store import read_rows
 from shardopt.ranks.calls import CallError, CallServer, OutOfTime
 

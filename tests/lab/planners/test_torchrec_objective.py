@@ -10,8 +10,7 @@ import pytest
 from lab.planners.torchrec_objective import TorchRecObjective
 from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
-from search.baselines.torchrec_cost import CostModel
-from search.baselines.torchrec_planner import torchrec_plan
+from search.baselines.torchrec_planner import CostModel, torchrec_plan
 from search.space.enumerate import enumerate_space
 from search.space.option import place
 from tests.search.problems import H100, a_problem, a_table, a_workload, hosts, random_problem

@@ -21,7 +21,7 @@ from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Feature, Workload
 from predictor.predict import predict
-from search.prefer import TOLERANCE
+from search.choose import TOLERANCE
 from search.stop import Stop
 from tests.builders import a_table, a_workload
 

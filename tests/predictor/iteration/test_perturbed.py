@@ -20,7 +20,7 @@ from predictor.cost.errors import (
 from predictor.iteration.perturbed import PerturbedScorer
 from search.objective import Objective
 from search.problem import Problem
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from tests.quick import quick_first
 from tests.search.problems import (
     CPU,

@@ -16,10 +16,8 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.bound import exchange_set
-from search.bound.knapsack import Knapsack
 from search.bound.lower_bound import LowerBound
-from search.bound.patterns import RankPatterns
-from search.bound.rank_items import RankItems
+from search.bound.patterns import Knapsack, RankItems, RankPatterns
 from search.objective import Objective
 from tests.quick import quick_first
 from tests.search.problems import (

@@ -22,11 +22,11 @@ from predictor.model.workload import Constraints, Table
 from predictor.units import GIB, MIB
 from search.bound import exchange_set, lower_bound
 from search.bound.lower_bound import LowerBound, UnsoundBoundError
-from search.bound.rank_items import rank_items
+from search.bound.patterns import rank_items
 from search.objective import Assignment, Objective
 from search.problem import Problem
 from search.solve import solve
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from search.stop import Stop
 from tests.quick import quick_first, quick_only
 from tests.search.bound.plans_of_sets import rank_loads, sets_with_plans

@@ -11,10 +11,9 @@ import pytest
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from search.improve.balance import Balancer
-from search.improve.cut_plan import Changes
+from search.improve.cut_plan import Changes, OptionPlaces
 from search.improve.cycle_cuts import critical_cut
-from search.improve.packing import Packer, _Descent
-from search.improve.places import OptionPlaces
+from search.improve.packing import CutNorms, Packer, _Descent
 from search.improve.shard_moves import Neighbourhood
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
@@ -197,3 +196,44 @@ def test_no_steps_no_change() -> None:
     assert Packer(objective, surrogate).pack(start, 0)[0] == start  # type: ignore[arg-type]
     stopped = Packer(objective, surrogate).pack(start, 100, lambda best: True)  # type: ignore
     assert stopped[0] == start
+
+
+def a_plan() -> CutNorms:
+    tables = [a_table(f"t{i}", 50_000, 32, 1.0 + 7 * (i * i % 5)) for i in range(8)]
+    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4), copying(H100, 1.0))
+    objective, surrogate = objective_of(problem)
+    for option in objective.space.every_option:
+        surrogate.shard_loads(option)
+    start = random_plan(objective, random.Random(1))
+    cut = critical_cut(objective, start)
+    assert cut is not None
+    assert len(cut.segments)
+    return CutNorms(objective, surrogate, OptionPlaces(objective, surrogate), set(), [cut], start)
+
+
+@pytest.mark.parametrize("squares", [4, 5])
+def test_norms_are_above_maxima_and_near_them(squares: int) -> None:
+    plan = a_plan()
+    plan.squares = squares
+    slowest = plan.now.loads.max(axis=0) * plan.scale
+    longest = float((plan.member @ slowest + plan.constants + plan.even_ms).max())
+    ms = plan.aim()
+    assert longest <= ms * (1 + 1e-9)
+    assert ms - longest <= slowest.sum() * (plan.world ** (1 / 2**squares) - 1) + 1e-9
+
+
+def test_the_excess_is_the_slope_of_the_norms() -> None:
+    plan = a_plan()
+    plan.squares = 4
+    before, loads = plan.aim(), plan.now.loads.copy()
+    counted = plan.excess(loads).sum()
+    step = 1e-6 * np.random.default_rng(0).random(loads.shape)
+    added = plan.excess(loads + step).sum() - counted
+    plan.now.loads[:] = loads + step
+    assert plan.aim() - before == pytest.approx(added, rel=1e-2)
+
+
+def test_without_powers_the_excess_is_over_targets() -> None:
+    plan = a_plan()
+    plan.targets = plan.now.loads.max(axis=0)
+    assert plan.excess(plan.now.loads).sum() == 0.0

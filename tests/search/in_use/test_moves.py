@@ -23,7 +23,7 @@ from search.in_use.price import MovePrice
 from search.objective import Objective
 from search.problem import Problem
 from search.solve import solve
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from search.space.option import ChoicesInUse
 from search.stop import Stop
 from search.surrogate import Surrogate

@@ -12,7 +12,7 @@ from search.bound.lower_bound import LowerBound
 from search.objective import Assignment, Objective
 from search.propose import rounding
 from search.propose.rounding import Rounding
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from search.space.filters import drop_uvm
 from search.surrogate import Surrogate
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of

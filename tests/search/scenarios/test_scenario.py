@@ -22,7 +22,7 @@ from search.scenarios.scenario import (
     join_scenarios,
     window_scenarios,
 )
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from tests.quick import quick_only
 from tests.search.problems import CPU, hosts, random_plan, random_problem
 

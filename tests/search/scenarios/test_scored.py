@@ -19,7 +19,7 @@ from search.scenarios.scenario import (
     window_scenarios,
 )
 from search.scenarios.scored import MEAN, REGRET, RatedPlans
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from tests.search.problems import random_plan, several_lookups
 
 COUNT = 6

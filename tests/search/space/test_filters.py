@@ -6,7 +6,7 @@ from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.problem import Problem
-from search.space.build import reduced_space
+from search.space.enumerate import reduced_space
 from tests.search.problems import a_problem, a_table, a_workload, hosts
 
 

@@ -15,7 +15,7 @@ from predictor.errors import InfeasibleError, InputError
 from predictor.model.workload import Constraints
 from predictor.predict import predict
 from predictor.units import GIB, MIB
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from search.stop import Stop
 from search.tune import tune
 from search.tune.goals import GOALS, covers, values_of

@@ -2,7 +2,7 @@
 
 import json
 
-from search.stakes import Stakes
+from search.expected_gain import Stakes
 from shardopt.explain.stakes import Alternatives, instead_text
 from shardopt.explain.whatif import WhatIf
 from shardopt.report.objects import instead_object

@@ -41,7 +41,7 @@ from predictor.errors import InputError
 from predictor.model.op_calls import OpCall
 from predictor.model.plan import ShardingPlan
 from predictor.units import GIB
-from search.space.build import whole_space
+from search.space.enumerate import whole_space
 from search.space.option import place
 from shardopt import from_torchrec, predict
 from shardopt.config import load_model

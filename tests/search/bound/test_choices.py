@@ -15,7 +15,7 @@ from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.bound.cache import certain_fetches_ms, least_sharing_ms
+from search.bound.choices import certain_fetches_ms, least_sharing_ms
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.space import enumerate as space

@@ -15,8 +15,8 @@ from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import MIB
-from search.infeasible import remedy
-from search.infeasible.conflict import DDR, HBM, Oracle, drop_demands, find_conflict, list_demands
+from search import infeasible as remedy
+from search.infeasible import DDR, HBM, Oracle, drop_demands, find_conflict, list_demands
 from search.objective import Objective
 from search.problem import Problem
 from search.solve import solve
@@ -192,7 +192,7 @@ def test_nothing_is_claimed_without_proof(monkeypatch: pytest.MonkeyPatch) -> No
         a_workload(*tables, batch_size=16), Topology(5, 5, (int(1.003 * need),) * 5, (0,) * 5)
     )
     monkeypatch.setattr("search.propose.searchers.FEASIBILITY_WORK", 1e-6)
-    monkeypatch.setattr("search.infeasible.remedy.WORK", 1e-6)
+    monkeypatch.setattr("search.infeasible.WORK", 1e-6)
     text = message(problem)
     assert text.startswith("no plan was found that fits")
     assert "cannot be met together" not in text
