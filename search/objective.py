@@ -153,7 +153,8 @@ class Objective:
         if not placed.on_one_host:
             return placed.allowed
         size = topology.intra_group_size
-        return placed.allowed & (np.arange(topology.world_size) // size == ranks[0] // size)
+        group = np.arange(topology.world_size) // size == ranks[0] // size
+        return np.asarray(placed.allowed & group)
 
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from ortools.sat.python import cp_model
 
 from predictor.model.topology import Topology
@@ -230,8 +229,3 @@ def shard_bytes(placed: PlacedOption, shard: int, kind: int) -> int:
 def weighted(terms: Sequence[Term]) -> cp_model.LinearExprT:
     """The sum of the terms."""
     return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [c for c, _ in terms])
-
-
-def as_int(values: np.ndarray) -> np.ndarray:
-    """The nearest whole numbers."""
-    return np.rint(values).astype(np.int64)

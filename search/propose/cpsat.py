@@ -12,7 +12,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from search.objective import Assignment, Objective
-from search.placements import PlacedOption, PlacementModel, Term, as_int, shard_bytes, weighted
+from search.placements import PlacedOption, PlacementModel, Term, shard_bytes, weighted
 from search.reproducible import reproducible_solver, run
 from search.space.option import Option
 from search.surrogate import IDS, OUTPUTS, PHASES, Surrogate
@@ -83,21 +83,32 @@ class CpSat:
     def _limit_memory(self, build: PlacementModel) -> None:
         for kind, caps in enumerate(self.objective.caps):
             unit = max(1, int(caps.max()) // MEMORY_STEPS)
-            used = build.per_rank(lambda p, s, k=kind, u=unit: -(-shard_bytes(p, s, k) // u))
-            for cap, terms in zip(caps.tolist(), used, strict=True):
+
+            def steps(p: PlacedOption, shard: int, kind: int = kind, unit: int = unit) -> int:
+                return -(-shard_bytes(p, shard, kind) // unit)
+
+            for cap, terms in zip(caps.tolist(), build.per_rank(steps), strict=True):
                 build.model.add(weighted(terms) <= int(cap // unit))
 
     def _minimize(self, build: PlacementModel) -> None:
         """The sum of the slowest ranks of all phases, and of what exchanges in use cost."""
         surrogate, model = self.surrogate, build.model
-        phases = {p.option: as_int(surrogate.phases(p.option) * UNITS_PER_MS) for p in build.placed}
+        phases = {
+            p.option: np.rint(surrogate.phases(p.option) * UNITS_PER_MS).astype(np.int64)
+            for p in build.placed
+        }
         exchange = {p.option: surrogate.exchange(p.option) for p in build.placed}
         cost: list[Term] = []
         exchanges = sorted(set(exchange.values()))
         for phase in range(PHASES):
             for one in exchanges if phase in (IDS, OUTPUTS) else (None,):
 
-                def value(placed: PlacedOption, shard: int, phase: int = phase, one=one) -> int:  # type: ignore[no-untyped-def]
+                def value(
+                    placed: PlacedOption,
+                    shard: int,
+                    phase: int = phase,
+                    one: tuple[str, str] | None = one,
+                ) -> int:
                     mine = one in (None, exchange[placed.option])
                     return int(phases[placed.option][shard, phase]) if mine else 0
 
