@@ -17,9 +17,8 @@ from predictor.errors import PlanError
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Feature, Workload
 from predictor.units import format_bytes
-from search.in_use.in_place import find_obstacles
 from search.in_use.plan import PlanInUse
-from search.in_use.price import Move, MovePrice
+from search.in_use.price import Move, MovePrice, find_obstacles
 from search.problem import Problem, Result
 from search.solve import solve
 from search.stop import Stop

@@ -263,7 +263,7 @@ BETTER = {
     "memory": "its memory is better balanced",
     "shards": "it has fewer shards",
 }
-"""Rule of `search.prefer` -> what the chosen plan is better by."""
+"""Rule of `search.choose` -> what the chosen plan is better by."""
 
 
 def ties_text(result: Result) -> str | None:
