@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from predictor.errors import InfeasibleError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES, DcnV2, MeasuredDense, Workload
 

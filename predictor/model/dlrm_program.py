@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.op_calls import (
     DenseProgram,
     Event,

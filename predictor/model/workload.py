@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, Uniform
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import ReplicaGroups, Topology

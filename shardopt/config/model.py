@@ -9,7 +9,7 @@ from typing import Any
 
 from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Empirical, EmpiricalByRange
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA

@@ -3,7 +3,7 @@
 JSON with an event on each line. A tensor is a text: the number of its storage, its type, its
 shape, and where they are not plain, strides and offset in elements, as in
 ``12 fp32[B, 64] strides[1, B] offset 128``; sizes are those of
-`predictor.model.captured.dense`.
+`predictor.model.captured`.
 The file holds no values, no paths and no names but those of ops, embedding modules and features.
 """
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from predictor.document import key_text, shown
 from predictor.errors import InputError
-from predictor.model.captured.dense import (
+from predictor.model.captured import (
     BATCH,
     ITEM_BYTES,
     MAX_VALUE,

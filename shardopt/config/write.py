@@ -13,7 +13,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
 from predictor.model.workload import (
     Constraints,

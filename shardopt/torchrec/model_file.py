@@ -10,7 +10,7 @@ from typing import Any
 
 from predictor.document import Problems
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.workload import Table, Workload
 from shardopt.config.model import read_dense
 from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES

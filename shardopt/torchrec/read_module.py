@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from predictor.errors import InputError, did_you_mean
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import (
     Constraints,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, Zipf
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.extras import needs_torchrec

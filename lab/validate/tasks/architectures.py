@@ -31,7 +31,7 @@ from lab.validate.tasks.ranking import (
 )
 from lab.validate.tasks.tables import by_task, held_out, intervals, truth
 from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.workload import DenseArch, Workload
 from shardopt.calibrate.fitting import mape
 

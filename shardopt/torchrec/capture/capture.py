@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import (
+from predictor.model.captured import (
     BATCH,
     CapturedDense,
     CapturedProgram,

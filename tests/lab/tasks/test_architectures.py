@@ -25,7 +25,7 @@ from lab.tasks.draw import task_topology
 from lab.tasks.models.architectures import draw_architecture
 from lab.tasks.task_set import TaskSet
 from predictor.hardware.loader import load_hardware
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.op_calls import Lookup, LookupBackward
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import Workload

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense, CapturedProgram
+from predictor.model.captured import CapturedDense, CapturedProgram
 from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall
 from shardopt.config import load_model, read_model
 from shardopt.config.ops_file import ops_text, read_ops, read_ops_content

@@ -17,7 +17,7 @@ from lab.validate.tasks.architectures import (
     linears_alone,
     validate_architectures,
 )
-from predictor.model.captured.dense import CapturedDense, CapturedProgram
+from predictor.model.captured import CapturedDense, CapturedProgram
 from predictor.model.dlrm_program import dense_program
 from predictor.model.op_calls import Gradient
 from shardopt.bench.rows import read_rows, write_rows

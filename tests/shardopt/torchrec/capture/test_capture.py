@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import parse_size
+from predictor.model.captured import parse_size
 from predictor.model.op_calls import DenseProgram, Gradient, OpCall
 from shardopt.torchrec.capture.capture import SizeFit, capture_dense
 from tests.shardopt.torchrec.capture.modules import (

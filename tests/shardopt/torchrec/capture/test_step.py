@@ -18,7 +18,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.errors import InputError
-from predictor.model.captured.dense import CapturedDense
+from predictor.model.captured import CapturedDense
 from predictor.model.dlrm_program import dlrm_program
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from predictor.errors import InputError
-from predictor.trace.dense.measure import parts_of, traced_dense
+from predictor.trace.dense import parts_of, traced_dense
 from predictor.trace.events import (
     CollectiveCall,
     DeviceEvent,
