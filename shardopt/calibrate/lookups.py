@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -330,11 +330,9 @@ def measure_unpooled_lookup(point: Point, timer: Timer, seconds: float) -> list[
 def _measure_passes(
     point: Point, launch: Launch, timer: Timer, seconds: float, run_backward: Callable[[Any], Any]
 ) -> list[Measurement]:
-    batches = [launch.draw() for _ in range(BATCHES)]
-    spent = sample_passes(
-        timer, lambda i: launch.tbe(*batches[i % BATCHES].arguments), run_backward, seconds
-    )
-    return rows_of_passes(point, spent, tables=launch.facts(batches))
+    batches, counts = zip(*(launch.draw() for _ in range(BATCHES)), strict=True)
+    spent = sample_passes(timer, lambda i: launch.tbe(*batches[i % BATCHES]), run_backward, seconds)
+    return rows_of_passes(point, spent, tables=launch.facts(list(counts)))
 
 
 def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
@@ -344,12 +342,12 @@ def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measureme
     a ring of few batches would be in the cache as a whole, and fetch nothing.
     """
     launch = Launch(point.params, timer.device)
-    facts = launch.facts([launch.draw() for _ in range(BATCHES)])
+    facts = launch.facts([launch.draw()[1] for _ in range(BATCHES)])
     held = point.params["cache_load_factor"] * sum(table[0] for table in facts)
     warming = WARM_CACHE * held / max(sum(table[4] for table in facts), 1.0)
 
     def draw(_: int, __: object) -> Any:
-        return launch.draw().arguments
+        return launch.draw()[0]
 
     def prefetch(_: int, arguments: Any) -> Any:
         launch.tbe.prefetch(*arguments[:2])
@@ -423,19 +421,6 @@ def measure_model_lookup(
     )
 
 
-@dataclass(frozen=True)
-class DrawnLookup:
-    """What one batch asks of a TBE.
-
-    Args:
-        arguments: ids, offsets and, where they are weighted, weights of the ids.
-        counts: ids and distinct rows of each table.
-    """
-
-    arguments: tuple[Any, ...]
-    counts: list[tuple[int, int]]
-
-
 class Launch:
     """The TBE of a point, and batches for it."""
 
@@ -469,22 +454,23 @@ class Launch:
         width = sum(table["dim"] for table in self.params["tables"])
         return torch.full((self.params["batch"], width), 1e-3, device=self.device)
 
-    def draw(self) -> DrawnLookup:
-        """One more batch."""
+    def draw(self) -> tuple[tuple[Any, ...], list[tuple[int, int]]]:
+        """One more batch: ids, offsets and, where ids are weighted, weights; and ids and distinct
+        rows of each table."""
         import torch
 
         drawn = [table.draw(self.params["batch"], self.generator) for table in self.tables]
         ids = torch.cat([ids for ids, _ in drawn])
         offsets = torch.cat([ids.new_zeros(1), torch.cat([n for _, n in drawn]).cumsum(0)])
         weights = (torch.full_like(ids, 0.5, dtype=torch.float32),)
-        return DrawnLookup(
+        return (
             (ids, offsets, *(weights if self.params.get("weighted", False) else ())),
             [(ids.numel(), int(torch.unique(ids).numel())) for ids, _ in drawn],
         )
 
-    def facts(self, batches: list[DrawnLookup]) -> list[list[float]]:
-        """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted."""
-        means = np.mean([batch.counts for batch in batches], axis=0)
+    def facts(self, counts: list[list[tuple[int, int]]]) -> list[list[float]]:
+        """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted in some batches."""
+        means = np.mean(counts, axis=0)
         return [
             [table["rows"], table["dim"], self.params["batch"], *mean.tolist()]
             for table, mean in zip(self.params["tables"], means, strict=True)

@@ -12,14 +12,12 @@ import dataclasses
 import logging
 import math
 import os
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib import metadata
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,7 @@ from shardopt.calibrate.rows import (
     points_again,
     runtime_words,
 )
-from shardopt.measure.machine import available_bytes, machine, memory_bytes
+from shardopt.measure.machine import available_bytes, environment, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
 from shardopt.ranks.launch import run_ranks
@@ -159,16 +157,15 @@ def _check_memory(model: Workload) -> None:
 
 def origin(backend: str) -> Origin:
     """Machine and versions, without anything that names the host."""
-    about = machine()
+    about = environment(backend)
     name = about["processor"] or about["machine"]
     if backend == "nccl":
-        import torch
-
-        name = f"{torch.cuda.get_device_name(0)}, {name}"
-    memory = memory_bytes() / GIB
+        name = f"{about['gpu']}, {name}"
+    memory = about["memory_bytes"] / GIB
     # the virtual machine's memory varies by a few pages from boot to boot
-    said = f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
-    return Origin(said, f"torch {_version('torch')}, fbgemm {_fbgemm()}")
+    said = f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {about['system']}"
+    fbgemm = next((about[p] for p in ("fbgemm-gpu", "fbgemm-gpu-cpu") if p in about), "none")
+    return Origin(said, f"torch {about.get('torch', 'none')}, fbgemm {fbgemm}")
 
 
 def ranks_for_host(backend: str) -> int:
@@ -194,21 +191,6 @@ def base_of_gpu(say: Say) -> str:
         )
         return DEFAULT_HARDWARE
     return found
-
-
-def _fbgemm() -> str:
-    for package in ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu"):
-        found = _version(package)
-        if found != "none":
-            return found
-    return "none"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count as counter
 from pathlib import Path
@@ -103,14 +103,12 @@ def _capabilities() -> int:
 
 
 @contextmanager
-def shaped_hosts(link: Link, count: int = HOSTS) -> Iterator[list[Host]]:
+def shaped_hosts(link: Link) -> Iterator[list[Host]]:
     """Hosts joined by the link, for as long as the context lasts; also after errors none is left.
 
     Raises:
         InputError: see `check_hosts`; or the system refuses, and why.
     """
-    if count != HOSTS:
-        raise InputError(f"a link joins {HOSTS} hosts, {count} are asked for")
     check_hosts(link)
     remove_left_over()
     hosts = names(os.getpid(), next(_serial))
@@ -123,11 +121,6 @@ def shaped_hosts(link: Link, count: int = HOSTS) -> Iterator[list[Host]]:
         _quietly(["ip", "-n", hosts[0].namespace, "link", "del", hosts[0].interface])
         for host in hosts:
             _quietly(["ip", "netns", "del", host.namespace])
-
-
-def hosts_of(link: Link | None) -> AbstractContextManager[list[Host]]:
-    """As `shaped_hosts`; without a link, no hosts: ranks stay where they are started."""
-    return nullcontext([]) if link is None else shaped_hosts(link)
 
 
 def names(pid: int, serial: int) -> list[Host]:

@@ -17,14 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.ranks.hosts import Link, hosts_of
+from shardopt.ranks.hosts import Link, shaped_hosts
 from shardopt.ranks.rank import RankDiedError, death_line
 from shardopt.ranks.scratch import scratch_folder
 from shardopt.ranks.worker import JOB
@@ -100,7 +100,10 @@ def run_ranks(
         RankDiedError: a rank failed; what was reported before has been passed on.
         InputError: no folder for temporary files, or the link cannot be made.
     """
-    with hosts_of(link) as hosts, scratch_folder() as folder:
+    with ExitStack() as stack:
+        # without a link ranks stay where they are started
+        hosts = [] if link is None else stack.enter_context(shaped_hosts(link))
+        folder = stack.enter_context(scratch_folder())
         (folder / JOB).write_bytes(pickle.dumps((body, arguments, count, hosts)))
         python = [sys.executable, "-P", "-W", "ignore", "-m", "shardopt.ranks.worker"]
         commands = [

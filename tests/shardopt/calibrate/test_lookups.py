@@ -82,15 +82,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Tbe]:
 
 def test_a_batch_has_the_ids_and_the_skew_that_it_should(made: list[Tbe]) -> None:
     launch = Launch({"batch": 4000, "tables": TABLES}, "cpu")
-    drawn = launch.draw()
-    ids, offsets = drawn.arguments
+    arguments, counts = launch.draw()
+    ids, offsets = arguments
     assert offsets[0] == 0
     assert offsets[-1] == len(ids)
     assert len(offsets) == 2 * 4000 + 1
     lengths = offsets.diff()
     assert set(lengths[:4000].tolist()) == {2, 3}
     assert set(lengths[4000:].tolist()) == {10}
-    for table, (count, distinct) in zip(TABLES, drawn.counts, strict=True):
+    for table, (count, distinct) in zip(TABLES, counts, strict=True):
         bins = Zipf(table["alpha"]).bins(int(table["rows"]))
         assert distinct == pytest.approx(cache_bins(bins).unique(count), rel=0.03)
     assert ids.min() >= 0
@@ -99,10 +99,10 @@ def test_a_batch_has_the_ids_and_the_skew_that_it_should(made: list[Tbe]) -> Non
 
 def test_batches_differ_and_share_their_popular_rows(made: list[Tbe]) -> None:
     launch = Launch({"batch": 4000, "tables": TABLES[1:]}, "cpu")
-    first, second = (launch.draw().arguments[0] for _ in range(2))
+    first, second = (launch.draw()[0][0] for _ in range(2))
     assert not torch.equal(first, second)
     assert first.mode().values == second.mode().values
-    again = Launch({"batch": 4000, "tables": TABLES[1:]}, "cpu").draw().arguments[0]
+    again = Launch({"batch": 4000, "tables": TABLES[1:]}, "cpu").draw()[0][0]
     assert torch.equal(first, again), "the same point is the same in every run"
 
 

@@ -11,7 +11,9 @@ from shardopt.measure.sampling import (
     MOST,
     MOST_WRITES,
     CudaTimer,
+    Samples,
     choose_samples,
+    interleave,
     needs_more,
     sample_stages,
 )
@@ -152,3 +154,27 @@ def test_every_stage_is_timed_after_a_flush_and_gets_what_the_one_before_made() 
     assert seen[:4] == [(0, None), (0, "a0"), (0, "b0"), (1, None)]
     # a write, a read, a kernel
     assert machine.issued == 3 * len(seen)
+
+
+def test_rounds_measure_everything_and_start_with_another_one_each() -> None:
+    order: list[tuple[str, int]] = []
+    found = interleave(
+        {"a": lambda: 1.0, "b": lambda: 2.0}, 3, lambda name, round_: order.append((name, round_))
+    )
+    assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    assert found == {"a": Samples((1.0,) * 3), "b": Samples((2.0,) * 3)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stable"),
+    [((1.0,), None), ((1.0, 1.05, 1.1), True), ((1.0, 1.3), False), ((1.0,) * 30 + (1.6,), False)],
+)
+def test_stable(seconds: tuple[float, ...], stable: bool | None) -> None:
+    assert Samples(seconds).stable is stable
+
+
+def test_median_and_overlap() -> None:
+    assert Samples((3.0, 1.0, 2.0)).median_s == 2
+    assert Samples((1.0, 2.0)).overlaps(Samples((2.0, 5.0)))
+    assert Samples((1.0, 9.0)).overlaps(Samples((2.0, 3.0)))
+    assert not Samples((1.0, 2.0)).overlaps(Samples((2.1, 5.0)))

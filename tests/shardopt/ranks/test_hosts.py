@@ -104,14 +104,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_hosts(Link(1.0))
 
 
-def test_only_two() -> None:
-    with (
-        pytest.raises(InputError, match="joins 2 hosts, 3 are asked for"),
-        shaped_hosts(Link(1), 3),
-    ):
-        pass
-
-
 def test_sizes_end_where_a_call_takes_too_long() -> None:
     for gbit_s, most in ((0.001, 2**14), (0.5, 2**22), (1.0, 2**24), (4.0, 2**26), (100.0, 2**26)):
         points = collective_points(design.FULL, 2, gbit_s)
