@@ -41,15 +41,12 @@ class Piece:
     Args:
         names: what it is known by, from the general to the particular.
         us: as the profiler saw it.
-        events, launches: events that the profiler recorded in it, and launches among them.
         idle: nothing ran on the thread for so long that it waited, as for the next batch.
     """
 
     kind: Kind
     names: tuple[str, ...]
     us: float
-    events: int = 0
-    launches: int = 0
     idle: bool = False
 
 
@@ -212,7 +209,7 @@ def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[
             taken = before.thread != thread
             us = max(0.0, item.start_us - before.end_us)
             names = (item.label, before.label)
-            gap = Piece(Kind.T1, names, us, item.before.events, idle=us >= WAITING_US)
+            gap = Piece(Kind.T1, names, us, idle=us >= WAITING_US)
             item = replace(item, before=gap, handoff=before.thread if taken else None)
         if item.label.startswith("<"):
             inside.add(thread)
@@ -232,7 +229,6 @@ class _Walk:
         self.stack: list[HostEvent] = []
         self.top: HostEvent | None = None
         self.position = 0.0
-        self.count = 0
         self.stops = 0
         self.found: list[tuple[HostItem, HostEvent | None]] = []
         self.joining: set[int] = set()
@@ -251,7 +247,6 @@ class _Walk:
             yield replace(item, joins=True) if joins else item
 
     def _open(self, event: HostEvent) -> None:
-        self.count += 1
         role = self.launches.role(event)
         if role is not None:
             self._stop(event, role)
@@ -270,12 +265,12 @@ class _Walk:
             self._mark(event.end_us, f"{plain(event.name)}]", Kind.T1)
 
     def _piece(self, at_us: float, kind: Kind) -> Piece:
-        """Of T1, only the events: what came before may be another thread's."""
+        """Of T1 the thread's own time is not known yet: what came before may be another's."""
         us = max(0.0, at_us - self.position)
         if self.top is None:
-            return Piece(kind, (), us, self.count)
+            return Piece(kind, (), us)
         idle = us >= WAITING_US and LOADS.search(self.top.name) is not None
-        return Piece(kind, (plain(self.top.name), str(self.stops)), us, self.count, idle=idle)
+        return Piece(kind, (plain(self.top.name), str(self.stops)), us, idle=idle)
 
     def _mark(self, at_us: float, label: str, kind: Kind) -> None:
         piece = self._piece(at_us, kind)
@@ -304,4 +299,4 @@ class _Walk:
 
     def _add(self, item: HostItem, inner: HostEvent | None) -> None:
         self.found.append((item, inner))
-        self.position, self.count = item.end_us, 0
+        self.position = item.end_us

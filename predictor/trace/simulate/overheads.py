@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import (
-    JOINING,
     HostItem,
     Kind,
     Launches,
@@ -23,11 +22,6 @@ from predictor.trace.simulate.host import (
     plain,
 )
 
-PROFILER_US = 2.0
-"""Time that PyTorch's profiler adds to an event on the host (Lin et al. 2022, code
-owensgroup/ml_perf_model: 2 us)."""
-PROFILER_LAUNCH_US = 4.0
-"""Time that it adds to a launch (same source: 4 us)."""
 OUTLIER_IQR = 1.5
 """Tukey's fence: times further than this many interquartile ranges beyond a quartile are cut."""
 FEWEST_TO_CUT = 4
@@ -42,24 +36,16 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Overhead:
-    """Time of ``count`` pieces of one key, and the profiler's events in one piece.
+    """Time of ``count`` pieces of one key, with the profiler on.
 
     Args:
-        us: mean of all pieces with the profiler on, for use in sums.
+        us: mean of all pieces, for use in sums.
         typical_us: mean without outliers.
     """
 
     us: float
     typical_us: float
     count: int
-    events: float = 0.0
-    launches: float = 0.0
-
-    @property
-    def clean_us(self) -> float:
-        """Typical time less the profiler's own."""
-        cost = PROFILER_US * self.events + PROFILER_LAUNCH_US * self.launches
-        return max(0.0, self.typical_us - cost)
 
 
 @dataclass(frozen=True)
@@ -90,13 +76,13 @@ class OverheadTable:
 class OverheadSamples:
     """Pieces seen in steps, before outliers are cut."""
 
-    times: dict[Key, list[tuple[float, int, int]]] = field(default_factory=dict)
+    times: dict[Key, list[float]] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> None:
         """Add a piece under each of its names."""
         for end in range(len(piece.names) + 1):
             key = (piece.kind.value, *piece.names[:end])
-            self.times.setdefault(key, []).append((piece.us, piece.events, piece.launches))
+            self.times.setdefault(key, []).append(piece.us)
 
     @classmethod
     def merged(cls, several: Iterable[OverheadSamples]) -> OverheadSamples:
@@ -112,21 +98,13 @@ class OverheadSamples:
         return OverheadTable({key: _mean(times) for key, times in self.times.items()})
 
 
-def _mean(times: list[tuple[float, int, int]]) -> Overhead:
-    count = len(times)
-    us = sorted(time[0] for time in times)
-    typical = us
-    if count >= FEWEST_TO_CUT:
+def _mean(times: list[float]) -> Overhead:
+    us = typical = sorted(times)
+    if len(us) >= FEWEST_TO_CUT:
         low, high = _quantile(us, 0.25), _quantile(us, 0.75)
         reach = OUTLIER_IQR * (high - low)
         typical = [time for time in us if low - reach <= time <= high + reach]
-    return Overhead(
-        sum(us) / count,
-        sum(typical) / len(typical),
-        count,
-        sum(time[1] for time in times) / count,
-        sum(time[2] for time in times) / count,
-    )
+    return Overhead(sum(us) / len(us), sum(typical) / len(typical), len(us))
 
 
 def _quantile(ordered: list[float], share: float) -> float:
@@ -158,8 +136,7 @@ def collect_samples(
 def call_piece(item: HostItem) -> Piece:
     """The call of an item as a piece: T4, by what is called and from where."""
     names = (item.label, *(plain(name) for name in item.stack[-1:]))
-    us = item.end_us - item.start_us
-    return Piece(Kind.T4, names, us, 1, int(item.role is Role.LAUNCH))
+    return Piece(Kind.T4, names, item.end_us - item.start_us)
 
 
 def _of_call(item: HostItem, latest: DeviceEvent | None) -> Iterator[Piece]:
@@ -198,38 +175,3 @@ def _of_device(trace: RankTrace, step: TraceStep, launches: Launches) -> Iterato
 def gap_piece(before: DeviceEvent, after: DeviceEvent, us: float, *, same: bool) -> Piece:
     """The gap between two pieces of work of a stream; ``same``: of one launch, as in a graph."""
     return Piece(Kind.GAP, ("graph" if same else "stream", f"{before.kind} {after.kind}"), us)
-
-
-def host_costs(table: OverheadTable) -> dict[str, float]:
-    """Constants of a profile's group ``overheads`` by a table, without the profiler's own cost.
-
-    ``op_us`` is the mean time of an outermost operator without its launch calls, with the gap
-    before it; ``collective_us`` the same of an operator that launches a collective, its launch
-    included. Constants that the table does not determine are left out.
-    """
-    kinds = (Kind.T1, Kind.T2, Kind.T3, Kind.T5)
-    operators = table.find(Kind.T1).count
-    found = {}
-    if operators:
-        found["op_us"] = sum(_spent(table, (kind,)) for kind in kinds) / operators
-    for field_name, kind, name in (
-        ("launch_us", Kind.T4, "cudaLaunchKernel"),
-        ("launch_latency_us", Kind.LATENCY, "kernel"),
-    ):
-        if (kind.value, name) in table.entries:
-            found[field_name] = table.entries[kind.value, name].clean_us
-    waits = [table.find(kind) for kind in (Kind.ISSUE, Kind.RETURN)]
-    if all(wait.count for wait in waits):
-        found["sync_us"] = sum(wait.clean_us for wait in waits)
-    names = [key[1] for key in table.entries if key[0] == Kind.T3 and len(key) == 2]
-    joining = [name for name in names if name.startswith(JOINING)]
-    if joining:
-        spent = sum(_spent(table, (kind, name)) for kind in kinds[1:] for name in joining)
-        calls = sum(table.entries[Kind.T3.value, name].count for name in joining)
-        found["collective_us"] = spent / calls + found.get("launch_us", 0.0)
-    return found
-
-
-def _spent(table: OverheadTable, key: Key) -> float:
-    entry = table.entries.get(key)
-    return 0.0 if entry is None else entry.clean_us * entry.count

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.hardware.schema import Overheads
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
-from predictor.trace.simulate.overheads import Overhead, OverheadSamples, OverheadTable, host_costs
+from predictor.trace.simulate.overheads import OverheadSamples, OverheadTable
 from predictor.trace.simulate.step import TracedHosts
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
 
@@ -56,13 +55,6 @@ def test_unseen_operators_take_the_shared_time() -> None:
     assert OverheadTable({}).us(Piece(Kind.T2, ("x",), 1.0)) == 0
 
 
-def test_the_profiler_is_taken_off() -> None:
-    launch = table(one_step()).find(Kind.T4, ("cudaLaunchKernel",))
-    assert (launch.events, launch.launches) == (1, 1)
-    assert launch.clean_us == pytest.approx(0)  # 4.5 us seen, 2 + 4 us of the profiler
-    assert Overhead(10.0, 9.0, 3, 1.0).clean_us == pytest.approx(7)
-
-
 def test_outliers_count_in_sums_but_are_not_typical() -> None:
     samples = OverheadSamples()
     for us in (5.0, 6.0, 5.0, 6.0, 5.0, 1000.0):
@@ -77,8 +69,6 @@ pieces = st.builds(
     st.sampled_from(list(Kind)),
     st.lists(st.sampled_from(["a", "b"]), max_size=2).map(tuple),
     st.floats(0, 1e6),
-    st.integers(0, 9),
-    st.integers(0, 3),
 )
 
 
@@ -92,19 +82,3 @@ def test_merging_is_collecting_together(first: list[Piece], second: list[Piece])
         parts[1].add(piece)
         parts[2].add(piece)
     assert OverheadSamples.merged(parts[:2]).table() == parts[2].table()
-
-
-def test_a_profile_takes_its_host_costs_from_a_trace() -> None:
-    """Times of launches and operators go into the profile, clean of the profiler's own."""
-    samples = OverheadSamples()
-    for name, us in (("aten::mm", 12.0), ("aten::view", 8.0)):
-        samples.add(Piece(Kind.T1, (f"<{name}", "step"), 5.0, 1))
-        samples.add(Piece(Kind.T5, (name, "0"), us, 1))
-    samples.add(Piece(Kind.T4, ("cudaLaunchKernel",), 9.0, 1, 1))
-    samples.add(Piece(Kind.RETURN, ("cudaMemcpyAsync",), 10.0))
-    samples.add(Piece(Kind.ISSUE, ("cudaMemcpyAsync",), 12.0))
-    found = host_costs(samples.table())
-    assert found["op_us"] == pytest.approx((5 - 2) + (10 - 2))
-    assert found["launch_us"] == pytest.approx(9 - 6)
-    assert found["sync_us"] == pytest.approx(22)
-    assert set(found) <= set(Overheads.model_fields)
