@@ -6,18 +6,19 @@ import os
 import signal
 import sys
 
-from shardopt.cli.interrupts import EXIT_INTERRUPTED, end_at_interrupts
+from shardopt.cli.interrupts import MESSAGES, end_at_interrupts
 
 
 def main() -> int:
-    """Run one command; Ctrl-C ends it with its message while its imports run, too."""
+    """Run one command; Ctrl-C and SIGTERM end it with its message while its imports run, too."""
     _leave_working_directory()
     end_at_interrupts()
     from shardopt.cli import app
 
     code = app.main()
-    if code == EXIT_INTERRUPTED:  # one more, while Python shuts down, would kill the process
+    if code in MESSAGES:  # one more, while Python shuts down, would kill the process
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 
 

@@ -18,12 +18,15 @@ from predictor.files import inputs_remembered
 from shardopt import __version__
 from shardopt.cli import bench, calibrate, diff, explain, hardware, plan, predict, stats, trace
 from shardopt.cli.command import command
-from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGE, remember_interrupts
+from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGES, remember_interrupts
 from shardopt.cli.output import close_stdout, open_streams, say
 from shardopt.extras import missing_package
 
 EXIT_USAGE = 2
+EXIT_UNFORESEEN = 70
 EXIT_BROKEN_PIPE = 141
+DEBUG = "--debug"
+"""Shows the traceback of an error that nobody foresaw; anywhere among the words."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Why nothing more can be written to stdout."""
 
@@ -33,7 +36,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 USER = "Commands"
 EXIT_CODES = """Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile \
-missing, or asked outside its range under --strict; 130 interrupted; 141 nobody reads the output."""
+missing, or asked outside its range under --strict; 70 an error that nobody foresaw; 130 \
+interrupted and 143 terminated, with the best plan so far written; 141 nobody reads the output."""
 EPILOG = f"Start with: shardopt plan MODEL --gpus 8 -o plan.json\n\n{EXIT_CODES}"
 
 app = typer.Typer(
@@ -73,6 +77,9 @@ def _root(
             "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show the traceback of an error that nobody foresaw.")
+    ] = False,
 ) -> None:
     pass
 
@@ -90,31 +97,33 @@ def main(
         The exit code; nothing that a user can cause raises.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    debug = DEBUG in words
+    words = [word for word in words if word != DEBUG] or ["--help"]
     open_streams()
-    interrupts = remember_interrupts()
-    try:
-        # without standalone mode typer raises usage errors and returns the code of an Exit
-        with inputs_remembered():
+    with remember_interrupts() as interrupts, inputs_remembered():
+        try:
+            # without standalone mode typer raises usage errors and returns the code of an Exit
             command = typer.main.get_command(commands)
             code = command.main(words, prog_name=name, standalone_mode=False)
-        sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
-        code = EXIT_INTERRUPTED
-    except SystemExit:  # rich, with which typer prints, ends so where nobody reads
-        code = EXIT_BROKEN_PIPE
-    except Exception as error:
-        # C code that Ctrl-C interrupts may raise an error of its own in its place
-        code = EXIT_INTERRUPTED if interrupts else _explain(error)
-        if code is None:
-            raise
-    close_stdout()
+            sys.stdout.flush()
+        except (KeyboardInterrupt, typer.Abort):
+            code = EXIT_INTERRUPTED
+        except SystemExit:  # rich, with which typer prints, ends so where nobody reads
+            code = EXIT_BROKEN_PIPE
+        except Exception as error:
+            # C code that Ctrl-C interrupts may raise an error of its own in its place
+            if not interrupts and debug:
+                raise
+            code = EXIT_INTERRUPTED if interrupts else _explain(error)
+        close_stdout()
     if code == EXIT_INTERRUPTED:
-        return _fail(MESSAGE, EXIT_INTERRUPTED)
+        code = interrupts[0] if interrupts else code
+        return _fail(MESSAGES[code], code)
     return code if isinstance(code, int) else 0
 
 
-def _explain(error: Exception) -> int | None:
-    """Say what a user can do about an error; None if nothing, as it is ours.
+def _explain(error: Exception) -> int:
+    """Say what a user can do about an error: where nothing, report it, as it is ours.
 
     Returns:
         The exit code.
@@ -123,14 +132,19 @@ def _explain(error: Exception) -> int | None:
         return _fail(_with_flags(error), error.exit_code)
     if isinstance(error, ModuleNotFoundError):
         missing = missing_package(error)
-        return None if missing is None else _fail(str(missing), missing.exit_code)
+        if missing is not None:
+            return _fail(str(missing), missing.exit_code)
     if isinstance(error, UsageError):
         return _fail(_usage_message(error), EXIT_USAGE)
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, OSError) and error.errno in FULL:
         return _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", EXIT_USAGE)
-    return None
+    return _fail(
+        f"an error that nobody foresaw, in shardopt {__version__}: {type(error).__name__}: {error}"
+        f"\n  please report it, with the command and its files; {DEBUG} shows the traceback",
+        EXIT_UNFORESEEN,
+    )
 
 
 def _fail(message: str, code: int) -> int:

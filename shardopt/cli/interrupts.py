@@ -1,48 +1,101 @@
-"""Ctrl-C, from the first import to the last line; nothing heavy is imported here."""
+"""Ctrl-C and SIGTERM, from the first import to the last line; nothing heavy is imported here.
+
+A scheduler's SIGTERM is one more Ctrl-C, but for the exit code: the first one ends a search with
+the best plan so far.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from threading import current_thread, main_thread
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
-MESSAGE = "interrupted"
+EXIT_TERMINATED = 143
+MESSAGES = {EXIT_INTERRUPTED: "interrupted", EXIT_TERMINATED: "terminated"}
 PATIENCE = 2
 """Interrupts that raise; a command asked more often ends without cleaning up."""
+DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
-def end_at_once(*_: object) -> None:
-    """End the process here and now, with the message and the exit code of an interrupt."""
-    os.write(2, f"shardopt: error: {MESSAGE}\n".encode())
-    os._exit(EXIT_INTERRUPTED)
+def end_at_once(number: int, frame: FrameType | None = None) -> None:
+    """End the process here and now, with the message and the exit code of a signal."""
+    code = 128 + number
+    os.write(2, f"shardopt: error: {MESSAGES[code]}\n".encode())
+    os._exit(code)
 
 
 def end_at_interrupts() -> None:
     """While modules are imported: an exception would count as a failure of one of them."""
-    if _is_ours():
-        signal.signal(signal.SIGINT, end_at_once)
+    for number in _ours():
+        signal.signal(number, end_at_once)
 
 
-def remember_interrupts() -> list[int]:
-    """A list that each Ctrl-C lengthens; the first ones raise KeyboardInterrupt all the same."""
+@contextmanager
+def remember_interrupts() -> Iterator[list[int]]:
+    """A list of the exit codes of the signals that come meanwhile; the first of them raise
+    KeyboardInterrupt all the same."""
     seen: list[int] = []
+    terminated: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
+        seen.append(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
         if len(seen) > PATIENCE:
-            end_at_once()
-        signal.default_int_handler(number, frame)
+            end_at_once(signal.SIGTERM if terminated else number)
+        raise KeyboardInterrupt
 
-    if _is_ours():
+    ours = _ours()
+    before = {number: signal.getsignal(number) for number in ours}
+    if signal.SIGINT in ours:
         signal.signal(signal.SIGINT, handle)
-    return seen
+    with _sigterm_as_sigint(terminated) if signal.SIGTERM in ours else nullcontext():
+        try:
+            yield seen
+        finally:
+            for number, handler in before.items():
+                if handler is not end_at_once:  # the whole process is this command's otherwise
+                    signal.signal(number, handler)
 
 
-def _is_ours() -> bool:
-    """Not where somebody else handles it, nor outside the main thread."""
-    return current_thread() is main_thread() and signal.getsignal(signal.SIGINT) in (
-        signal.default_int_handler,
-        end_at_once,
-    )
+@contextmanager
+def _sigterm_as_sigint(terminated: list[int]) -> Iterator[None]:
+    """Pass SIGTERM on as SIGINT, which solvers in C end at, too; a handler in Python would only run
+    once they are done. A thread reads what the C handler of Python writes."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    process = os.getpid()
+
+    def watch() -> None:
+        while numbers := os.read(read, 1):
+            if numbers[0] == signal.SIGTERM and os.getpid() == process:
+                terminated.append(signal.SIGTERM)
+                os.kill(process, signal.SIGINT)
+        os.close(read)
+
+    def forget() -> None:
+        if signal.getsignal(signal.SIGTERM) is ignore:  # a fork, whose own business that is
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def ignore(*_: object) -> None:
+        pass
+
+    Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGTERM, ignore)
+    fd = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=forget)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(fd)
+        os.close(write)
+
+
+def _ours() -> list[signal.Signals]:
+    """Not where somebody else handles them, nor outside the main thread."""
+    if current_thread() is not main_thread():
+        return []
+    return [n for n, default in DEFAULTS.items() if signal.getsignal(n) in (default, end_at_once)]

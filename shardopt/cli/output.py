@@ -158,8 +158,10 @@ def _known(value: Any) -> Any:
 
 
 def open_streams() -> None:
-    """Make stdout and stderr fit to be printed on: what is closed takes everything, and a terminal
-    that lacks a character shows `?` in its place."""
+    """Make stdout and stderr fit to be printed on: what is closed takes everything, a terminal that
+    lacks a character shows `?` in its place, and one without width is 80 wide."""
+    if os.environ.get("COLUMNS", "").isdigit() and not int(os.environ["COLUMNS"]):
+        os.environ["COLUMNS"] = "80"
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -234,15 +234,21 @@ def searching(model: Path, out: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_an_interrupted_search_writes_the_best_plan_so_far(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_an_interrupted_search_writes_the_best_plan_so_far(
+    model: Path, tmp_path: Path, number: int, code: int, word: str
+) -> None:
     process = searching(model, tmp_path / "plan.json")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     try:
         shown, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130, said
-    assert said.endswith("shardopt: error: interrupted\n")
+    assert process.returncode == code, said
+    assert said.endswith(f"shardopt: error: {word}\n")
     assert "Traceback" not in said
     made = json.loads(shown)
     assert made["stopped_by"] == "interrupted"
@@ -318,9 +324,37 @@ def test_a_missing_package_names_its_extra(run, monkeypatch, module: str, comman
     done = run("hardware", "h100-sxm")
     assert (done.code, done.out) == (2, "")
     assert command in done.err
+
+
+def test_an_error_that_nobody_foresaw_is_one_message(run, monkeypatch) -> None:
     monkeypatch.setattr("predictor.hardware.loader.load_hardware", lambda name: import_module("no"))
-    with pytest.raises(ModuleNotFoundError, match="'no'"):
-        run("hardware", "h100-sxm")
+    done = run("hardware", "h100-sxm")
+    assert (done.code, done.out) == (70, "")
+    assert done.err.startswith("shardopt: error: ")
+    for word in ("ModuleNotFoundError", __version__, "--debug"):
+        assert word in done.err
+    assert "Traceback" not in done.err
+    for words in (("--debug", "hardware", "h100-sxm"), ("hardware", "h100-sxm", "--debug")):
+        with pytest.raises(ModuleNotFoundError):
+            run(*words)
+
+
+def test_a_terminal_without_width_is_80_wide(monkeypatch, capsys, model: Path) -> None:
+    for columns in ("0", "00", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["hardware", "h100-sxm"]) == 0
+        out = capsys.readouterr().out
+        assert 60 < max(map(len, out.splitlines())) <= 80
+
+
+def test_without_a_home_there_is_no_cache(run, monkeypatch, model: Path) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    done = run("plan", model, "--gpus", 2, "--effort", 0.005, "--quiet")
+    assert done.code == 0, done.err
 
 
 def named_inputs() -> dict[str, str]:
