@@ -90,26 +90,21 @@ def _check_all_ranks_arrived(group: Any) -> None:
     try:
         dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=True)
     except RuntimeError as error:
-        raise _lost_rank_error(
-            f"some ranks did not call collective_plan ({_first_line(error)})"
-        ) from error
+        raise _lost_rank_error("some ranks did not call collective_plan", error) from error
 
 
 def _plan_or_error(plan: Callable[[], Any]) -> Any:
+    """What ``plan`` returns or raises; an error that cannot be sent is told in words."""
     try:
         return plan()
     except Exception as error:
         logger.exception("planning failed; all ranks get this error")
-        return _make_picklable(error)
-
-
-def _make_picklable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        what = f"{type(error).__name__}: {error}"
-        return PlannerError(error_type=PlannerErrorType.OTHER, message=what)
-    return error
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            what = f"{type(error).__name__}: {error}"
+            return PlannerError(error_type=PlannerErrorType.OTHER, message=what)
+        return error
 
 
 def _broadcast(answer: Any, group: Any) -> Any:
@@ -119,15 +114,11 @@ def _broadcast(answer: Any, group: Any) -> Any:
     except RuntimeError as error:
         if isinstance(answer, Exception):
             raise answer from error
-        raise _lost_rank_error(
-            f"the plan did not get from rank 0 to all ({_first_line(error)})"
-        ) from error
+        raise _lost_rank_error("the plan did not get from rank 0 to all", error) from error
     return held[0]
 
 
-def _lost_rank_error(what: str) -> PlannerError:
-    return PlannerError(error_type=PlannerErrorType.OTHER, message=f"{what}; {ADVICE_ON_WAITING}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _lost_rank_error(what: str, error: Exception) -> PlannerError:
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = f"{what} ({first}); {ADVICE_ON_WAITING}"
+    return PlannerError(error_type=PlannerErrorType.OTHER, message=message)

@@ -6,7 +6,7 @@ The fields that a plan only carries are JSON values in it: enums by name, unset 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -96,8 +96,9 @@ def to_torchrec(
             sharding_spec=sharding_spec(table, module_table.shape[0], kind, plan.local_world_size),
             **read_fields(table.parameters, where),
         )
-    _check_means(module_tables, result)
-    _check_unpooled_widths(module_tables, result)
+    for path, of_module in result.items():
+        poolings = {t.table: t.pooling for t in module_tables if t.path == path}
+        _check_module(path, poolings, of_module)
     return torchrec_types.ShardingPlan(dict(result))
 
 
@@ -123,40 +124,29 @@ def sharding_spec(table: TablePlan, rows: int, device: str, local: int) -> Any:
     )
 
 
-def _check_means(
-    module_tables: Sequence[ModuleTable],
-    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan],
+def _check_module(
+    path: str,
+    poolings: dict[str, str],
+    tables: torchrec_types.EmbeddingModuleShardingPlan,
 ) -> None:
-    for path, module_plan in result.items():
-        tables = {h.table: h.pooling for h in module_tables if h.path == path}
-        problem = find_mean_problem(
-            {
-                name: (ShardingType(sharding.sharding_type), tables[name])
-                for name, sharding in module_plan.items()
-            }
+    """Refuse tables that cannot be in one module as they are sharded.
+
+    An EmbeddingCollection reads the width of its column-wise shards off the first one.
+    """
+    kinds = {n: (ShardingType(table.sharding_type), poolings[n]) for n, table in tables.items()}
+    problem = find_mean_problem(kinds)
+    if problem:
+        raise PlanError(f"plan: module '{path}': {problem}")
+    widths = {
+        tables[name].sharding_spec.shards[0].shard_sizes[1]
+        for name, kind in kinds.items()
+        if kind == (ShardingType.COLUMN_WISE, "none")
+    }
+    if len(widths) > 1:
+        raise PlanError(
+            f"plan: the column_wise tables of the EmbeddingCollection '{path}' have shards of "
+            f"{sorted(widths)} columns; TorchRec needs one width for all of them"
         )
-        if problem:
-            raise PlanError(f"plan: module '{path}': {problem}")
-
-
-def _check_unpooled_widths(
-    module_tables: Sequence[ModuleTable],
-    result: dict[str, torchrec_types.EmbeddingModuleShardingPlan],
-) -> None:
-    """An EmbeddingCollection reads the width of its column-wise shards off the first one."""
-    for path in {
-        module_table.path for module_table in module_tables if module_table.pooling == "none"
-    }:
-        widths = {
-            name: sharding.sharding_spec.shards[0].shard_sizes[1]
-            for name, sharding in result[path].items()
-            if sharding.sharding_type == ShardingType.COLUMN_WISE
-        }
-        if len(set(widths.values())) > 1:
-            raise PlanError(
-                f"plan: the column_wise tables of the EmbeddingCollection '{path}' have shards of "
-                f"{sorted(set(widths.values()))} columns; TorchRec needs one width for all of them"
-            )
 
 
 def _device_type(plan: ShardingPlan, device: str | torch.device | None) -> str:
@@ -202,9 +192,10 @@ def from_torchrec(
                 raise PlanError(f"{where} is not in {type(module).__name__}{near}")
             key = name if names.count(name) == 1 else f"{path}/{name}"
             tables[key] = _table_plan(sharding, module_table, where)
-            device = device or _device_of(sharding)
-    world = world_size or _world_size(tables)
-    local = local_world_size or _local_world_size(plan, tables, world)
+            placed = getattr(sharding.sharding_spec, "shards", None)
+            device = device or (placed[0].placement.device().type if placed else None)
+    world, local = _ranks(plan, tables, world_size)
+    local = local_world_size or local
     if world % local:
         raise PlanError(
             f"TorchRec plan: {world} ranks do not fill hosts of {local}; "
@@ -263,24 +254,18 @@ def _replicate_on_all(table: TablePlan, world_size: int) -> TablePlan:
     return replace(table, shards=tuple(replace(shard, rank=r) for r in range(world_size)))
 
 
-def _device_of(sharding: Any) -> str | None:
-    shards = getattr(sharding.sharding_spec, "shards", None)
-    return shards[0].placement.device().type if shards else None
-
-
-def _world_size(tables: dict[str, TablePlan]) -> int:
-    if dist.is_available() and dist.is_initialized():
-        return int(dist.get_world_size())
-    return 1 + max((shard.rank for t in tables.values() for shard in t.shards), default=0)
-
-
-def _local_world_size(
-    plan: torchrec_types.ShardingPlan, tables: dict[str, TablePlan], world: int
-) -> int:
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if dist.is_available() and dist.is_initialized() and given.isdigit():
-        return int(given)
-    return _hosts_by_device(plan) or _group_size(tables) or min(8, world)
+def _ranks(
+    plan: torchrec_types.ShardingPlan, tables: dict[str, TablePlan], world: int | None
+) -> tuple[int, int]:
+    """Ranks in all, and of a host, where they are not given."""
+    given, joined = os.environ.get("LOCAL_WORLD_SIZE", ""), dist.is_available()
+    joined = joined and dist.is_initialized()
+    if not world:
+        highest = max((shard.rank for t in tables.values() for shard in t.shards), default=0)
+        world = int(dist.get_world_size()) if joined else 1 + highest
+    if joined and given.isdigit():
+        return world, int(given)
+    return world, _hosts_by_device(plan) or _group_size(tables) or min(8, world)
 
 
 def _group_size(tables: dict[str, TablePlan]) -> int | None:

@@ -7,7 +7,6 @@ has no model for are placed by TorchRec, by its own estimates.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,15 +103,21 @@ class TorchRecSearch:
             while proposal := proposer.propose():
                 key = tuple(sorted(map(hash, proposal)))
                 if key not in seen:
-                    plan, rating, error = self._try(proposal, topology, error)
-                    seen[key] = plan, rating
-                    if plan is not None and rating < (best[1] if best else math.inf):
-                        best = copy.deepcopy(plan), rating
-                plan, known = seen[key][0], seen[key][1]
+                    try:
+                        made = self.partitioner.partition(
+                            proposal=proposal, storage_constraint=topology
+                        )
+                        rated = self.performance_model.rate(plan=made)
+                        seen[key] = made, rated
+                        if best is None or rated < best[1]:
+                            best = copy.deepcopy(made), rated
+                    except PlannerError as refused:
+                        error, seen[key] = refused, (None, None)
+                plan, rating = seen[key]
                 proposer.feedback(
                     partitionable=plan is not None,
                     plan=proposal if plan is None else plan,
-                    perf_rating=known if plan is not None else None,
+                    perf_rating=rating,
                     storage_constraint=topology,
                 )
                 reset_shard_rank(proposal)
@@ -122,15 +127,6 @@ class TorchRecSearch:
                 message=f"no plan of TorchRec fits for what is left to it: {error}",
             )
         return best
-
-    def _try(
-        self, proposal: Options, topology: TorchRecTopology, before: PlannerError | None
-    ) -> tuple[Options | None, float, PlannerError | None]:
-        try:
-            plan = self.partitioner.partition(proposal=proposal, storage_constraint=topology)
-            return plan, self.performance_model.rate(plan=plan), before
-        except PlannerError as error:
-            return None, math.inf, error
 
 
 def without(topology: TorchRecTopology, options: Options) -> TorchRecTopology:

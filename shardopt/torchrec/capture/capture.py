@@ -76,11 +76,6 @@ class SizeFit:
             self.known[values] = values[0] if same else self._one(values) or self._two(values)
         return self.known[values]
 
-    def sizes(self, of: Sequence[Values]) -> tuple[Size, ...] | None:
-        """Expressions of several; None if one has none."""
-        found = [self.size(values) for values in of]
-        return None if None in found else tuple(s for s in found if s is not None)
-
     def _one(self, v: Values) -> Size | None:
         for term, x in self.terms.items():
             if x[0] == x[1]:
