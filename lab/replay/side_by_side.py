@@ -14,11 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lab.quiet_ranks import hasten_main, prepare_on_last_cores
 from lab.replay.timers import CallTimers
 from shardopt.measure.machine import usage
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import Rank, Report, join_group, prepare
-from shardopt.ranks.realtime import hasten_gloo, hasten_main
+from shardopt.ranks.rank import Rank, Report, join_group
+from shardopt.ranks.realtime import hasten_gloo
 
 WARM_UP = 6
 TURNS = 4
@@ -72,7 +73,7 @@ def _prepare(rank: Rank, name: str) -> None:
     """Pin the rank and join its group, if the model needs one."""
     from lab.replay.originals import needs_group
 
-    prepare(rank, last_cores=True)
+    prepare_on_last_cores(rank)
     hasten_main(rank.world_size)
     if needs_group(name):
         join_group(rank)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.quiet_ranks import prepare_on_last_cores
 from lab.transformer import FAMILIES
 from lab.transformers.design import calibrations
 from lab.transformers.files import TRACED_STEP, TRACES, TracedStep
 from shardopt.measure.store import write_rows
-from shardopt.ranks.rank import Rank, Report, prepare
+from shardopt.ranks.rank import Rank, Report
 
 if TYPE_CHECKING:
     from shardopt.torchrec.capture.recorder import Recording
@@ -55,7 +56,7 @@ def _number(node: dict[str, Any]) -> int:
 
 def trace_families(rank: Rank, report: Report, folder: Path) -> None:
     """Trace one shape a family and write what was found; for a single rank."""
-    prepare(rank, last_cores=True)
+    prepare_on_last_cores(rank)
     rows = []
     for family in FAMILIES:
         shape = next(shape for shape in calibrations(1) if shape.family == family)

@@ -13,11 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lab.quiet_ranks import hasten_main, prepare_on_last_cores
 from lab.transformers.design import calibrations, targets
 from lab.transformers.files import is_disturbed, rounds_of
 from shardopt.measure.machine import other_cores, usage
-from shardopt.ranks.rank import Rank, Report, available_cores, join_group, prepare
-from shardopt.ranks.realtime import hasten_gloo, hasten_main
+from shardopt.ranks.rank import Rank, Report, available_cores, join_group
+from shardopt.ranks.realtime import hasten_gloo
 
 STEPS = 2
 """Of a block that count; the one before them finds caches full of another model."""
@@ -98,7 +99,7 @@ class _Rank:
 def time_rounds(rank: Rank, report: Report, folder: Path, rounds: int) -> None:
     """Build everything and measure the rounds that are left; collective over all ranks."""
     cores = len(available_cores())
-    prepare(rank, last_cores=True)
+    prepare_on_last_cores(rank)
     gc.disable()
     import torch.distributed as dist
 

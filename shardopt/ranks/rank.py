@@ -102,26 +102,19 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def prepare(
-    rank: Rank,
-    backend: str = "gloo",
-    runtime: Runtime = Runtime.TUNED,
-    *,
-    last_cores: bool = False,
-) -> Any:
+def prepare(rank: Rank, backend: str = "gloo", runtime: Runtime = Runtime.TUNED) -> Any:
     """Make this process one that measures: pinned, with one thread.
 
     Call it before anything imports torch, so that the threads that torch starts inherit the cores.
 
     Args:
         runtime: a tuned one collects no garbage, and on CPUs keeps freed memory.
-        last_cores: count cores from the last one, which takes fewer interrupts than the first.
 
     Returns:
         The torch device of the rank; a GPU is the current device from now on.
     """
     gloo = backend == "gloo"
-    _pin(rank, gpu=not gloo, last_cores=last_cores)
+    _pin(rank, gpu=not gloo)
     os.environ["OMP_NUM_THREADS"] = "1"
     if runtime is Runtime.TUNED:
         gc.disable()
@@ -137,14 +130,13 @@ def prepare(
     return device
 
 
-def _pin(rank: Rank, *, gpu: bool, last_cores: bool) -> None:
+def _pin(rank: Rank, *, gpu: bool) -> None:
     """One core for a rank on CPUs; an even share of the cores for one with a GPU.
 
     NCCL's threads and the autograd thread run while the main one does.
     """
     cores = available_cores()
-    at = rank.local - rank.local_size if last_cores else rank.local
-    own = {cores[at % len(cores)]}
+    own = {cores[rank.local % len(cores)]}
     if gpu and rank.local_size <= len(cores):
         own = set(cores[rank.local :: rank.local_size])
     if hasattr(os, "sched_setaffinity"):

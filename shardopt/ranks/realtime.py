@@ -29,8 +29,6 @@ class Runtime(StrEnum):
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt (malloc.h)."""
-MOST_FAVOURED = -20
-"""Nice value whose share no normal process can exceed."""
 FIRST_IN_FIRST_OUT = 1
 """Lowest real-time priority; every normal thread gives way to it."""
 
@@ -52,7 +50,7 @@ def may_be_realtime() -> bool:
     """Whether this process may have real-time threads: root, CAP_SYS_NICE, or an rtprio limit."""
     allowed: list[bool] = []
     thread = threading.Thread(
-        target=lambda: allowed.append(_hasten(threading.get_native_id())), daemon=True
+        target=lambda: allowed.append(hasten_thread(threading.get_native_id())), daemon=True
     )
     thread.start()
     thread.join()
@@ -69,23 +67,11 @@ def hasten_gloo() -> None:
         return
     for name in os.listdir("/proc/self/task"):
         if int(name) != os.getpid():
-            _hasten(int(name))
+            hasten_thread(int(name))
 
 
-def hasten_main(ranks: int) -> None:
-    """Put the calling thread before other processes, where that is permitted.
-
-    Real-time where it is the only rank. Where gloo's threads are real-time it must stay below
-    them, so it only gets the largest share among normal ones; threads it starts later as well.
-    """
-    if ranks > 1:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, MOST_FAVOURED)
-    elif hasattr(os, "SCHED_FIFO"):
-        _hasten(threading.get_native_id())
-
-
-def _hasten(thread: int) -> bool:
+def hasten_thread(thread: int) -> bool:
+    """Give a thread a real-time class; whether that is permitted."""
     try:
         os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(FIRST_IN_FIRST_OUT))
     except (OSError, AttributeError):

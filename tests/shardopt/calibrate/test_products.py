@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from lab.fit.public_tables import GEMM_FILE, by_split, read_gemm
 from predictor import units
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import batched_ms, gemm_times
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.fitting import gmae
 from shardopt.calibrate.points import QUICK, Point
 from shardopt.calibrate.products import (
     GemmRows,
@@ -23,13 +19,10 @@ from shardopt.calibrate.products import (
     _whole_errors,
     _with_rate,
     cpu_points,
-    fit_gemm,
-    gemm_errors,
     measure_gemm,
 )
 from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples
 from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer, Samples
-from tests.public_data import every_table
 
 pytest.importorskip("scipy")
 
@@ -146,17 +139,6 @@ def test_gemm_is_recovered() -> None:
     other = GemmRows(m, n, k, gemm_times(true, 1, hbm, (m, n, k), "bf16"))
     narrow = _with_rate(other, hbm, true, "bf16")
     assert narrow.tflops["bf16"] == pytest.approx(0.3, rel=0.02)
-
-
-@every_table
-def test_gemm_on_test_rows_of_devices_it_was_fitted_on(folder: Path) -> None:
-    tables = by_split(read_gemm(folder / GEMM_FILE).rows)
-    hw = load_hardware("a100-40gb")
-    device = "NVIDIA A100-PCIE-40GB"
-    fitted = fit_gemm(tables[device, "train"], hw.sms, hw.memory.hbm, hw.gemm)
-    assert fitted.tflops["fp32"] == pytest.approx(hw.gemm.tflops["fp32"], rel=0.02)
-    for gemm in (fitted, hw.gemm):
-        assert gmae(gemm_errors(gemm, hw.sms, hw.memory.hbm, tables[device, "test"])) < 0.08
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])

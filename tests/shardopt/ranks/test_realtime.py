@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardopt.ranks import realtime
-from shardopt.ranks.realtime import hasten_gloo, hasten_main, keep_freed_memory, may_be_realtime
+from shardopt.ranks.realtime import hasten_gloo, keep_freed_memory, may_be_realtime
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "SCHED_FIFO"), reason="this system has no real-time classes"
@@ -62,27 +62,6 @@ def others() -> Iterator[set[int]]:
     done.set()
     for thread in threads:
         thread.join()
-
-
-def test_the_only_rank_becomes_real_time(allowed: Scheduler) -> None:
-    hasten_main(1)
-    assert allowed.changed == [threading.get_native_id()]
-
-
-@pytest.mark.parametrize("refuse", [False, True])
-def test_ranks_beside_gloo_stay_normal(
-    allowed: Scheduler, monkeypatch: pytest.MonkeyPatch, refuse: bool
-) -> None:
-    asked: list[int] = []
-
-    def set_priority(which: int, who: int, value: int) -> None:
-        asked.append(value)
-        if refuse:
-            raise PermissionError(1, "Operation not may_be_realtime")
-
-    monkeypatch.setattr(os, "setpriority", set_priority)
-    hasten_main(2)
-    assert (asked, allowed.asked) == ([realtime.MOST_FAVOURED], [])
 
 
 def test_all_threads_but_the_main_one_are_changed(allowed: Scheduler, others: set[int]) -> None:
