@@ -129,15 +129,15 @@ def test_ids_that_cannot_be_scaled_are_noted(tmp_path: Path) -> None:
 def test_ops_that_are_of_one_batch_are_refused_at_another(tmp_path: Path) -> None:
     path = model(tmp_path, changed(scales=False))
     assert load_model(path).batch_size == 512
-    with pytest.raises(InputError, match=r"m.ops.json.*those of 512, but the batch size is 64"):
+    with pytest.raises(InputError, match=r"m.ops.json.*512.*64"):
         load_model(path, batch_size=64)
 
 
 @pytest.mark.parametrize(
     ("features", "parts"),
     [
-        ({"ebc": ["g"]}, ["m.ops.json", "another model", "'ebc'", "f, g"]),
-        ({"other": ["f"]}, ["another model", "'ebc' has 1 features here and 0 there"]),
+        ({"ebc": ["g"]}, ["m.ops.json", "'ebc'", "f, g"]),
+        ({"other": ["f"]}, ["'ebc'"]),
     ],
 )
 def test_ops_of_another_model_are_refused(
@@ -219,7 +219,7 @@ def test_the_file_must_be_there_and_a_file(tmp_path: Path) -> None:
 
 def test_another_optimizer_asks_for_another_capture(tmp_path: Path) -> None:
     text = MODEL.replace("m.ops.json", "m.ops.json, optimizer: adam")
-    with pytest.raises(InputError, match=r"dense.optimizer: got 'adam'.*those of sgd; run to_yaml"):
+    with pytest.raises(InputError, match=r"dense.optimizer: got 'adam'.*sgd"):
         load_model(model(tmp_path, text=text))
 
 

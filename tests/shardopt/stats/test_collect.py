@@ -77,10 +77,10 @@ def test_a_checkpoint_of_something_else_is_refused(data: list[Path], tmp_path: P
     checkpoint = tmp_path / "state.npz"
     collect(data, READING, checkpoint=checkpoint, every=3)
     for paths, reading in ((data[:1], READING), (data, ReadOptions(chunk_rows=500, max_ids=7))):
-        with pytest.raises(InputError, match="of other data or options; delete it"):
+        with pytest.raises(InputError, match=r"state\.npz"):
             collect(paths, reading, checkpoint=checkpoint)
     checkpoint.write_text("no checkpoint")
-    with pytest.raises(InputError, match="no checkpoint of shardopt stats"):
+    with pytest.raises(InputError, match=r"state\.npz"):
         collect(data, READING, checkpoint=checkpoint)
 
 
@@ -94,7 +94,7 @@ def test_a_window_is_a_column_and_a_length() -> None:
 
 @pytest.mark.parametrize("text", ["", "when", "when=", "=1d", "when=0d", "when=1y", "when=-1d"])
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"allowed: COLUMN=LENGTH.*timestamp=1d"):
+    with pytest.raises(InputError, match="COLUMN=LENGTH"):
         TimeWindow.parse(text)
 
 
