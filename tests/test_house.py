@@ -118,7 +118,7 @@ def test_the_makefile_installs_what_the_extras_pin() -> None:
 LOADS_CODE = {
     "shardopt/replay/op_list.py": "libraries of ops, by a table of this file",
     "shardopt/ranks/worker.py": "the job of the process that started this rank, in its own folder",
-    "shardopt/torchrec/planning/collective.py": "an error of this process, to see that it pickles",
+    "shardopt/torchrec/collective.py": "an error of this process, to see that it pickles",
 }
 """Files that may unpickle, and what. No other file runs or unpickles anything that it reads."""
 CODE_CALLS = {"exec", "eval", "compile", "__import__"}

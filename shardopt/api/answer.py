@@ -28,7 +28,7 @@ from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
 from shardopt.api.scenarios import ScenarioSource, read_scenarios
 from shardopt.api.setting import Setting, resolve
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
-from shardopt.explain.stakes import Alternatives, alternatives
+from shardopt.explain.whatif import Alternatives, alternatives
 
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""

@@ -12,9 +12,8 @@ from rich.text import Text
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
 from shardopt.explain.changes import Changes
-from shardopt.explain.critical_path import PathSection, path_sections
+from shardopt.explain.critical_path import PathSection, host_work, path_sections
 from shardopt.explain.explanation import Explanation
-from shardopt.explain.host import host_work
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.formatting import interval, ms, number, percent, phase_words, plural

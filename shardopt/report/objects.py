@@ -14,7 +14,7 @@ from predictor.predict import Prediction
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant
-from shardopt.explain.stakes import Alternatives
+from shardopt.explain.whatif import Alternatives
 from shardopt.formatting import gap_of
 
 Object = dict[str, Any]

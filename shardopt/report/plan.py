@@ -17,7 +17,7 @@ from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer
-from shardopt.explain.stakes import instead_text
+from shardopt.explain.whatif import instead_text
 from shardopt.formatting import (
     at_most,
     gap_of,

@@ -1,5 +1,6 @@
 """Sensitivity: what is faster does not slow down, and what is not there is not changed."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from predictor.model.distribution import Zipf
 from predictor.model.workload import Feature, QComm
 from predictor.predict import predict
+from search.expected_gain import Stakes
 from search.problem import Problem
-from shardopt.explain.whatif import WhatIf, sensitivity
+from shardopt.explain.whatif import Alternatives, WhatIf, instead_text, sensitivity
+from shardopt.report.objects import instead_object
 from tests.builders import a_table, hardware
 from tests.shardopt.report.plans import a_problem, predicted, tables, whole
 
@@ -76,3 +79,27 @@ def test_a_cpu_has_main_memory_and_no_nvlink() -> None:
     assert "main memory bandwidth" in changes
     assert "bandwidth inside a host" in changes
     assert "NVLink" not in changes
+
+
+FOUND = Alternatives(
+    Stakes(9, 0.007, matters=False),
+    0.08,
+    (("dense_backward", 0.6), ("dense_forward", 0.3)),
+    (WhatIf("rate", "matrix multiplication rate +10 %", 90.0, -8.5),),
+)
+
+
+def test_the_sentence_names_plans_shares_and_what_would_help() -> None:
+    text = instead_text(FOUND)
+    for word in ("9 sane plans", "0.7 %", "8.0 %", "dense backward 60 %", "rate +10 %: 8.500 ms"):
+        assert word in text
+
+
+def test_json_has_the_same() -> None:
+    found = instead_object(FOUND)
+    assert found is not None
+    assert json.loads(json.dumps(found))["changes"] == [
+        {"change": "matrix multiplication rate +10 %", "change_ms": -8.5}
+    ]
+    assert (found["plans"], found["sparse_share"]) == (9, 0.08)
+    assert instead_object(None) is None

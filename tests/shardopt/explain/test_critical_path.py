@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from predictor.iteration.graph import Graph
-from shardopt.explain.host import host_work
+from shardopt.explain.critical_path import host_work
 
 
 def test_phases_of_the_busiest_host_the_longest_first() -> None:
