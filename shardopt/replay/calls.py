@@ -227,21 +227,22 @@ def fit_replays(models: Sequence[ModelCalls], ranks: int) -> OpModels:
         InputError: none of them is a calibration model that was timed.
     """
     fits = [model for model in models if model.part == FIT]
-    pure = [step for model in fits if not _has_collectives(model) for step in _steps(model)]
+    pure = [
+        step
+        for model in fits
+        if not any(rank.collectives for rank in model.ranks)
+        for step in _steps(model)
+    ]
     if not pure:
         raise InputError(
             "no calibration model of one rank was timed; measure with python -m lab compare"
         )
-    alone = fit_models([step for model in fits for step in _steps(model)], pure)
+    every = fit_models([step for model in fits for step in _steps(model)], pure)
     together = [step for model in fits if len(model.ranks) > 1 for step in _steps(model)]
     if ranks == 1 or not together:
-        return alone
-    shared = fit_models(together, (), alone.caches)
-    return replace(alone, coefficients={**alone.coefficients, **shared.coefficients})
-
-
-def _has_collectives(model: ModelCalls) -> bool:
-    return any(rank.collectives for rank in model.ranks)
+        return every
+    shared = fit_models(together, (), every.caches)
+    return replace(every, coefficients={**every.coefficients, **shared.coefficients})
 
 
 def _steps(model: ModelCalls) -> list[CapturedStep]:

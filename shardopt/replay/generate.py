@@ -94,7 +94,9 @@ def generate(
         others = programs_of(twice, Annotations(), tables)
         programs = [scale_by_pair(one, two, scale.batch) for one, two in _by_rank(programs, others)]
     elif scale.batch > 1:
-        programs = _scale_alone(programs, scale.batch, samples)
+        from shardopt.replay.scale.one import scale_alone
+
+        programs = [scale_alone(program, scale.batch, samples) for program in programs]
     if scale.tables > 1:
         programs = repeat_tables(programs, scale.tables)
     notes = [*_notes(programs, annotations), *_absent_devices(jobs)]
@@ -107,14 +109,6 @@ def generate(
 
 def _load(paths: Sequence[str | Path]) -> TraceSet:
     return load_traces(paths, keep_args=True)
-
-
-def _scale_alone(
-    programs: Sequence[RankProgram], times: int, samples: int | None
-) -> list[RankProgram]:
-    from shardopt.replay.scale.one import scale_alone
-
-    return [scale_alone(program, times, samples) for program in programs]
 
 
 def _by_rank(
@@ -167,7 +161,9 @@ def program_of(
             f"{trace.source}: none of its {len(trace.nodes):,} nodes is an op with a schema"
         )
     matched = _match_tables(tables, trace.rank)
-    return build(trace, chosen, _durations(times), annotations, matched)
+    host = () if times is None else times.host
+    us = {e.node: e.end_us - e.start_us for e in host if e.node is not None}
+    return build(trace, chosen, us, annotations, matched)
 
 
 def _match_tables(tables: TableSummary | None, rank: int) -> MatchedTables | None:
@@ -177,12 +173,6 @@ def _match_tables(tables: TableSummary | None, rank: int) -> MatchedTables | Non
 def is_composite(name: str) -> bool:
     """PyTorch makes the op of others wherever it runs."""
     return has_kernel(name, "CompositeImplicitAutograd")
-
-
-def _durations(times: RankTrace | None) -> dict[int, float]:
-    """Id of a node -> microseconds on the host."""
-    events = () if times is None else times.host
-    return {e.node: e.end_us - e.start_us for e in events if e.node is not None}
 
 
 def _absent_devices(jobs: Sequence[TraceSet]) -> Iterable[str]:

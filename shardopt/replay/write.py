@@ -112,7 +112,7 @@ def rank_object(
         "c": constants,
         "groups": [list(group) for group in program.groups],
         "made": {
-            str(number): {**_spec(spec), **_fill(program.fills.get(number))}
+            str(number): _spec(spec, program.fills.get(number))
             for number, spec in program.made.items()
             if number <= last
         },
@@ -123,7 +123,7 @@ def rank_object(
     }
 
 
-def _spec(spec: TensorSpec) -> dict[str, Any]:
+def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     made: dict[str, Any] = {
         "shape": spec.shape,
         "strides": spec.strides,
@@ -134,11 +134,9 @@ def _spec(spec: TensorSpec) -> dict[str, Any]:
         made["offset"] = spec.offset
     if spec.host:
         made["host"] = True
+    if fill is not None:
+        made["fill"] = dict(fill)
     return made
-
-
-def _fill(fill: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {} if fill is None else {"fill": dict(fill)}
 
 
 def _calls(calls: Sequence[Call]) -> list[dict[str, Any]]:
@@ -359,11 +357,9 @@ def _line(call: Call, names: dict[str, str], numbers: list[int | float | bool]) 
     arguments += [_text(term, numbers) for term in call.arguments]
     arguments += [f"{name}={_text(term, numbers)}" for name, term in call.keywords.items()]
     made = f"{called}({', '.join(arguments)})"
-    return f"work.append({made})" if call.is_collective else _target(call) + made
-
-
-def _target(call: Call) -> str:
-    return ", ".join(map(_place, call.outputs)) + " = " if call.gives() else ""
+    if call.is_collective:
+        return f"work.append({made})"
+    return ", ".join(map(_place, call.outputs)) + f" = {made}" if call.gives() else made
 
 
 def _place(output: object) -> str:

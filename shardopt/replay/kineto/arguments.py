@@ -44,6 +44,7 @@ AUXILIARY, AUXILIARIES, CACHE_PLACES = "aux_tensor", 16, 3
 which one table without a cache and with even batches has one entry."""
 RING_BYTES = 64 << 20
 """Of tensors that look alike: about what the caches of a CPU hold."""
+PARTS = {"placements": "int", "offsets": "long int"}
 TEXT = re.compile(r"""["'](\w*)["']$""")
 
 
@@ -126,7 +127,8 @@ class Arguments:
         host: bool,
     ) -> Argument:
         if given.kind == "tensor":
-            host = host or _is_number(parameter, given)
+            number = parameter.name in NUMBERS and given.dtype in PYTHON
+            host = host or (number and not given.shapes[0])
             shape, strides = given.shapes[0], given.strides[0]
             return Argument(
                 tensor_of(shape, given.dtype, host), shape, f"Tensor({given.dtype})", strides
@@ -137,7 +139,9 @@ class Arguments:
             )
         names = parts.get(len(given.shapes))
         one = "float" if names else self._type_of(given, inputs)
-        types = [_type_of_part(name) for name in names] if names else [one] * len(given.shapes)
+        types = [one] * len(given.shapes)
+        if names:  # tensors of a lookup, by FBGEMM's names of them
+            types = [PARTS.get(name.rpartition("_")[2], "float") for name in names]
         values = tuple(
             tensor_of(shape, dtype, host) for shape, dtype in zip(given.shapes, types, strict=True)
         )
@@ -181,15 +185,6 @@ def list_type(types: Sequence[str]) -> str:
     return f"GenericList[{','.join(f'Tensor({t})' if t else 'None' for t in types)}]"
 
 
-def _type_of_part(name: str) -> str:
-    """Of a tensor of a lookup, by FBGEMM's name of it."""
-    return {"placements": "int", "offsets": "long int"}.get(name.rpartition("_")[2], "float")
-
-
-def _is_number(parameter: Parameter, given: Input) -> bool:
-    return not given.shapes[0] and parameter.name in NUMBERS and given.dtype in PYTHON
-
-
 def _kind(value: Value) -> str:
     return "None" if value is None else type(value).__name__
 
@@ -220,7 +215,6 @@ class MemoryPool:
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
         self._turns: Counter[object] = Counter()
-        self._count = 0
         self._legal = LegalValues(Tensors())
 
     def place(self, node: Node, schema: Schema) -> Node:
@@ -243,7 +237,8 @@ class MemoryPool:
                     like = (of.spec, parameter.written, json.dumps(fill, sort_keys=True))
                 times[like] += 1
                 ring = max(RING_BYTES // max(of.spec.extent * of.tensor.item_bytes, 1), 1)
-                places.append(self._place((like, times[like], turn % ring)))
+                key = (like, times[like], turn % ring)
+                places.append(self._known.setdefault(key, len(self._known) + 1))
             inputs.append(replace(argument, value=_move(argument.value, iter(places))))
         return replace(node, inputs=tuple(inputs))
 
@@ -254,13 +249,7 @@ class MemoryPool:
 
     def fresh(self) -> int:
         """Memory of its own."""
-        self._count += 1
-        return self._count
-
-    def _place(self, key: object) -> int:
-        if key not in self._known:
-            self._known[key] = self.fresh()
-        return self._known[key]
+        return self._known.setdefault(object(), len(self._known) + 1)
 
 
 def _move(value: Value, places: Iterable[int]) -> Value:

@@ -157,7 +157,9 @@ def schemas(name: str) -> tuple[Schema, ...]:
     for schema in torch._C._jit_get_schemas_for_operator(name):
         with suppress(InputError):
             made = parse_schema(str(schema))
-            if not _is_for_scripts(made):
+            # overloads that only TorchScript has, or that name dimensions
+            hidden = "hacked_twin" in made.overload or made.overload.startswith("prim")
+            if not hidden and not any("Dimname" in p.type for p in made.parameters):
                 found.append(made)
     return tuple(found)
 
@@ -169,12 +171,6 @@ def text_of(name: str, overload: str) -> str:
 
     every = map(str, torch._C._jit_get_schemas_for_operator(name))
     return next(text for text in every if (parse_schema(text).overload) == overload)
-
-
-def _is_for_scripts(schema: Schema) -> bool:
-    """Overloads that only TorchScript has, or that name dimensions."""
-    hidden = "hacked_twin" in schema.overload or schema.overload.startswith("prim")
-    return hidden or any("Dimname" in p.type for p in schema.parameters)
 
 
 def fitting(name: str, inputs: Sequence[Input]) -> Schema | None:

@@ -168,7 +168,7 @@ class Reader:
             return [item for child in span.children for item in self.items(child, within)]
         own = self._own(span, within)
         made_of_others = _is_composite(
-            own.schema or _first(span.event.name), own.reason is not None
+            own.schema or next(iter(schemas(span.event.name)), None), own.reason is not None
         )
         if made_of_others and span.children:
             inner = [item for child in span.children for item in self.items(child, within)]
@@ -199,19 +199,14 @@ class Reader:
         if span.event.sequence is not None and within is None:
             within = self.autograd.get((span.event.sequence, _plain(name)))
         try:
-            has_values, copied = "Concrete Inputs" in args, _copy_direction(span)
+            ways = (way for e in span.work() for way in ("HtoD", "DtoH") if way in e.name)
+            has_values, copied = "Concrete Inputs" in args, next(ways, "")
             made = self.arguments.of(schema, inputs, within or Autograd(), has_values, copied)
         except UnwritableError as error:
             return Item(span, schema, reason=str(error))
         gradient = self.gradients.get(id(span))
         gives = () if gradient is None else (gradient,)
         return Item(span, schema, made.arguments, made.guessed, made.lists, gives=gives)
-
-
-def _copy_direction(span: Span) -> str:
-    """The direction in which the GPU copied for an op, as it names it."""
-    ways = (way for e in span.work() for way in ("HtoD", "DtoH") if way in e.name)
-    return next(ways, "")
 
 
 def _kind(name: str) -> str:
@@ -229,10 +224,6 @@ def _is_native(span: Span) -> bool:
 def _plain(name: str) -> str:
     """Of an op and of its backward function the same."""
     return re.sub(r"[^a-z0-9]", "", name.rpartition("::")[2].lower())
-
-
-def _first(name: str) -> Schema | None:
-    return next(iter(schemas(name)), None)
 
 
 def _is_idle(schema: Schema | None, span: Span) -> bool:
@@ -438,9 +429,8 @@ def collective_of(
     record = next((s.event.args for s in events if "Collective name" in (s.event.args or {})), None)
     info = info_of_args(record or {})
     op, named = _find_call(events)
-    kind = collective_kind(
-        op or (str((record or {})["Collective name"]) if record else _find_note(events))
-    )
+    note = next((s.event.name for s in events if s.event.name.startswith("nccl:")), "")
+    kind = collective_kind(op or (str(record["Collective name"]) if record else note))
     if (op is None and kind == "other") or str((record or {}).get("Collective name")) in WAITS:
         return None
     op = op or NAMES.get(kind, kind)
@@ -473,10 +463,6 @@ def _find_call(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
             parameters = schemas(span.event.name)[0].parameters if schemas(span.event.name) else ()
             return op, {p.name: i for p, i in zip(parameters, inputs, strict=False)}
     return None, {}
-
-
-def _find_note(events: Sequence[Span]) -> str:
-    return next((s.event.name for s in events if s.event.name.startswith("nccl:")), "")
 
 
 class _Sizes:

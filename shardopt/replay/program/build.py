@@ -92,8 +92,10 @@ class _Builder:
             except UnmatchedError:
                 raise
             except (UnwritableError, InputError) as error:
-                us = self.us.get(of.node.id)
-                self.left_out.append(LeftOut(_public_name(of.node), str(error), us))
+                # a name of another kind may be private
+                public = NAME.fullmatch(of.node.name)
+                name = of.node.name if public else "an op without a name"
+                self.left_out.append(LeftOut(name, str(error), self.us.get(of.node.id)))
         calls = list(_add_waits(self.calls, self.tensors, set(self.sent.values())))
         return RankProgram(
             self.trace.rank,
@@ -249,11 +251,6 @@ class _Builder:
         output = None if given is None else self.tensors.give(given, {})
         call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
         return replace(call, specs=())
-
-
-def _public_name(node: Node) -> str:
-    """Its name, unless that is a text of another kind, which may be private."""
-    return node.name if NAME.fullmatch(node.name) else "an op without a name"
 
 
 def _specs(argument: Argument) -> Any:

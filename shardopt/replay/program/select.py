@@ -342,15 +342,14 @@ def _nodes(trace: ExecutionTrace, open_ids: set[int]) -> Iterator[Node]:
             continue
         for tensor in _tensors(node.outputs):
             inside.pop(tensor.id, None)
-        yield replace(node, inputs=_inner(node.inputs, inside)) if inside else node
+        if inside:
+            inputs = (replace(a, value=_unwrap(a.value, inside)) for a in node.inputs)
+            node = replace(node, inputs=tuple(inputs))
+        yield node
 
 
 def _tensors(arguments: tuple[Argument, ...]) -> list[Tensor]:
     return [tensor for argument in arguments for tensor in argument.tensors()]
-
-
-def _inner(arguments: tuple[Argument, ...], inside: dict[int, Tensor]) -> tuple[Argument, ...]:
-    return tuple(replace(a, value=_unwrap(a.value, inside)) for a in arguments)
 
 
 def _unwrap(value: Value, inside: dict[int, Tensor]) -> Value:

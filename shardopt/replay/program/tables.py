@@ -69,14 +69,16 @@ def join_tables(
     """
     features = []
     total_rows = elements = 0
-    for rows, width, ids in tables:
-        features += [(rows, width, total_rows, elements, *of) for of in ids]
-        total_rows += rows
-        elements += rows * width
-    columns: list[Any] = [list(column) for column in zip(*features, strict=True)]
-    if not known:
-        columns[4:] = [], []
-    return LookupTables(*columns, total_rows=total_rows, elements=elements)
+    for count, width, ids in tables:
+        features += [(count, width, total_rows, elements, *of) for of in ids]
+        total_rows += count
+        elements += count * width
+    columns: list[list[Any]] = [list(column) for column in zip(*features, strict=True)]
+    numbers, (shares, skews) = columns[:4], columns[4:] if known else ([], [])
+    rows, widths, first_rows, first_elements = numbers
+    return LookupTables(
+        rows, widths, first_rows, first_elements, shares, skews, total_rows, elements
+    )
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,10 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
     warm_up, iterations = fitting(step_s, spent_s)
     samples = [] if settings.warm_up and iterations else [first_s * 1e3]
     for done in range(warm_up + iterations):
-        _report(done + 1, warm_up + iterations + 1, step_s)
+        if reports is not None:  # tell who started this rank how far it is
+            total = warm_up + iterations + 1
+            with suppress(OSError):
+                reports.send((done + 1, total, (total - done - 1) * step_s))
         took_ms = _timed(replay) * 1e3
         samples += [took_ms] if done >= warm_up else []
     if settings.profile is not None:
@@ -171,7 +174,12 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
     collectives = replay.ops.collectives
     mine["samples_ms"] = samples
     notes = [] if collectives is None else collectives.notes
-    mine["notes"] = sorted({*notes, *replay.ops.notes(), *_shortened(samples, step_s)})
+    mine["notes"] = sorted({*notes, *replay.ops.notes()})
+    if len(samples) != settings.iterations:
+        mine["notes"].append(
+            f"{len(samples)} of {settings.iterations} iterations were measured: one takes "
+            f"{step_s:.3g} s, and --time-limit is {settings.time_limit:g} s"
+        )
     mine["bytes"] = [] if collectives is None else collectives.bytes
     return summary(_gather(mine, together))
 
@@ -196,22 +204,6 @@ def fitting(step_s: float, spent_s: float) -> tuple[int, int]:
     room = max(0, int(left_s / step_s))
     warm_up = min(warm_up, room // 6)
     return warm_up, room - warm_up
-
-
-def _shortened(samples: Sequence[float], step_s: float) -> list[str]:
-    if len(samples) == settings.iterations:
-        return []
-    return [
-        f"{len(samples)} of {settings.iterations} iterations were measured: one takes "
-        f"{step_s:.3g} s, and --time-limit is {settings.time_limit:g} s"
-    ]
-
-
-def _report(done: int, total: int, step_s: float) -> None:
-    """Tell who started this rank how far it is."""
-    if reports is not None:
-        with suppress(OSError):
-            reports.send((done, total, (total - done) * step_s))
 
 
 def summary(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -304,7 +296,13 @@ class Replay:
         """
         if self.ops.collectives is not None:
             self.step()
-            self.ops.collectives.agree([at for at in self.ran if self._exchanges(at)])
+            self.ops.collectives.agree(
+                [
+                    at
+                    for at in self.ran
+                    if self.calls[at]["op"].startswith(COMMS) and self._counts(at)
+                ]
+            )
             for op in self.ops.named.values():
                 op.forget()
         self.step()
@@ -345,9 +343,6 @@ class Replay:
             "total_us": total_us,
             "reasons": dict(reasons),
         }
-
-    def _exchanges(self, at: int) -> bool:
-        return self.calls[at]["op"].startswith(COMMS) and self._counts(at)
 
     def _counts(self, at: int) -> bool:
         call = self.calls[at]

@@ -44,7 +44,9 @@ def make_all(
         at = spec.get("offset", 0)
         tensors[int(number)] = stores[key].as_strided(spec["shape"], spec["strides"], at)
         if "fill" in spec and spec["fill"]["kind"] != "positive":
-            _write_values(tensors[int(number)], spec["fill"], indices, generator)
+            tensor = tensors[int(number)]
+            values = _values(tensor.numel(), spec["fill"], indices, generator)
+            tensor.copy_(values.reshape(tensor.shape).to(tensor.dtype))
     return tensors
 
 
@@ -92,14 +94,6 @@ def _make_storage(
         part = made[start : start + len(block)]
         part.copy_(block[: len(part)])
     return made
-
-
-def _write_values(
-    tensor: torch.Tensor, fill: dict[str, Any], indices: str, generator: torch.Generator
-) -> None:
-    """Give a tensor of whole numbers values that the ops which read it can take."""
-    values = _values(tensor.numel(), fill, indices, generator)
-    tensor.copy_(values.reshape(tensor.shape).to(tensor.dtype))
 
 
 def _values(
@@ -315,15 +309,11 @@ def _batch_norm_backward(
     )  # fmt: skip
 
 
-def _pin(x: Any, *_: Any) -> Any:
-    return x.clone()
-
-
 ON_CPU: dict[str, tuple[str, Callable[..., Any]]] = {
     "aten::cudnn_batch_norm_backward": (
         "aten::native_batch_norm_backward",
         _batch_norm_backward,
     ),
-    "aten::pin_memory": ("aten::clone", _pin),
+    "aten::pin_memory": ("aten::clone", lambda x, *_: x.clone()),
 }
 """Op -> what it runs as, and the call; both give the same shapes."""

@@ -6,7 +6,6 @@
 3. A tensor of whole numbers, or one that no op computes with, that is tied to no other is as those
    of the same shape and type.
 4. Tensors without items are as what a lookup gives.
-5. Parts of a storage that also holds parameters keep their sizes.
 What is then still open, and could be the batch's, is refused.
 """
 
@@ -57,7 +56,6 @@ class _Decision:
             self._decide_leading,
             self._keep_others,
             self._match_alike,
-            self._keep_shared,
         ):
             rule()
             self._propagate()
@@ -168,21 +166,6 @@ class _Decision:
         """Tensors that ops name without work on them."""
         worked = {n for call in self.program.calls if call.op not in IDLE for n in call.reads()}
         return self.walk.made.keys() - worked
-
-    def _keep_shared(self) -> None:
-        """What shares its storage with parameters alone."""
-        stores: dict[Any, list[int]] = defaultdict(list)
-        for number, spec in self.program.made.items():
-            stores[spec.storage, spec.dtype].append(number)
-        for numbers in stores.values():
-            loose = [n for n in numbers if n in self.shapes and self._is_open(self.shapes[n])]
-            rest = [n for n in numbers if n not in loose]
-            if rest and not any(self._grows(self.shapes[n]) for n in rest):
-                for symbol in {s for n in loose for e in self.shapes[n] for s in e.free_symbols}:
-                    self.known.setdefault(symbol, False)
-
-    def _grows(self, shape: tuple[sympy.Expr, ...]) -> bool:
-        return any(self.known.get(s) for e in shape for s in e.free_symbols)
 
     def _check(self) -> None:
         loose = self._open()

@@ -8,12 +8,11 @@ square of the batch, it is not linear, or it was drawn anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec, Term
+from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec
 from shardopt.replay.program.tensors import contiguous
 
 LISTED = 8
@@ -49,9 +48,11 @@ def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram
             problems.setdefault(first.op, str(error))
     for number, spec in one.made.items():
         try:
+            if spec.storage != two.made[number].storage:
+                raise _UnlikeError("lies in other memory")
             made[number] = _spec(spec, two.made[number], times)
             if number in one.fills:
-                fills[number] = _fill(one.fills[number], two.fills.get(number, {}), times)
+                fills[number] = _pair(one.fills[number], two.fills.get(number, {}), times)
         except _UnlikeError as error:
             problems.setdefault(f"tensor {number} of those made up front", str(error))
     if problems:
@@ -67,79 +68,45 @@ def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram
 def _call(one: Call, two: Call, times: int) -> Call:
     if (one.outputs, one.frees, one.section) != (two.outputs, two.frees, two.section):
         raise _UnlikeError("gives other tensors")
-    if one.keywords.keys() != two.keywords.keys():
-        raise _UnlikeError("has other arguments")
     if one.op == "wait":
         return one
-    size = one.bytes
     return replace(
         one,
-        arguments=_terms(one.arguments, two.arguments, times),
-        keywords={k: _term(v, two.keywords[k], times) for k, v in one.keywords.items()},
-        specs=_specs(one.specs, two.specs, times),
-        bytes=None if size is None else _whole(size, two.bytes, times),
+        arguments=_pair(one.arguments, two.arguments, times),
+        keywords=_pair(one.keywords, two.keywords, times),
+        specs=_pair(one.specs, two.specs, times),
+        bytes=_pair(one.bytes, two.bytes, times),
         us=None,
     )
 
 
-def _terms(one: tuple[Term, ...], two: tuple[Term, ...], times: int) -> tuple[Term, ...]:
-    if len(one) != len(two):
-        raise _UnlikeError("has lists of other lengths")
-    return tuple(_term(a, b, times) for a, b in zip(one, two, strict=True))
-
-
-def _term(one: Term, two: Term, times: int) -> Term:
+def _pair(one: Any, two: Any, times: int) -> Any:
+    """What two values become at `times` the batch of the first, whatever they are made of."""
     if one == two:
         return one
-    if isinstance(one, tuple) and isinstance(two, tuple):
-        return _terms(one, two, times)
-    if isinstance(one, Number) and isinstance(two, Number):
-        return Number(_whole(one.value, two.value, times))
-    raise _UnlikeError(f"an argument is {one} at once, {two} at twice the batch")
-
-
-def _whole(one: Any, two: Any, times: int) -> int:
-    both = (one, two)
-    if any(isinstance(n, bool) or not isinstance(n, int) for n in both):
-        raise _UnlikeError(f"a number is {one} at once, {two} at twice the batch")
-    if one != two and not 0 <= one < two <= 2 * one:
-        raise _UnlikeError(f"a size goes from {one} to {two} as the batch doubles")
-    return int(one + (two - one) * (times - 1))
-
-
-def _specs(one: Any, two: Any, times: int) -> Any:
-    if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
-        return tuple(_specs(a, b, times) for a, b in zip(one, two, strict=True))
-    if one is None and two is None:
-        return None
-    if isinstance(one, TensorSpec) and isinstance(two, TensorSpec):
-        # storages are the trace's own names here
-        return _spec(one, replace(two, storage=one.storage), times)
-    raise _UnlikeError("gives other tensors")
+    if type(one) is type(two):
+        if isinstance(one, (tuple, list)) and len(one) == len(two):
+            return type(one)(_pair(a, b, times) for a, b in zip(one, two, strict=True))
+        if isinstance(one, dict) and one.keys() == two.keys():
+            return {key: _pair(value, two[key], times) for key, value in one.items()}
+        if isinstance(one, Number):
+            return Number(_pair(one.value, two.value, times))
+        if isinstance(one, TensorSpec):
+            return _spec(one, two, times)
+        if type(one) is int:
+            if 0 <= one < two <= 2 * one:
+                return one + (two - one) * (times - 1)
+            raise _UnlikeError(f"a size goes from {one} to {two} as the batch doubles")
+    raise _UnlikeError(f"has {one} at once, {two} at twice the batch")
 
 
 def _spec(one: TensorSpec, two: TensorSpec, times: int) -> TensorSpec:
-    alike = (one.dtype, one.storage, one.host, len(one.shape))
-    if alike != (two.dtype, two.storage, two.host, len(two.shape)):
+    alike = (one.dtype, one.host, len(one.shape))
+    if alike != (two.dtype, two.host, len(two.shape)):
         raise _UnlikeError("takes or gives tensors of another kind or memory")
-    shape = tuple(_whole(a, b, times) for a, b in zip(one.shape, two.shape, strict=True))
+    shape = _pair(one.shape, two.shape, times)
     if all(spec.strides == contiguous(spec.shape) for spec in (one, two)):
         strides = contiguous(shape)
     else:
-        steps = zip(one.strides, two.strides, strict=True)
-        strides = tuple(_whole(a, b, times) for a, b in steps)
-    return replace(one, shape=shape, strides=strides, offset=_whole(one.offset, two.offset, times))
-
-
-def _fill(one: Mapping[str, Any], two: Mapping[str, Any], times: int) -> dict[str, Any]:
-    if one.keys() != two.keys() or one["kind"] != two["kind"]:
-        raise _UnlikeError("holds other values")
-    return {key: _value(value, two[key], times) for key, value in one.items()}
-
-
-def _value(one: Any, two: Any, times: int) -> Any:
-    if one == two:
-        return one
-    if isinstance(one, list) and len(one) == len(two):
-        return [_whole(a, b, times) for a, b in zip(one, two, strict=True)]
-    return _whole(one, two, times)
+        strides = _pair(one.strides, two.strides, times)
+    return replace(one, shape=shape, strides=strides, offset=_pair(one.offset, two.offset, times))

@@ -441,13 +441,9 @@ def _with_strides(old: Any, new: Any, base: Any, made: Any) -> Any:
         return tuple(map(_with_strides, old, new, base, made))
     if new is None or tuple(base.stride()) != old.strides:
         return new
-    return replace(new, strides=tuple(made.stride()), offset=_offset(old, base, made))
-
-
-def _offset(old: TensorSpec, base: torch.Tensor, made: torch.Tensor) -> int:
-    """Where the tensor begins in its storage."""
-    fits = old.offset == base.storage_offset()
-    return int(made.storage_offset()) if fits else old.offset
+    # where the tensor begins in its storage
+    offset = made.storage_offset() if old.offset == base.storage_offset() else old.offset
+    return replace(new, strides=tuple(made.stride()), offset=int(offset))
 
 
 def _restore_transposes(

@@ -55,7 +55,7 @@ def test_what_does_not_scale_is_refused(traces: Path) -> None:
         else call
         for call in calls
     ]
-    with pytest.raises(InputError, match=r"1 kinds of ops .* scale: aten::relu: a number is"):
+    with pytest.raises(InputError, match="aten::relu"):
         scale_by_pair(replace(one, calls=calls), replace(one, calls=more), 2)
     with pytest.raises(InputError, match="same ops on the same tensors"):
         scale_by_pair(one, replace(one, calls=one.calls[1:]), 2)
