@@ -1,12 +1,29 @@
-"""The rows file survives interruptions, and says what is wrong with a broken one."""
+"""The rows file survives interruptions; which rows count, and which points are measured again."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from predictor.cost.collectives import latency_ms, transfer_ms
 from predictor.errors import InputError
-from shardopt.calibrate.points import Point
-from shardopt.calibrate.rows import CalibrationRows, Origin, read_rows, row_of_samples
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from shardopt.calibrate.collectives import collective_points
+from shardopt.calibrate.points import COLLECTIVE_OPS, QUICK, Point
+from shardopt.calibrate.profile import build_profile
+from shardopt.calibrate.rows import (
+    CalibrationRows,
+    Measurement,
+    Origin,
+    accept,
+    points_again,
+    read_rows,
+    row_of_samples,
+)
 from shardopt.measure.sampling import Samples
 from shardopt.ranks.realtime import Runtime
 
@@ -120,3 +137,175 @@ def test_an_empty_file_is_a_fresh_start(tmp_path: Path) -> None:
     file = CalibrationRows(path, ORIGIN)
     file.append(row_of_samples(GEMM, Samples((1e-3, 1e-3))))
     assert CalibrationRows(path, ORIGIN).rows == file.rows
+
+
+BASE = load_hardware("cpu-gloo")
+BUSY_BYTES = 2**20
+PRODUCT = Point("gemm", {"m": 64, "n": 8, "k": 13, "dtype": "fp32", "layout": "nn"})
+Poison = Callable[[list[float]], list[float]]
+
+
+def row(point: Point, seconds: Sequence[float], part: str = "") -> Measurement:
+    made = row_of_samples(point, Samples(tuple(seconds)), part)
+    made.__dict__["date"] = "2026-01-02T03:04:05Z"
+    return made
+
+
+def samples(seconds: float, seed: int, count: int = 40) -> list[float]:
+    """That differ by some per cent, as quiet ones do."""
+    near = np.random.default_rng(seed).uniform(0.95, 1.05, count)
+    return [seconds * float(share) for share in near]
+
+
+def message_s(size: int) -> float:
+    """Of an exchange over gloo: latency, and what the bytes take."""
+    return 3e-4 + size / 2e9
+
+
+def collectives(poison: Poison = lambda of: of, op: str | None = None) -> list[Measurement]:
+    """Rows of a machine; those of one size, of one op or of all, are poisoned."""
+    rows = []
+    for i, point in enumerate(collective_points(QUICK, 2)):
+        of = samples(message_s(point.params["bytes"]), i)
+        busy = point.params["bytes"] == BUSY_BYTES and point.params["op"] != "issue"
+        rows.append(row(point, poison(of) if busy and op in (None, point.params["op"]) else of))
+    return rows
+
+
+def times(profile: HardwareProfile, op: str) -> np.ndarray:
+    """Of messages around the poisoned one."""
+    curve = getattr(profile.collectives.intra, op)
+    sizes = np.array([BUSY_BYTES / 4, BUSY_BYTES, BUSY_BYTES * 4, BUSY_BYTES * 16])
+    return np.asarray(latency_ms(curve, 2) + transfer_ms(curve, sizes, 2))
+
+
+def fitted(rows: list[Measurement]) -> HardwareProfile:
+    return build_profile(rows, Origin("machine", "torch"), BASE, "mine", 2, 24.0).profile
+
+
+def hiccup(of: list[float]) -> list[float]:
+    return [*of[:-1], 0.1]
+
+
+def modes(of: list[float]) -> list[float]:
+    """A third waits for a tick of the scheduler."""
+    return [s + (4e-3 if i % 3 == 0 else 0.0) for i, s in enumerate(of)]
+
+
+def slow(of: list[float]) -> list[float]:
+    """All of them, steadily: other work had the machine as long as this size was measured."""
+    return [2.5 * s for s in of]
+
+
+@pytest.mark.parametrize("poison", [hiccup, modes, slow])
+@pytest.mark.parametrize("op", ["all_reduce", None])
+def test_a_poisoned_size_does_not_move_the_curve(poison: Poison, op: str | None) -> None:
+    clean, poisoned = fitted(collectives()), fitted(collectives(poison, op))
+    for of in COLLECTIVE_OPS:
+        assert times(poisoned, of) == pytest.approx(times(clean, of), rel=0.06), of
+
+
+def test_a_hiccup_in_many_rows_does_not_move_the_curve_that_trimmed_means_give() -> None:
+    """Rows that stay: the hiccup is below 15 % of the mean."""
+
+    def small(of: list[float]) -> list[float]:
+        return [*of[:-1], 5.5 * of[-1]]
+
+    clean, poisoned = fitted(collectives()), fitted(collectives(small))
+    for of in COLLECTIVE_OPS:
+        assert times(poisoned, of) == pytest.approx(times(clean, of), rel=0.01), of
+
+
+def test_an_unsteady_point_is_measured_again_once_and_the_steady_row_counts() -> None:
+    first = row(PRODUCT, hiccup(samples(1e-3, 0)))
+    assert points_again([first]) == [PRODUCT]
+    assert accept([first]).refused == [first]
+    second = row(PRODUCT, samples(1e-3, 1))
+    found = accept([first, second])
+    assert (found.rows, found.refused, found.repeated) == ([second], [], 1)
+    assert points_again([first, second]) == []
+
+
+def test_a_point_that_is_unsteady_twice_is_refused_and_not_measured_a_third_time() -> None:
+    both = [row(PRODUCT, modes(samples(1e-3, 0))), row(PRODUCT, hiccup(samples(1e-3, 1)))]
+    found = accept(both)
+    assert (found.rows, found.repeated, len(found.refused)) == ([], 1, 1)
+    assert found.refused[0] in both
+    assert points_again(both) == []
+
+
+def test_a_cost_with_the_same_modes_twice_counts() -> None:
+    both = [row(PRODUCT, modes(samples(1e-3, seed))) for seed in (0, 1)]
+    (kept,) = accept(both).rows
+    assert kept in both
+    # a third of the samples take 5 ms: neither the mode of 1 ms nor the mean of all
+    assert kept.median_us == pytest.approx(1000, rel=0.05)
+    assert 1800 < kept.trimmed_us < 2600
+
+
+def test_of_two_steady_attempts_the_shorter_counts() -> None:
+    long, short = row(PRODUCT, samples(1.3e-3, 0)), row(PRODUCT, samples(1e-3, 1))
+    assert accept([long, short]).rows == accept([short, long]).rows == [short]
+
+
+def test_one_unsteady_part_repeats_the_point_and_costs_the_others_nothing() -> None:
+    point = Point("iteration", {"plan": "tw"})
+    parts = [row(point, samples(5e-3, 0), "cpu"), row(point, hiccup(samples(6e-3, 1)), "wall")]
+    assert points_again(parts) == [point]
+    assert accept(parts).rows == parts[:1]
+
+
+def test_a_size_above_its_neighbours_is_measured_again_and_believed_when_it_repeats() -> None:
+    rows = collectives(slow, "all_reduce")
+    (again,) = points_again(rows)
+    assert again.params == {"op": "all_reduce", "bytes": BUSY_BYTES, "ranks": 2}
+    assert [refused.point for refused in accept(rows).refused] == [again]
+    repeated = [*rows, row(again, slow(samples(message_s(BUSY_BYTES), 99)))]
+    assert points_again(repeated) == []
+    assert accept(repeated).refused == []
+
+
+def test_the_smallest_message_is_compared_with_the_next() -> None:
+    rows = [
+        row(Point("collective", {"op": "all_gather", "bytes": size}), samples(seconds, 0))
+        for size, seconds in ((256, 9e-4), (1024, 3e-4), (4096, 3e-4))
+    ]
+    assert [point.params["bytes"] for point in points_again(rows)] == [256]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point("reference", {"kernel": "gemm", "at": "start"}),
+        Point("collective", {"op": "all_gather", "bytes": 256, "link_gbit_s": 1.0}),
+    ],
+)
+def test_what_varies_by_nature_is_never_repeated_nor_refused(point: Point) -> None:
+    of = row(point, hiccup(samples(1e-3, 0)))
+    assert points_again([of]) == []
+    assert accept([of]).rows == [of]
+
+
+def test_a_calibration_interrupted_in_a_repeat_repeats_that_point() -> None:
+    point = Point("lookup", {"batch": 8})
+    rows = [row(point, hiccup(samples(1e-3, i)), part) for i, part in enumerate(("f", "b"))]
+    rows.append(row(point, samples(1e-3, 5), "f"))
+    assert points_again(rows) == [point]
+    rows += [row(point, samples(1e-3, 6), part) for part in ("f", "b")]
+    assert points_again(rows) == []
+    assert len(accept(rows).rows) == 2
+
+
+def test_curves_with_too_few_rows_left_stay_those_of_the_base_and_it_is_said() -> None:
+    rows = [
+        row(of.point, hiccup(samples(1e-3, 0)))
+        if of.point.params["op"] == "all_gather" and of.point.params["bytes"] > 1024
+        else of
+        for of in collectives()
+    ]
+    host = [row(Point("elementwise", {"op": "clone", "bytes": 2**i}), [1e-3] * 3) for i in range(9)]
+    for i, of in enumerate(host):
+        of.facts["bytes_moved"] = 2.0**i
+    found = build_profile([*rows, *host], Origin("machine", "torch"), BASE, "mine", 2, 24.0)
+    assert found.profile.collectives == BASE.collectives
+    assert any("collectives.intra: too few rows are left" in note for note in found.notes)
