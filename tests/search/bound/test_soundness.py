@@ -14,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from predictor.errors import InfeasibleError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
-from predictor.model.topology import ReplicaGroups, Topology
+from predictor.model.topology import STRATEGIES, ReplicaGroups, Topology
 from predictor.model.workload import Constraints, Table
 from predictor.units import GIB, MIB
 from search.bound import exchange_set, lower_bound
@@ -289,3 +290,85 @@ def test_memory_caps_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     caps = (int(1.3 * sum(sizes)) + 64 * MIB, int(2.2 * sizes[0]) + 64 * MIB)
     workload = a_workload(*tables, batch_size=16384)
     assert_below(a_problem(workload, Topology(2, 2, caps, (0, 0))))
+
+
+def any_problem(seed: int) -> Problem:
+    """Devices, pipelines, modules, copies, types, processors, curves and memory at random."""
+    rng = random.Random(seed)
+    hardware = load_hardware(rng.choice(["h100-sxm", "h100-sxm-tcpx", "v100-32gb", "cpu-gloo"]))
+    if rng.random() < 0.5:
+        hardware = ramping(hardware, rng.choice([50.0, 500.0, 2000.0]))
+    if rng.random() < 0.4:
+        hardware = copying(hardware, rng.choice([0.02, 1.0]))
+    world, local = rng.choice([(2, 2), (3, 3), (4, 4), (4, 2), (2, 1)])
+    copies = 1 if hardware.device == "cpu" else rng.choice([1, 2, 4])
+    modules = [(rng.random() < 0.3, rng.random() < 0.2) for _ in range(rng.choice([1, 2, 3]))]
+    tables = [
+        _any_table(rng, f"t{i}", world, modules, copies > 1) for i in range(rng.choice([3, 4]))
+    ]
+    parts = rng.random() < 0.4
+    groups = ReplicaGroups(
+        world, 1 if parts else rng.choice([1, 5]), rng.random() < 0.5, STRATEGIES[parts]
+    )
+    workload = a_workload(
+        *tables,
+        batch_size=rng.choice([16, 512, 8192, 65536]),
+        train_pipeline=rng.choice(["base", "sparse_dist", "prefetch_sparse_dist"]),
+        replica_groups=groups if copies > 1 else None,
+    )
+    need = sum(t.weight_bytes for t in tables) / world
+    flight = sum(3 * t.embedding_dim * 4 + 20 * t.lookups_per_sample * 8 for t in tables)
+    fill = rng.choice([1.2, 1.5, 3.0, 1000.0])
+    cap = int(fill * need + 24 * MIB + flight * world * workload.batch_size)
+    ranks = world * copies
+    job = Topology(ranks, local, (cap,) * ranks, (64 * GIB,) * ranks)
+    return a_problem(workload, workload.sharding_group(job), hardware)
+
+
+def _any_table(
+    rng: random.Random, name: str, world: int, modules: Sequence[tuple[bool, bool]], copied: bool
+) -> Table:
+    """A table of one of the modules, each of which is weighted or not, pooled or not."""
+    number = rng.randrange(len(modules))
+    weighted, sequence = modules[number]
+    some = tuple(sorted(rng.sample(range(world), rng.randint(1, world))))
+    return a_table(
+        name,
+        int(10 ** rng.uniform(1, 6)),
+        rng.choice([16, 32, 64]),
+        rng.choice([0.5, 1.0, 5.0, 30.0]),
+        rng.choice([None, 0.8, 1.2]),
+        rng.choice(["random", "frequency"]),
+        module=f"m{number}",
+        data_type=rng.choice(["fp32", "fp16", "bf16"]),
+        optimizer="exact_row_wise_adagrad" if copied or rng.random() < 0.7 else "adam",
+        weighted=weighted and not sequence,
+        pooling="none" if sequence else "sum",
+        constraints=Constraints(
+            min_partition=rng.choice([None, 16]),
+            cache_load_factor=rng.choice([None, 0.1]),
+            ranks=some if rng.random() < 0.1 else None,
+        ),
+    )
+
+
+@pytest.mark.parametrize("seed", quick_first(1, range(64)))
+def test_any_problem(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All plans of a few tables, or many random ones, are above what each way proves."""
+    monkeypatch.setattr(exchange_set, "WHOLE", 0.0)
+    monkeypatch.setattr(exchange_set, "FEW", (0, exchange_set.FEW)[seed % 2])
+    try:
+        objective, _ = objective_of(any_problem(seed))
+    except InfeasibleError:
+        pytest.skip("some table fits nowhere")
+    rng = random.Random(seed)
+    plans = list(itertools.islice(every_plan(objective), 1000))
+    plans += [p for p in (random_plan(objective, rng) for _ in range(300)) if objective.fits(p)]
+    if not plans:
+        pytest.skip("no plan fits")
+    times = objective.score(plans)
+    # alone, a plan has a graph without the lookups of others
+    alone = [plans[i] for i in np.argsort(times, kind="stable")[:10]]
+    best = min(float(objective.score([plan] * 40)[0]) for plan in alone)
+    before, after = bounds_of(objective, 1.5 * best)
+    assert 0 < before <= after <= min(best, times.min()) * (1 + 1e-9)
