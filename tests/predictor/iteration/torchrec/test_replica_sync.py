@@ -120,7 +120,7 @@ def test_no_plan_is_below_the_bound(size: int) -> None:
     free = replace(of.workload, replica_groups=ReplicaGroups(size, 10**9))
     rare, _ = objective_of(replace(of, workload=free))
     less = LowerBound(rare.problem, rare.space, rare.scorer).solve(300)
-    assert bound > less, "the averaging is part of it"
+    assert bound >= less, "the averaging takes nothing off"
 
 
 def scattered(size: int = 4) -> Problem:
