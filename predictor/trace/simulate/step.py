@@ -169,6 +169,8 @@ def simulate_trace(
         timeline = simulate_once(job.graph)
         steps += _steps(hosts, step, job, programs, timeline)
         collectives += _collectives(traces, step, job, programs, timeline)
+    notes = dict.fromkeys(note for trace in traces for note in trace.notes)
+    outside = [FIRST_STEP] if any(step.outside for step in steps) else []
     return SimulatedTrace(
         tuple(steps),
         tuple(collectives),
@@ -176,7 +178,7 @@ def simulate_trace(
         job.graph,
         timeline,
         overheads or hosts.pooled().table(),
-        (*dict.fromkeys(note for trace in traces for note in trace.notes), *_outside(steps)),
+        (*notes, *outside),
     )
 
 
@@ -220,10 +222,6 @@ def build_graph(
             builder.scale(factor)
         programs.append(builder.program)
     return join_ranks(programs, latency_us(tables[0])), programs
-
-
-def _outside(steps: Sequence[SimulatedStep]) -> list[str]:
-    return [FIRST_STEP] if any(step.outside for step in steps) else []
 
 
 def _steps(
@@ -295,27 +293,17 @@ def begins_outside(
     if step > 0:
         return False
     first = trace.steps[0]
-    lost = _orphans_us(trace, launches) + _unexplained_us(trace, items)
-    return lost > OUTSIDE_SHARE * (first.end_us - first.start_us)
-
-
-def _orphans_us(trace: RankTrace, launches: Launches) -> float:
-    """Device work of the first step that was launched before the trace."""
-    first = trace.steps[0]
-    return sum(
+    orphans_us = sum(
         min(event.end_us, first.end_us) - max(event.start_us, first.start_us)
         for event in trace.device
         if event.start_us < first.end_us
         and event.end_us > first.start_us
         and event.correlation not in launches.call_of
     )
-
-
-def _unexplained_us(trace: RankTrace, items: Sequence[HostItem]) -> float:
-    """Time in synchronisations before any work of the trace had run: work of before the trace."""
     begun = min((event.start_us for event in trace.device), default=float("inf"))
-    return sum(
+    waited_us = sum(
         min(item.end_us, begun) - item.start_us
         for item in items
         if item.role is Role.SYNC and item.start_us < begun
     )
+    return orphans_us + waited_us > OUTSIDE_SHARE * (first.end_us - first.start_us)
