@@ -34,16 +34,7 @@ def show_summary(console: Console, rows: Sequence[SearchRow]) -> None:
     fields = rows_by_instance(rows)
     for title, ours, value, needs in OBJECTIVES:
         heading(console, title, "plans that fit by the same planner's memory count")
-        made = table(
-            [
-                ("against", "left"),
-                ("better", "right"),
-                ("equal", "right"),
-                ("worse", "right"),
-                ("median gain", "right"),
-                ("only ours", "right"),
-            ]
-        )
+        made = table("<against", ">better", ">equal", ">worse", ">median gain", ">only ours")
         for name in others(rows):
             one = against(fields, name, ours, value, needs)
             if one.instances:

@@ -120,7 +120,7 @@ def _errors(summary: Summary) -> list[str]:
 
 
 def _show_parts(console: Console, report: Report) -> None:
-    made = table([("rows", "fold"), *((title, "right") for title in ERRORS)])
+    made = table("~rows", *(f">{title}" for title in ERRORS))
     for name, summary in report.by_part().items():
         mark = " *" if name == report.headline else ""
         made.add_row(name + mark, *_errors(summary))
@@ -131,7 +131,7 @@ def _show_parts(console: Console, report: Report) -> None:
 
 
 def _show_families(console: Console, report: Report) -> None:
-    made = table([("part", "left"), ("platform", "fold"), *((title, "right") for title in ERRORS)])
+    made = table("<part", "~platform", *(f">{title}" for title in ERRORS))
     for (part, family), summary in report.by_family().items():
         made.add_row(part, family, *_errors(summary))
     console.print()
@@ -140,8 +140,8 @@ def _show_families(console: Console, report: Report) -> None:
 
 def _show_rows(console: Console, report: Report) -> None:
     keys = dict.fromkeys(key for row in report.rows for key in row.name if key in _SHOWN)
-    ends = [("measured ms", "right"), ("predicted ms", "right"), ("error", "right")]
-    made = table([("part", "left"), *((key, "fold") for key in keys), *ends])
+    ends = [">measured ms", ">predicted ms", ">error"]
+    made = table("<part", *(f"~{key}" for key in keys), *ends)
     for row in report.rows:
         cells = [str(row.name.get(key, "-")) for key in keys]
         times = (number(row.measured_ms), number(row.predicted_ms))
@@ -176,7 +176,7 @@ def show_scores(console: Console, scores: Scores) -> None:
     if len(titles) > MOST_COLUMNS and len(lines) < len(titles):
         first, *rest = [list(column) for column in zip(titles, *lines, strict=True)]
         titles, lines = first, rest
-    made = table([(titles[0], "fold"), *((title, "fold") for title in titles[1:])])
+    made = table(f"~{titles[0]}", *(f"~{title}" for title in titles[1:]))
     for row in lines:
         made.add_row(*row)
     show(console, made)

@@ -193,15 +193,7 @@ def _show(found: CalibratedProfile, output: Path, rows: Path) -> None:
 
     console = make_console()
     heading(console, "Held-out error", "rows that no fit has seen")
-    made = table(
-        [
-            ("family", "left"),
-            ("mean", "right"),
-            ("geomean", "right"),
-            ("bias", "right"),
-            ("rows", "right"),
-        ]
-    )
+    made = table("<family", ">mean", ">geomean", ">bias", ">rows")
     for family, e in found.errors.items():
         if e.n:
             made.add_row(family, f"{e.mape:.1%}", f"{e.gmae:.1%}", f"{e.bias:+.1%}", str(e.n))

@@ -61,17 +61,17 @@ def heading(console: Console, title: str, aside: str = "") -> None:
     console.print(text)
 
 
-def table(columns: Sequence[tuple[str, str]]) -> Table:
-    """An empty table of ``(header, justify)`` columns: ``left``, ``right``, or ``fold`` for text
-    that may break over lines when the console is narrow."""
+def table(*columns: str) -> Table:
+    """An empty table; a column is its header after ``<`` or ``>`` for the side that it is flush
+    with, or after ``~`` for text that may break over lines when the console is narrow."""
     made = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
     )
-    for header, justify in columns:
-        folds = justify == "fold"
+    for column in columns:
+        header, folds = column[1:], column[0] == "~"
         made.add_column(
             header,
-            justify="right" if justify == "right" else "left",
+            justify="right" if column[0] == ">" else "left",
             no_wrap=not folds,
             overflow="fold",
             min_width=min(FOLD_WIDTH, len(header)) if folds else None,

@@ -62,9 +62,7 @@ def show_diff(console: Console, names: tuple[str, str], a: ShardingPlan, b: Shar
         line(console, f"No table differs ({same}).")
         return
     heading(console, f"{plural(len(diffs), 'table')} differ, {same} do not")
-    made = table(
-        [("table", "fold"), ("differs in", "fold"), ("A", "fold"), ("B", "fold")],
-    )
+    made = table("~table", "~differs in", "~A", "~B")
     for diff in diffs:
         made.add_row(diff.table, ", ".join(diff.what), _words(diff, diff.a), _words(diff, diff.b))
     show(console, made)

@@ -127,15 +127,7 @@ def _what_runs(section: PathSection) -> str:
 
 def show_sections(console: Console, found: Iterable[PathSection]) -> None:
     """One row per section of a critical path, in order of time."""
-    made = table(
-        [
-            ("from ms", "right"),
-            ("ms", "right"),
-            ("rank", "right"),
-            ("phase", "left"),
-            ("what runs", "fold"),
-        ]
-    )
+    made = table(">from ms", ">ms", ">rank", "<phase", "~what runs")
     for section in found:
         made.add_row(
             number(section.start_ms),
@@ -176,9 +168,7 @@ def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
     if not changes.found:
         line(console, f"  {changes.none_words.capitalize()}.")
         return
-    made = table(
-        [("change", "fold"), ("saves ms", "right"), ("share", "right"), ("then ms", "right")]
-    )
+    made = table("~change", ">saves ms", ">share", ">then ms")
     for change in changes.found:
         share = percent(change.saving_ms / before_ms)
         made.add_row(change.words, number(change.saving_ms), share, number(change.iteration_ms))
@@ -188,7 +178,7 @@ def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
 def show_what_if(console: Console, what_if: Sequence[WhatIf], before_ms: float) -> None:
     """How the iteration answers to hardware, batch, skew and settings."""
     heading(console, "Sensitivity", "the same plan, predicted with one thing changed")
-    made = table([("change", "fold"), ("ms", "right"), ("change ms", "right"), ("", "right")])
+    made = table("~change", ">ms", ">change ms", ">")
     for item in what_if:
         made.add_row(
             item.change,

@@ -31,16 +31,7 @@ def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
 def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
     """One row per profile, with the groups of each provenance."""
     heading(console, "Hardware profiles", "shipped with shardopt; a path to a profile works too")
-    made = table(
-        [
-            ("name", "left"),
-            ("device", "fold"),
-            ("HBM GiB", "right"),
-            ("GPUs/host", "right"),
-            ("NVLink", "right"),
-            ("constants", "fold"),
-        ]
-    )
+    made = table("<name", "~device", ">HBM GiB", ">GPUs/host", ">NVLink", "~constants")
     for profile in profiles:
         default = " *" if profile.name == DEFAULT_HARDWARE else ""
         made.add_row(
@@ -74,7 +65,7 @@ def _kinds(profile: HardwareProfile) -> str:
 def _show_errors(console: Console, profiles: Sequence[HardwareProfile]) -> None:
     aside = "mean absolute error and number of rows; whatever is not listed is not validated"
     heading(console, "Known errors", aside)
-    made = table([("name", "left"), ("on rows not used for fitting", "fold")])
+    made = table("<name", "~on rows not used for fitting")
     for profile in profiles:
         made.add_row(profile.name, _errors(profile))
     show(console, made)
@@ -144,7 +135,7 @@ def _show_group(console: Console, name: str, group: Group, place: str) -> None:
     show(console, Text("; ".join(" ".join(d.split()) for d in details), style="italic"))
     known = _NOT_VALIDATED if origin.error is None else error_words(origin.error)
     show(console, Text(f"Known error: {known}"))
-    made = table([("constant", "left"), ("value", "fold")])
+    made = table("<constant", "~value")
     for key, value in group.model_dump(mode="json").items():
         if key not in _NOT_CONSTANTS:
             made.add_row(key, _value(value))

@@ -93,17 +93,7 @@ def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> 
 def show_ranking(console: Console, result: Result, predictions: Sequence[Prediction]) -> None:
     """Plans, best first."""
     heading(console, "Plans", "predicted iteration time, best first")
-    made = table(
-        [
-            ("#", "right"),
-            ("ms", "right"),
-            ("vs bound", "right"),
-            ("90 % interval", "left"),
-            ("HBM GiB", "right"),
-            ("sharding", "fold"),
-            ("found by", "fold"),
-        ]
-    )
+    made = table(">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by")
     for place, (ranked, prediction) in enumerate(
         zip(result.plans, predictions, strict=True), start=1
     ):
@@ -131,7 +121,7 @@ def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: fl
     if not baselines:
         return
     heading(console, "Baselines", "plans of other methods, predicted the same way")
-    made = table([("method", "left"), ("ms", "right"), ("vs plan 1", "left"), ("", "left")])
+    made = table("<method", ">ms", "<vs plan 1", "<")
     # one method that is far off must not flatten the bars of all others
     longest = min(max(baselines.values()), MAX_BAR * best_ms)
     width = max(10, min(30, console.width - 60))
@@ -343,7 +333,7 @@ def show_move(console: Console, result: Result, move: Move | None) -> None:
         f"{_over_links(move)}.",
     )
     line(console, _move_words(move, given.iteration_ms, best.iteration_ms))
-    made = table([("table", "fold"), ("now", "fold"), ("after", "fold")])
+    made = table("~table", "~now", "~after")
     for key in move.tables[:SHOWN_MOVES]:
         made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
     show(console, made)

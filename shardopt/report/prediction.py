@@ -74,7 +74,7 @@ class RankTimes:
 def show_breakdown(console: Console, prediction: Prediction) -> None:
     """The critical path by phase; the parts sum to the iteration time."""
     parts = prediction.breakdown
-    made = table([("phase", "left"), ("ms", "right"), ("share", "right"), ("", "left")])
+    made = table("<phase", ">ms", ">share", "<")
     width = max(10, min(40, console.width - 44))
     longest = max(parts.values(), default=1.0)
     for phase, value in parts.items():
@@ -95,15 +95,13 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
         console, "Ranks", f"what each computes in an iteration of {ms(prediction.iteration_ms)}"
     )
     made = table(
-        [
-            ("rank", "right"),
-            ("", "left"),
-            ("emb fwd", "right"),
-            ("emb bwd", "right"),
-            ("comm", "right"),
-            ("idle", "right"),
-            (_memory_header(prediction.memory), "right"),
-        ]
+        ">rank",
+        "<",
+        ">emb fwd",
+        ">emb bwd",
+        ">comm",
+        ">idle",
+        f">{_memory_header(prediction.memory)}",
     )
     width = max(10, min(40, console.width - 54))
     for rank in shown:
@@ -299,17 +297,7 @@ def show_headlines(console: Console, given: Sequence[PredictedPlan]) -> None:
 def show_comparison(console: Console, ranked: Sequence[PredictedPlan]) -> None:
     """One row per plan."""
     heading(console, "Plans", "predicted iteration time, best first")
-    made = table(
-        [
-            ("#", "right"),
-            ("plan", "fold"),
-            ("ms", "right"),
-            ("vs best", "left"),
-            ("90 % interval", "left"),
-            ("HBM GiB", "right"),
-            ("sharding", "fold"),
-        ]
-    )
+    made = table(">#", "~plan", ">ms", "<vs best", "<90 % interval", ">HBM GiB", "~sharding")
     best = ranked[0].prediction.iteration_ms
     for place, item in enumerate(ranked, start=1):
         value = item.prediction.iteration_ms
@@ -331,8 +319,8 @@ def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
     shown = ranked[:MAX_COLUMNS]
     aside = "ms on the critical path; plans are numbered as above"
     heading(console, "Where the time goes", aside)
-    places = [(f"#{i}", "right") for i in range(1, len(shown) + 1)]
-    made = table([("phase", "left"), *places])
+    places = [f">#{i}" for i in range(1, len(shown) + 1)]
+    made = table("<phase", *places)
     for phase in PHASES:
         parts = [item.prediction.breakdown.get(phase, 0.0) for item in shown]
         if any(parts):

@@ -43,10 +43,8 @@ def show_stats(
 ) -> None:
     """A table of features, the hottest rows, and the lines for model.yaml."""
     heading(console, "Features", f"{found[0].samples:,} samples")
-    columns = [("feature", "fold"), ("rows", "right"), ("ids/sample", "right"), ("empty", "right")]
-    columns += [("distinct", "right"), ("alpha", "right"), ("q", "right"), ("fit", "right")]
-    columns += [("KS", "right"), ("hottest", "right")]
-    made = table(columns)
+    columns = ("~feature", ">rows", ">ids/sample", ">empty", ">distinct")
+    made = table(*columns, ">alpha", ">q", ">fit", ">KS", ">hottest")
     for feature in found:
         made.add_row(*_cells(feature))
     show(console, made)
@@ -99,10 +97,8 @@ def show_windows(
             )
         return
     heading(console, "Windows", f"{len(found)}, from {found[0].name} to {found[-1].name}")
-    columns = [("feature", "fold"), ("windows", "right"), ("ids/sample", "right")]
-    columns += [("change", "right"), ("distinct", "right"), ("change", "right")]
-    columns += [("hot rows lost", "right")]
-    made = table(columns)
+    columns = ("~feature", ">windows", ">ids/sample", ">change", ">distinct", ">change")
+    made = table(*columns, ">hot rows lost")
     for of in drift:
         made.add_row(
             of.feature,

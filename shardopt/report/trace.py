@@ -202,11 +202,11 @@ def _show_steps(console: Console, summary: TraceSummary) -> None:
     steps, predicted = summary.steps, summary.predicted
     shown = sorted(steps, key=lambda s: -s.measured_ms)[:MAX_ROWS]
     heading(console, "Steps", "from one step marker to the next")
-    columns = [("step", "left"), ("rank", "right"), ("measured ms", "right")]
+    columns = ["<step", ">rank", ">measured ms"]
     if predicted:
         error = "change" if summary.what_if else "error"
-        columns += [("predicted ms", "right"), (error, "right")]
-    made = table([*columns, ("where the time goes", "left")])
+        columns += [">predicted ms", f">{error}"]
+    made = table(*columns, "<where the time goes")
     longest = max(step.measured_ms for step in steps)
     width = max(10, min(48, console.width - (62 if predicted else 42)))
     for step in (s for s in steps if s in shown):
@@ -254,7 +254,7 @@ def _show_kernels(console: Console, kernels: Sequence[KernelTotal]) -> None:
     if not kernels:
         return
     heading(console, "Longest kernels", "summed over all steps and ranks")
-    made = table([("ms", "right"), ("runs", "right"), ("µs each", "right"), ("kernel", "fold")])
+    made = table(">ms", ">runs", ">µs each", "~kernel")
     for kernel in kernels:
         each = 1e3 * kernel.total_ms / kernel.count
         made.add_row(number(kernel.total_ms), f"{kernel.count:,}", number(each), kernel.name)
@@ -288,16 +288,7 @@ def _show_executions(console: Console, executions: Sequence[ExecutionTrace]) -> 
         "Give the Kineto traces of the same run too, to see steps and where their time goes.",
     )
     heading(console, "Execution traces")
-    made = table(
-        [
-            ("rank", "right"),
-            ("schema", "left"),
-            ("ops", "right"),
-            ("op inputs", "right"),
-            ("collectives", "right"),
-            ("bytes sent", "right"),
-        ]
-    )
+    made = table(">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent")
     for execution in executions:
         comms = [node.comm for node in execution.collectives() if node.comm is not None]
         made.add_row(

@@ -170,10 +170,10 @@ def _counted(report: TuneReport) -> str:
 
 
 def _table(report: TuneReport, first: Sequence[str]) -> Any:
-    columns = [(name, "left") for name in first]
-    columns += [(name.replace("_", " "), "fold") for name in report.tuned_names]
-    columns += [(HEADERS[goal.name], "right") for goal in report.goals]
-    return table([*columns, ("ms", "right")])
+    columns = [f"<{name}" for name in first]
+    columns += [f"~{name.replace('_', ' ')}" for name in report.tuned_names]
+    columns += [f">{HEADERS[goal.name]}" for goal in report.goals]
+    return table(*columns, ">ms")
 
 
 def _cells(

@@ -120,7 +120,7 @@ def show_times(console: Console, found: Comparison) -> None:
         else "one sample, so the spread is unknown"
     )
     heading(console, "Plan time", aside)
-    made = table([("", "left"), ("s", "right"), ("min – max", "left"), ("what is timed", "fold")])
+    made = table("<", ">s", "<min – max", "~what is timed")
     for name, samples in found.times.items():
         spread = f"{min(samples.seconds):.2f} – {max(samples.seconds):.2f}"
         made.add_row(name, f"{samples.median_s:.2f}", spread, _WHAT[name])
@@ -161,16 +161,7 @@ def _listed(names: Sequence[str]) -> str:
 def show_plans(console: Console, found: Comparison) -> None:
     """Both plans under shardopt's predictor."""
     heading(console, "Plans", "both predicted by shardopt")
-    made = table(
-        [
-            ("planner", "left"),
-            ("ms", "right"),
-            ("", "left"),
-            ("HBM GiB", "right"),
-            ("fits", "left"),
-            ("sharding", "fold"),
-        ]
-    )
+    made = table("<planner", ">ms", "<", ">HBM GiB", "<fits", "~sharding")
     best = found.ours.prediction
     for name, answer in (("shardopt", found.ours), ("torchrec", found.theirs)):
         prediction = answer.prediction

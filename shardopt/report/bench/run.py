@@ -82,10 +82,10 @@ def show_run(console: Console, rows: BenchRows, predicted: Predicted, hardware: 
     link = rows.settings.get("link_gbit_s")
     over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
     heading(console, "Measured", f"ms per iteration on {over}, {count}")
-    columns = [("plan", "fold"), ("median", "right"), ("p10 – p90", "left"), ("rounds", "right")]
-    columns += [(f"vs {found[0].name}", "left")] if len(found) > 1 else []
-    columns += [("predicted", "right"), ("off by", "right")] if predicted else []
-    made = table(columns)
+    columns = ["~plan", ">median", "<p10 – p90", ">rounds"]
+    columns += [f"<vs {found[0].name}"] if len(found) > 1 else []
+    columns += [">predicted", ">off by"] if predicted else []
+    made = table(*columns)
     for item in found:
         made.add_row(*_cells(item, len(found) > 1, predicted))
     show(console, made)

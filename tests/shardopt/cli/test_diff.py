@@ -1,6 +1,7 @@
 """`shardopt hardware` and `shardopt diff`."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,5 +121,5 @@ def test_a_model_and_a_plan_in_each_others_place(
 @pytest.mark.parametrize("command", ["plan", "predict", "diff", "stats", "--help"])
 def test_the_help_lists_the_exit_codes(run, command: str) -> None:
     shown = " ".join(run(*dict.fromkeys((command, "--help"))).out.split())
-    assert "Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4" in shown
-    assert "130 interrupted; 141" in shown
+    codes = shown[shown.index("Exit codes:") :]
+    assert [int(code) for code in re.findall(r"\b\d+\b", codes)] == [0, 2, 3, 4, 70, 130, 143, 141]
