@@ -50,14 +50,14 @@ for name, module in list(sys.modules.items()):
 takes little effort."""
 
 
-def main() -> None:
-    """Run the tests; exit with 1 if they differ from the page."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tests; 1 if they differ from the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--theirs", action="store_true", help="with TorchRec's own planner")
     parser.add_argument("--write", action="store_true", help="write the numbers to the page")
     parser.add_argument("-k", default="", help="only tests whose name matches, as in pytest")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     results = dict(run_tests(given.checkout, theirs=given.theirs, only=given.k))
     passed = [name for name, outcome in results.items() if outcome == "passed"]
     failed = [name for name, outcome in results.items() if outcome == "failed"]
@@ -67,7 +67,7 @@ def main() -> None:
     )
     if given.theirs:
         print("\n".join(failed))
-        return
+        return 0
     page = PAGE.read_text()
     expected = set(read_differences(page))
     new = sorted(set(failed) - expected)
@@ -82,8 +82,8 @@ def main() -> None:
         PAGE.write_text(wanted)
     elif not given.k and wanted != page:
         print("docs/hook.md has other numbers: run this with --write")
-        sys.exit(1)
-    sys.exit(1 if new or gone or not results else 0)
+        return 1
+    return 1 if new or gone or not results else 0
 
 
 def with_numbers(page: str, version: str, total: int, passed: int, failed: int) -> str:
@@ -129,4 +129,4 @@ def read_differences(page: str) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
