@@ -1,4 +1,12 @@
-"""Where shardopt meets TorchRec; the names below load on first use."""
+"""Where shardopt meets TorchRec; the names below load on first use.
+
+Begin with `hook`: the planner. It reads the user's module (`read_module`, over `tables` and
+`capture`) and machine (`machine`), asks what TorchRec offers and would do itself (`offered`), and
+searches. `options` and `convert` turn plans into TorchRec's and back; with `collective` one rank
+plans for all. `costs` and `provider` are smaller doors into TorchRec's own planning, `model_file`
+writes what was read, `running` changes the plan of a running job, and `private` is all that is not
+public.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,5 @@
 """What a module does in one training step, without running it: ops on fake tensors.
 
-Imports `plan` and `training`; torch only in `recorder`, which others that list ops use, too.
+`recorder` notes the ops of a step, of fake tensors or of a program that others list; `inputs` makes
+what forward takes; `step` runs one step; `capture` makes a program of four steps.
 """
