@@ -29,7 +29,7 @@ with needs_torchrec():
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardopt.replay.program.schema import word_value
+from shardopt.replay.program.schema import load_library, word_value
 from shardopt.replay.program.values import is_lookup
 from shardopt.replay.runtime.checks import BadDataError, common_data, rank_data
 from shardopt.replay.runtime.tensors import ON_CPU, like, make_all, shared_out
@@ -44,7 +44,6 @@ FAILS = (
     *(AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError),
 )
 """How fake tensors refuse ops that they do not know."""
-LIBRARIES = {"fbgemm": "fbgemm_gpu", "torchvision": "torchvision"}
 TENSOR = re.compile(r"t\[(\d+)\]")
 CPU = torch.device("cpu")
 REMEDY = "generate the benchmark again from its trace with `shardopt bench generate`"
@@ -250,11 +249,7 @@ class _Listing(Recorder):
 def _find(name: str, overload: str) -> Any:
     """The op; None if it is not installed."""
     space, _, op = name.partition("::")
-    if space in LIBRARIES:
-        try:
-            __import__(LIBRARIES[space])
-        except (ImportError, OSError):
-            return None
+    load_library(name)
     found = getattr(getattr(getattr(torch.ops, space, None), op, None), overload, None)
     return found if isinstance(found, torch._ops.OpOverload) else None
 

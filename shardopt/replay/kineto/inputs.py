@@ -8,7 +8,6 @@ order of its schema, those left to their defaults too.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import Parameter, Schema, parse_schema
+from shardopt.replay.program.schema import Parameter, Schema, load_library, parse_schema
 from shardopt.replay.program.tensors import contiguous
 
 Kind = Literal["tensor", "tensors", "number", "numbers", "other"]
@@ -31,8 +30,6 @@ WORDS: dict[str, Kind] = {
     "GenericList": "other",
     "Other": "other",
 }
-LIBRARIES = {"fbgemm": "fbgemm_gpu", "torchvision": "torchvision", "c10d": "torch.distributed"}
-"""Namespace of ops -> what registers them."""
 MAX_ELEMENTS = 1 << 40
 MAX_DIMS = 64
 NUMBERS = {
@@ -147,10 +144,7 @@ def schemas(name: str) -> tuple[Schema, ...]:
     """PyTorch's schemas of an op that a program can call."""
     import torch
 
-    library = LIBRARIES.get(name.partition("::")[0])
-    if library is not None:
-        with suppress(ImportError, OSError):
-            importlib.import_module(library)
+    load_library(name)
     found = []
     if not name.isascii():  # C++ takes no other name
         return ()

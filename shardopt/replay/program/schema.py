@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_letters
@@ -20,6 +22,8 @@ ALIAS = re.compile(r"\([\w\s!|*>-]*\)")
 LONGEST = 20_000
 """Characters of a schema; those of FBGEMM have 3,000."""
 OPENING, CLOSING = "([", ")]"
+LIBRARIES = {"fbgemm": "fbgemm_gpu", "torchvision": "torchvision", "c10d": "torch.distributed"}
+"""Namespace of ops -> what registers them."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,14 @@ def _split(text: str) -> list[str]:
             start = i + 1
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def load_library(op: str) -> None:
+    """Import what registers an op, if it is installed."""
+    library = LIBRARIES.get(op.partition("::")[0])
+    if library is not None:
+        with suppress(ImportError, OSError):
+            importlib.import_module(library)
 
 
 def has_kernel(op: str, key: str) -> bool:

@@ -102,7 +102,7 @@ def _views(value: Value, shape: Shape, strides: Shape) -> Iterator[tuple[Tensor,
             yield value, view_of(value, shape, strides)
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
-            yield from _views(item, _at(shape, i), _at(strides, i))
+            yield from _views(item, inner_shape(shape, i), inner_shape(strides, i))
 
 
 def view_of(tensor: Tensor, shape: Shape, strides: Shape) -> View:
@@ -110,7 +110,8 @@ def view_of(tensor: Tensor, shape: Shape, strides: Shape) -> View:
     return View(tensor.storage, tensor.offset, shape, strides, tensor.item_bytes)
 
 
-def _at(nested: Shape, i: int) -> Shape:
+def inner_shape(nested: Shape, i: int) -> Shape:
+    """Of an item of a list of tensors."""
     inner = nested[i] if i < len(nested) else ()
     return inner if isinstance(inner, tuple) else ()
 

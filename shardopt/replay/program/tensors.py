@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from predictor.trace.execution import Argument, Shape, Tensor, Value
 from shardopt.replay.program.program import ITEMS, TensorSpec
-from shardopt.replay.program.select import View, view_of
+from shardopt.replay.program.select import View, inner_shape, view_of
 
 KIND = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)|None")
 Key = tuple[View, str]
@@ -60,7 +60,7 @@ def _tensors_of(
 ) -> Iterator[TensorUse | None]:
     if isinstance(value, tuple):
         for i, item in enumerate(value):
-            inner = (_inner(shape, i), _inner(strides, i))
+            inner = (inner_shape(shape, i), inner_shape(strides, i))
             yield from _tensors_of(item, *inner, kinds)
         return
     kind = next(kinds, "")
@@ -69,11 +69,6 @@ def _tensors_of(
         yield None
     else:
         yield TensorUse(value, shape, strides, dtype)
-
-
-def _inner(nested: Shape, i: int) -> Shape:
-    item = nested[i] if i < len(nested) else ()
-    return item if isinstance(item, tuple) else ()
 
 
 class Tensors:

@@ -434,7 +434,7 @@ class LegalValues:
         elif name in PASSING and len(gives) == 1 and isinstance(call.arguments[0], Slot):
             source = call.arguments[0].number
             same = self.tensors.specs[source].shape
-            if _count(same) == _count(self.tensors.specs[gives[0]].shape):
+            if prod(same) == prod(self.tensors.specs[gives[0]].shape):
                 self._root[gives[0]] = self._root.get(source, source)
 
     def note_received(self, call: Call) -> None:
@@ -464,10 +464,3 @@ def _weights(schema: Schema, node: Node) -> tuple[int, int]:
                 if of is not None and of.tensor.numel:
                     return of.tensor.storage, of.tensor.offset
     return 0, node.id
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
