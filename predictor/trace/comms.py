@@ -123,15 +123,7 @@ def info_of_host(event: HostEvent) -> CommInfo:
 
 def info_of_call(call: CollectiveCall) -> CommInfo:
     """What is known so far."""
-    return CommInfo(
-        call.op,
-        call.size_bytes,
-        call.output_bytes,
-        call.group,
-        call.group_name,
-        call.send_bytes,
-        call.receive_bytes,
-    )
+    return CommInfo(*(getattr(call, f.name) for f in fields(CommInfo)))
 
 
 def size_notes(device: Iterable[DeviceEvent]) -> tuple[str, ...]:
@@ -275,17 +267,6 @@ def _number_calls(
         key = info.group_name or info.group
         order = counts[key] if forwards else -1 - counts[key]
         counts[key] += 1
-        yield replace(event, collective=_call(event, info, order))
-
-
-def _call(event: DeviceEvent, info: CommInfo, order: int) -> CollectiveCall:
-    return CollectiveCall(
-        info.op or collective_kind(event.name),
-        info.size_bytes,
-        info.group,
-        order,
-        info.output_bytes,
-        info.send_bytes,
-        info.receive_bytes,
-        info.group_name,
-    )
+        facts = {f.name: getattr(info, f.name) for f in fields(info)}
+        facts |= {"op": info.op or collective_kind(event.name), "order": order}
+        yield replace(event, collective=CollectiveCall(**facts))
