@@ -1,5 +1,5 @@
 """``python -m lab``."""
 
-from lab.cli.app import main
+from lab.cli import main
 
 raise SystemExit(main())

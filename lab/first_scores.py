@@ -16,9 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from lab.programs import existing_folder, make_parser
-from lab.validate.intervals import kernel_interval
-from lab.validate.report import ComparedRow, Summary
-from lab.validate.skipped import no_profile
+from lab.validate.report import ComparedRow, Summary, kernel_interval, no_profile
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.cost.gemm import gemm_ms

@@ -4,11 +4,11 @@ TorchRec rates a plan by the largest sum of shard costs on a rank. Beside TorchR
 minimises the same number, this tells what better search is worth; the rest of what shardopt's plans
 gain comes from its predictor. The steps:
 
-bound    the smallest rating that memory and options do not rule out   (lab.planners.additive_bound)
+bound    the smallest rating that memory and options do not rule out   (lab.planners.additive)
 options  the bound's own at targets just above it; TorchRec's, which start it warm
 ranks    greedy, then moves and swaps of shards                        (search.improve.balance)
 tables   on the costliest ranks come back under other options
-(lab.planners.additive_moves)
+(lab.planners.additive)
 
 Why: docs/decisions/0026.
 """
@@ -18,28 +18,298 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lab.planners.additive_bound import AdditiveBound, stack_options
-from lab.planners.additive_moves import Array, TableMover
-from lab.planners.torchrec_objective import TorchRecObjective
+from lab.planners.published import TorchRecObjective
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
 from search.improve.balance import Balancer
 from search.infeasible import missing_memory
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, Ranks
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
 from search.propose.cpsat import CpSat
 from search.propose.feasibility import find_feasible
 from search.space.enumerate import enumerate_space
 from search.space.filters import prune
-from search.space.option import Option, Space
+from search.space.option import Choice, Option, Space
 from search.stop import Stop
 from search.surrogate import FORWARD, PHASES, Surrogate
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PRECISION = 1e-4
+"""Relative width at which the search for z ends; the bound is its lower end."""
+PRICE_STEPS = 24
+ROUNDS = 2
+"""Times that the prices of HBM and host memory are set one after the other."""
+MAX_PRICE = 2.0**40
+
+
+@dataclass(frozen=True)
+class OptionArrays:
+    """Options of all tables, one after another.
+
+    Args:
+        cost: of each shard of an option in ms, ``[options]``.
+        total: of all of its shards.
+        memory: of all of its shards over what all ranks have, ``[options, hbm or ddr]``.
+        largest: the largest shard's bytes over what the largest rank has, of either kind.
+        starts: first option of every table.
+    """
+
+    cost: Array
+    total: Array
+    memory: Array
+    largest: Array
+    starts: Ints
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One option a table.
+
+    Args:
+        options: index of the option of every table in `OptionArrays`.
+        total_ms: lower bound on the total cost at this target.
+    """
+
+    options: Ints
+    total_ms: float
+
+
+class AdditiveBound:
+    """Bounds and picks for one problem with ``world`` ranks."""
+
+    def __init__(self, items: OptionArrays, world: int) -> None:
+        self.items = items
+        self.world = world
+
+    def lower_bound_ms(self) -> float:
+        """No plan has a smaller rating."""
+        least = float(np.maximum.reduce(np.minimum.reduceat(self.items.cost, self.items.starts)))
+        low, high = least, least
+        while self._refuted(high):
+            low, high = high, 2 * high
+            if high > MAX_PRICE * least:
+                return low  # the tables do not fit together: any value is a bound
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._refuted(middle) else (low, middle)
+        return low
+
+    def _refuted(self, target: float) -> bool:
+        return self.pick(target).total_ms > self.world * target * (1 + 1e-12)
+
+    def pick(self, target: float, pressure: float = 1.0, largest: float = 1.0) -> Selection:
+        """Least total cost plus memory price among options whose shards cost at most ``target``.
+
+        Args:
+            target: at least every table's cheapest shard.
+            pressure: share of all memory that may be taken is one over this; above 1 the picks
+                leave room, and `total_ms` is no bound.
+            largest: share of a rank's memory that a shard may take, where a table can do with it;
+                below 1, `total_ms` is no bound.
+        """
+        allowed = np.where(self.items.cost <= target, 0.0, np.inf)
+        small = np.where(self.items.largest <= largest, allowed, np.inf)
+        best = np.minimum.reduceat(small, self.items.starts)
+        sizes = np.diff(np.append(self.items.starts, len(small)))
+        allowed = np.where(np.isfinite(np.repeat(best, sizes)), small, allowed)
+        total, room = self.items.total + allowed, 1.0 / pressure
+        prices = np.zeros(2)
+        for _ in range(ROUNDS):
+            for kind in range(2):
+                prices[kind] = self._price(total, prices, kind, room)
+        options, value = self._least(total, prices)
+        return Selection(options, value - float(prices.sum()) * room)
+
+    def _price(self, total: Array, prices: Array, kind: int, room: float) -> float:
+        """The smallest price of one kind of memory at which the picks fit, the other's fixed."""
+        low, high = 0.0, float(np.mean(self.items.total))
+        trial = prices.copy()
+
+        def fits(price: float) -> bool:
+            trial[kind] = price
+            options, _ = self._least(total, trial)
+            return bool(self.items.memory[options, kind].sum() <= room)
+
+        if fits(0.0):
+            return 0.0
+        while not fits(high):
+            low, high = high, 4 * high
+            if high > MAX_PRICE:
+                return high
+        for _ in range(PRICE_STEPS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return high
+
+    def _least(self, total: Array, prices: Array) -> tuple[Ints, float]:
+        """The cheapest option of every table at these prices, and the sum."""
+        priced = total + self.items.memory @ prices
+        least = np.minimum.reduceat(priced, self.items.starts)
+        sizes = np.diff(np.append(self.items.starts, len(priced)))
+        first = np.flatnonzero(priced == np.repeat(least, sizes))
+        table = np.searchsorted(self.items.starts, first, side="right") - 1
+        _, where = np.unique(table, return_index=True)
+        return first[where], float(least.sum())
+
+
+def stack_options(
+    costs: Sequence[Sequence[float]], memory: Sequence[Sequence[Array]], caps: Array
+) -> OptionArrays:
+    """The options as arrays.
+
+    Args:
+        costs: of each shard of every option, a list a table.
+        memory: bytes of every shard, ``[shards, hbm or ddr]``, likewise.
+        caps: bytes ``[hbm or ddr, ranks]``.
+    """
+    everything = np.maximum(caps.sum(axis=1), 1.0)
+    flat = [m for table in memory for m in table]
+    cost = np.array([c for table in costs for c in table])
+    counts = np.array([len(m) for m in flat])
+    sums = np.array([m.sum(axis=0) for m in flat]) / everything
+    widest = np.maximum(caps.max(axis=1), 1.0)
+    largest = np.array([(m / widest).max() for m in flat])
+    starts = np.cumsum([0, *map(len, costs)])[:-1]
+    return OptionArrays(cost, cost * counts, sums, largest, starts.astype(np.int64))
+
+
+NORM = 16
+GAIN = 1e-9
+"""Relative gain below which a change does not count."""
+
+Placed = tuple[Ranks, Array, Array]
+"""Ranks for one option, and the cost and bytes of all ranks with it there."""
+
+
+class TableMover:
+    """Improves assignments of one problem.
+
+    Args:
+        costs: of each shard of every option in ms, a list a table, in the space's order.
+    """
+
+    def __init__(self, objective: Objective, costs: Sequence[Sequence[float]]) -> None:
+        self.objective = objective
+        self.world = objective.problem.topology.world_size
+        self.cost = {
+            option: cost
+            for options, table in zip(objective.space.options, costs, strict=True)
+            for option, cost in zip(options, table, strict=True)
+        }
+        self.partitioner = GreedyPartitioner(objective, self)
+        self.phases = lru_cache(maxsize=1 << 16)(self._phases)
+        tied = {table for group in objective.space.co_locate for table in group}
+        self.free = [t not in tied for t in range(len(costs))]
+        self.ranked = [
+            sorted(options, key=lambda o: (self.cost[o] * o.num_shards, self.cost[o]))
+            for options in objective.space.options
+        ]
+
+    def _phases(self, option: Option) -> Array:
+        """Costs of an option's shards, as `GreedyPartitioner` takes them."""
+        found = np.zeros((option.num_shards, PHASES))
+        found[:, FORWARD] = self.cost[option]
+        return found
+
+    def loads(self, assignment: Assignment) -> Array:
+        """Sum of shard costs on every rank in ms, ``[ranks]``."""
+        loads = np.zeros(self.world)
+        for option, ranks in assignment:
+            np.add.at(loads, list(ranks), self.cost[option])
+        return loads
+
+    def rating_ms(self, assignment: Assignment) -> float:
+        """The costliest rank's sum."""
+        return float(self.loads(assignment).max())
+
+    def descend(self, assignment: Assignment, steps: int) -> tuple[Assignment, int]:
+        """Put back tables of the costliest rank until none helps; also how many puts it took."""
+        plan = list(assignment)
+        loads, used = self.loads(assignment), self.objective.memory(assignment)
+        tried = 0
+        while tried < steps:
+            scale = float(loads.max())
+            best: tuple[float, int, Option, Placed] | None = None
+            now = _norm(loads, scale)
+            for table in self._on(int(np.argmax(loads)), plan):
+                below, room = self._without(plan[table], loads, used)
+                for option in self.ranked[table]:
+                    if self.cost[option] >= scale:
+                        continue
+                    tried += 1
+                    placed = self.put(option, below, room)
+                    if placed is None:
+                        continue
+                    norm = _norm(placed[1], scale)
+                    if norm < now * (1 - GAIN) and (best is None or norm < best[0]):
+                        best = (norm, table, option, placed)
+            if best is None:
+                break
+            _, table, option, placed = best
+            ranks, loads, used = placed
+            plan[table] = (option, ranks)
+        return tuple(plan), tried
+
+    def shake(self, assignment: Assignment, rng: random.Random, count: int) -> Assignment | None:
+        """Some tables, of which one lies on the costliest rank, under other options or elsewhere;
+        None if they do not fit back."""
+        plan = list(assignment)
+        loads, used = self.loads(assignment), self.objective.memory(assignment)
+        here = self._on(int(np.argmax(loads)), plan)
+        free = [t for t, is_free in enumerate(self.free) if is_free]
+        if not here or not free:
+            return None
+        out = list(dict.fromkeys([rng.choice(here), *rng.choices(free, k=count - 1)]))
+        for table in out:
+            loads, used = self._without(plan[table], loads, used)
+        rng.shuffle(out)
+        for table in out:
+            near = [o for o in self.ranked[table] if self.cost[o] < 1.5 * loads.max()]
+            options = rng.choices(near[:4], k=2) if near else []
+            found = (self.put(option, loads, used) for option in [*options, *self.ranked[table]])
+            options = [*options, *self.ranked[table]]
+            put = next(((o, p) for o, p in zip(options, found, strict=True) if p), None)
+            if put is None:
+                return None
+            option, (ranks, loads, used) = put
+            plan[table] = (option, ranks)
+        return tuple(plan)
+
+    def _on(self, rank: int, plan: Sequence[Choice]) -> list[int]:
+        """Tables with a shard on a rank that may be moved."""
+        return [t for t, (_, ranks) in enumerate(plan) if self.free[t] and rank in ranks]
+
+    def _without(self, choice: Choice, loads: Array, used: Array) -> tuple[Array, Array]:
+        option, ranks = choice
+        below = loads.copy()
+        np.subtract.at(below, list(ranks), self.cost[option])
+        return below, used - self.objective.footprint(option, ranks)
+
+    def put(self, option: Option, loads: Array, used: Array) -> Placed | None:
+        """The option on the ranks of least cost with room for it; None if there are none."""
+        phases = np.zeros((len(loads), PHASES))
+        phases[:, FORWARD] = loads
+        ranks = self.partitioner.best_ranks(option, phases, used)
+        if ranks is None:
+            return None
+        after = loads.copy()
+        np.add.at(after, list(ranks), self.cost[option])
+        return ranks, after, used + self.objective.footprint(option, ranks)
+
+
+def _norm(loads: Array, scale: float) -> float:
+    return float(((loads / scale) ** NORM).sum())
+
 
 TARGETS = (1.0, 1.003, 1.01, 1.03, 1.1, 1.3)
 """Ratings aimed at, over the bound."""

@@ -14,14 +14,18 @@ from functools import lru_cache, partial
 import numpy as np
 
 from lab.planners.additive import solve_additive
-from lab.planners.dreamshard import DreamShardGreedy
-from lab.planners.hugectr import HugeCtr
 from lab.planners.instances import Instance, problem_of
-from lab.planners.neuroshard import NeuroShard
-from lab.planners.planner import BaselinePlanner, PlannerInputs, find_best_ms
-from lab.planners.random_plans import RandomPlans
+from lab.planners.published import (
+    BaselinePlanner,
+    DreamShardGreedy,
+    HugeCtr,
+    NeuroShard,
+    PlannerInputs,
+    RandomPlans,
+    TorchRecObjective,
+    find_best_ms,
+)
 from lab.planners.rows import NO_PLAN, RANDOM, RATED, RATED_SAME, SHARDOPT, TORCHREC
-from lab.planners.torchrec_objective import TorchRecObjective
 from predictor.errors import InfeasibleError
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory.ranks import fits, plan_memory

@@ -25,9 +25,9 @@ from lab.planners.rows import (
     SHARDOPT,
     TORCHREC,
     SearchRow,
+    sources_of,
 )
 from lab.planners.run import PLANNERS, Outcome, PlannerSettings, run_planner
-from lab.planners.sources import sources_of
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingType

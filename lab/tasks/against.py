@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from lab.tasks.draw import PROFILE, Task, draw_workload
 from lab.tasks.measure import TaskSetSettings
-from lab.tasks.models.families import ARCHITECTURES, CROSSED, DRIFTING, FAMILIES
-from lab.tasks.plans import signature
-from lab.tasks.random_plans import random_plans
+from lab.tasks.models import ARCHITECTURES, CROSSED, DRIFTING, FAMILIES
+from lab.tasks.plans import random_plans, signature
 from lab.tasks.task_set import load_task_set, task_name
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware

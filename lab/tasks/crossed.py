@@ -21,7 +21,7 @@ from itertools import combinations, product
 import numpy as np
 
 from lab.tasks.draw import MAX_TABLES_BYTES, PROFILE, Task, task_topology
-from lab.tasks.structures import halves, plan_of, table_wise
+from lab.tasks.plans import halves, plan_of, table_wise
 from lab.tasks.task_set import task_name
 from predictor.cost.loads import Load
 from predictor.errors import InputError

@@ -14,8 +14,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lab.rankers.architecture import Architecture
-from lab.tasks.models.families import RANDOM, draw_model
+from lab.architecture import Architecture
+from lab.tasks.models import RANDOM, draw_model
 from lab.tasks.plans import MIN_CLOSE, quick_ms, task_plans
 from lab.tasks.task_set import task_name
 from predictor.errors import InputError
@@ -83,7 +83,7 @@ def draw_task(
     Args:
         seed: at least 0.
         local_world_size: ranks on each host. The plans of a seed depend on it, its model does not.
-        models: the family, one of `lab.tasks.models.families`. The model of another
+        models: the family, one of `lab.tasks.models`. The model of another
             than `RANDOM` depends on the seed alone.
 
     Raises:

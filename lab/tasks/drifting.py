@@ -16,8 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from lab.tasks.draw import Task
-from lab.tasks.models.chance import lognormal
-from lab.tasks.models.drifting import draw_windows
+from lab.tasks.models import draw_windows, lognormal
 from lab.tasks.plans import signature, their_plan
 from lab.tasks.task_set import TaskSet, task_name
 from lab.tasks.windows import in_window

@@ -14,19 +14,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab.rankers.architecture import Architecture, architecture_of
+from lab.architecture import Architecture, architecture_of
 from lab.tasks.architectures import draw_architecture_task
 from lab.tasks.crossed import draw_crossed_task
 from lab.tasks.draw import Task, draw_task
 from lab.tasks.drifting import draw_drifting_task
-from lab.tasks.models.families import (
+from lab.tasks.models import (
     ARCHITECTURES,
     CROSSED,
     DRIFTING,
     RANDOM,
     check_family,
 )
-from lab.tasks.parts import part_path, part_paths, split_plans
 from lab.tasks.task_set import (
     CALIBRATION_FILE,
     OLD_FILES,
@@ -34,6 +33,9 @@ from lab.tasks.task_set import (
     TASK_SET_FILE,
     load_task_set,
     load_windows,
+    part_path,
+    part_paths,
+    split_plans,
     task_name,
     window_path,
 )
@@ -379,6 +381,6 @@ def _other_model(workload: Workload, architecture: Architecture | None) -> dict[
     """What a job says of a model that is no DLRM."""
     if architecture is None:
         return {}
-    from lab.rankers.ranker import RankerBuilder, model_facts
+    from lab.rankers import RankerBuilder, model_facts
 
     return {"build": RankerBuilder(architecture), "facts": model_facts(workload, architecture)}

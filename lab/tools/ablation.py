@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lab.planners.instances import Instance, problem_of
-from lab.planners.rows import SHARDOPT
-from lab.planners.sources import sources_of
+from lab.planners.rows import SHARDOPT, sources_of
 from lab.planners.suite import load_suite
 from lab.programs import make_parser
 from predictor.csv_rows import Row as Cells

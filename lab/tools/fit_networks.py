@@ -14,10 +14,9 @@ import numpy as np
 
 from lab.fit.collectives import ROBUST
 from lab.fit.public_tables import read_collectives
-from lab.validate.links.rows import LinkRow, read_links
-from lab.validate.links.sources import SLINGSHOT
-from lab.validate.links.sources import slingshot as slingshot_row
-from lab.validate.links.sources import tcpx as tcpx_row
+from lab.validate.links import SLINGSHOT, LinkRow, read_links
+from lab.validate.links import slingshot as slingshot_row
+from lab.validate.links import tcpx as tcpx_row
 from predictor.cost.collectives import bus_factor
 from predictor.hardware.schema import Curve
 from predictor.units import mib

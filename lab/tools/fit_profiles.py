@@ -18,11 +18,12 @@ import numpy as np
 
 from lab.fit.collectives import ROBUST, every_second, fit_own_part, fit_rank_cost
 from lab.fit.public_tables import Key, read_collectives
-from lab.validate.links.rows import LinkRow, read_links
-from lab.validate.links.sources import (
+from lab.validate.links import (
+    LinkRow,
     curve_of_a_host,
     curve_of_a_rack,
     few_ranks_of_a_host,
+    read_links,
 )
 from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import Row, number, read_table

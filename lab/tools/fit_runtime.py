@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.programs import existing_folder, make_parser
-from lab.runtimes.hugectr.runtime import Runtime, runtime_of_round
-from lab.validate.mlperf.cases import Case, case_of
-from lab.validate.mlperf.suite import is_fitted
-from lab.validate.mlperf.systems import Planner, read_systems
+from lab.runtimes.hugectr import Runtime, runtime_of_round
+from lab.validate.mlperf import Case, Planner, case_of, is_fitted, read_systems
 
 Array = NDArray[np.float64]
 PULL = 0.01

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from lab.fit.scores import relative_errors
 from lab.programs import existing_folder, make_parser
-from lab.runtimes.megatron.runtime import CONSTANTS, Configuration, MegatronRuntime
-from lab.runtimes.megatron.step import MegatronStep
+from lab.runtimes.megatron import CONSTANTS, Configuration, MegatronRuntime, MegatronStep
 from lab.validate.transformers import Measured, Timing, read_single, timing_of
 from predictor.hardware.loader import load_hardware
 from shardopt.calibrate.fitting import mape

@@ -31,7 +31,7 @@ from lab.validate.collectives import (
 )
 from lab.validate.dlrm_published import FUSED, UNFUSED, validate_dlrm_published
 from lab.validate.gemm import FP8, validate_gemm
-from lab.validate.mlperf.suite import (
+from lab.validate.mlperf import (
     LATER,
     NEVER,
     by_configuration,

@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lab.pages.readme import END, START
+from lab.pages.accuracy import END, START
 from lab.programs import make_parser
 from predictor.errors import InputError, ShardoptError
 from predictor.model.distribution import Zipf

@@ -6,10 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.transformers.design import calibrations, targets
-from lab.transformers.files import MACHINE, OPS, TRACES, rounds_of, write_ops
-from lab.transformers.trace import trace_families
-from lab.transformers.worker import time_rounds
+from lab.transformers.files import MACHINE, OPS, TRACES, calibrations, rounds_of, targets, write_ops
+from lab.transformers.worker import time_rounds, trace_families
 from predictor.iteration.op_graph import RankCalls
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
@@ -53,7 +51,7 @@ def run_transformers(
 
 def list_steps() -> dict[str, RankCalls]:
     """The ops of every shape that is captured or predicted, none of them run."""
-    from lab.transformers.ops import record_step, step_calls
+    from lab.transformers.worker import record_step, step_calls
 
     shapes = {shape.name: shape for n in RANKS for shape in (*calibrations(n), *targets(n))}
     return {name: step_calls(record_step(shape)) for name, shape in shapes.items()}

@@ -5,20 +5,189 @@ Rank 0 appends a line of JSON a round to the folder.
 
 from __future__ import annotations
 
+import bisect
 import gc
+import json
 import random
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.quiet_ranks import hasten_main, prepare_on_last_cores
-from lab.transformers.design import calibrations, targets
-from lab.transformers.files import is_disturbed, rounds_of
+from lab.replay.transformers import Training
+from lab.transformer import FAMILIES, TransformerShape
+from lab.transformers.files import (
+    TRACED_STEP,
+    TRACES,
+    TracedStep,
+    calibrations,
+    is_disturbed,
+    rounds_of,
+    targets,
+)
+from lab.transformers.steps import BACKWARD, FORWARD, OPTIMIZER, gradient_sum, training_step
+from predictor.cost.ops.cpu_ops import OpRow, kind_and_sizes, reuse_bytes
+from predictor.iteration.op_graph import CollectiveStart, RankCalls
 from shardopt.measure.machine import other_cores, usage
+from shardopt.measure.store import write_rows
 from shardopt.ranks.rank import Rank, Report, available_cores, join_group
 from shardopt.ranks.realtime import hasten_gloo
+from shardopt.torchrec.capture.recorder import Recorder, Recording
+
+if TYPE_CHECKING:
+    from shardopt.torchrec.capture.recorder import Recording
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1024 * 1024, 25 * 1024 * 1024
+"""DDP's defaults, where ``bucket_cap_mb`` is not given (torch/nn/parallel/distributed.py)."""
+
+
+def record_step(shape: TransformerShape, *, real: bool = False) -> Recording:
+    """The second step of a training, when the optimizer has its states.
+
+    Args:
+        real: run it, instead of passing fake tensors through it.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with nullcontext() if real else FakeTensorMode():
+        training = Training(shape)
+        recorder = Recorder()
+        for parameter in training.model.parameters():
+            parameter.register_post_accumulate_grad_hook(recorder.gradient)
+        with recorder:
+            training.step(recorder.mark)
+    return recorder.recording
+
+
+def step_calls(recording: Recording) -> RankCalls:
+    """The calls of a step, as a rank runs them that sums its gradients with others.
+
+    Calls of one part, kind and size become one row. A part of the backward ends where a bucket of
+    gradients is complete.
+    """
+    calls = [recorded.call for recorded in recording.calls]
+    ends, buckets = _buckets(recording)
+    found: dict[str, dict[tuple[str, tuple[int, ...]], list[Any]]] = {}
+    for at, (call, reuse) in enumerate(zip(calls, reuse_bytes(calls), strict=True)):
+        rows = found.setdefault(_part(at, recording.marks, ends), {})
+        rows.setdefault(kind_and_sizes(call), []).append(reuse)
+    parts = {
+        part: tuple(
+            OpRow(kind, sizes, tuple(map(float, sum(reuses))), len(reuses))
+            for (kind, sizes), reuses in rows.items()
+        )
+        for part, rows in found.items()
+    }
+    return training_step(parts, buckets)
+
+
+def row_index(recording: Recording) -> list[int]:
+    """The row of every call, counted through all parts of `step_calls`."""
+    ends, _ = _buckets(recording)
+    rows: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    keys = []
+    for at, recorded in enumerate(recording.calls):
+        part = _part(at, recording.marks, ends)
+        keys.append((part, *kind_and_sizes(recorded.call)))
+        rows.setdefault(keys[-1], len(rows))
+    # parts follow each other, so rows are numbered part by part as they first appear
+    return [rows[key] for key in keys]
+
+
+def _buckets(recording: Recording) -> tuple[list[int], tuple[CollectiveStart, ...]]:
+    """Number of the call that completes each bucket, and its sum.
+
+    As DistributedDataParallel rebuilds its buckets after the first step: gradients in the order in
+    which they arrive, the first bucket of 1 MiB, the others of 25 MiB, none split.
+    """
+    ends: list[int] = []
+    buckets: list[CollectiveStart] = []
+    count, size, cap = 0, 0, FIRST_BUCKET_BYTES
+    for at, more in recording.gradients:
+        count, size = count + 1, size + more
+        if size >= cap:
+            ends.append(at)
+            buckets.append(gradient_sum(count, size))
+            count, size, cap = 0, 0, BUCKET_BYTES
+    if count:
+        ends.append(recording.marks[OPTIMIZER])
+        buckets.append(gradient_sum(count, size))
+    return ends, tuple(buckets)
+
+
+def _part(at: int, marks: dict[str, int], ends: list[int]) -> str:
+    if at < marks[BACKWARD]:
+        return FORWARD
+    if at >= marks[OPTIMIZER]:
+        return OPTIMIZER
+    return f"{BACKWARD}.{min(bisect.bisect_right(ends, at), len(ends) - 1)}"
+
+
+WARM_UP = 3
+PREFIX = "aten::"
+
+
+def op_names(recording: Recording) -> list[str]:
+    """Ops of a list that touch data; the views that autograd saves are in no trace."""
+    return [recorded.op for recorded in recording.calls if recorded.call.moves]
+
+
+def count_in_order(names: Sequence[str], trace: Iterable[str]) -> int:
+    """How many ops of a list a trace holds in the list's order.
+
+    The trace has more: composite ops, which issue those of the list, and what those run inside.
+    Gradients that meet are added in place, but for steps under a dispatch mode, as the list is.
+    """
+    left = (name.rstrip("_") for name in trace)
+    return sum(1 for name in names if name.rstrip("_") in left)
+
+
+def kineto_ops(path: Path) -> list[str]:
+    """Names of all ops of a Kineto trace, in the order of their starts."""
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    spans = [event for event in events if event.get("cat") == "cpu_op"]
+    spans.sort(key=lambda event: (event["ts"], -event["dur"]))
+    return [event["name"].removeprefix(PREFIX) for event in spans]
+
+
+def execution_ops(path: Path) -> list[str]:
+    """Names of all ops of an execution trace, which numbers them as they start."""
+    nodes: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    return [node["name"].removeprefix(PREFIX) for node in sorted(nodes, key=_number)]
+
+
+def _number(node: dict[str, Any]) -> int:
+    return int(node["id"])
+
+
+def trace_families(rank: Rank, report: Report, folder: Path) -> None:
+    """Trace one shape a family and write what was found; for a single rank."""
+    prepare_on_last_cores(rank)
+    rows = []
+    for family in FAMILIES:
+        shape = next(shape for shape in calibrations(1) if shape.family == family)
+        rows.append(_look_up(folder / "traces" / shape.name, shape))
+    write_rows(folder / TRACES, TRACED_STEP, rows)
+
+
+def _look_up(folder: Path, shape: Any) -> TracedStep:
+
+    from lab.replay.transformers import Training
+    from lab.transformers.worker import record_step
+    from shardopt.replay.runtime.capture import capture
+
+    names = op_names(record_step(shape))
+    training = Training(shape)
+    for _ in range(WARM_UP):
+        training.step()
+    execution, kineto = capture(training.step, folder, 0)
+    in_execution = count_in_order(names, execution_ops(execution))
+    in_kineto = count_in_order(names, kineto_ops(kineto))
+    return TracedStep(shape.name, len(names), in_execution, in_kineto)
+
 
 STEPS = 2
 """Of a block that count; the one before them finds caches full of another model."""
@@ -33,7 +202,7 @@ class _Rank:
         from torch.nn.parallel import DistributedDataParallel
 
         from lab.replay.transformers import Training
-        from lab.transformers.ops import record_step, row_index
+        from lab.transformers.worker import record_step, row_index
 
         self.rank, self.ranks = rank, ranks
         self.captured = calibrations(ranks)

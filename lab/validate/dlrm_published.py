@@ -18,8 +18,7 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
-from lab.runtimes.examples.builder import ExamplesBuilder
-from lab.runtimes.examples.runtime import load_examples
+from lab.runtimes.examples import ExamplesBuilder, load_examples
 from lab.validate.report import ComparedRow, Report, data_folder, noise_of
 from lab.validate.torchrec_p4d import UNCAPPED_ROWS, ZIPF_ALPHA
 from predictor import units

@@ -14,9 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, Product, by_split, read_gemm, read_matmul
-from lab.validate.intervals import kernel_interval
-from lab.validate.report import ComparedRow, Report, Summary, data_folder, noise_of
-from lab.validate.skipped import merged_lines, no_profile
+from lab.validate.report import (
+    ComparedRow,
+    Report,
+    Summary,
+    data_folder,
+    kernel_interval,
+    merged_lines,
+    no_profile,
+    noise_of,
+)
 from predictor.cost.gemm import batched_ms
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware

@@ -12,9 +12,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.validate.intervals import kernel_interval
-from lab.validate.report import ComparedRow, Report, data_folder
-from lab.validate.skipped import merged_lines, no_profile
+from lab.validate.report import (
+    ComparedRow,
+    Report,
+    data_folder,
+    kernel_interval,
+    merged_lines,
+    no_profile,
+)
 from predictor.cost.ops.op_time import OpTimes
 from predictor.csv_rows import Row, number, read_table
 from predictor.hardware.device_names import profile_of_device

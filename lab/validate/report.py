@@ -12,10 +12,15 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from lab.fit.scores import coverage, geomean
+from predictor.cost.errors import Z_90, error_size
 from predictor.errors import InputError
+from predictor.hardware.device_names import PROFILES
+from predictor.hardware.loader import DEFAULT_HARDWARE
+from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.fitting import mape
 
 
@@ -216,3 +221,66 @@ def data_folder(folder: Path, needed: Sequence[str], *, every: bool = False) -> 
             inputs=("data",),
         )
     return folder
+
+
+SMALL_BYTES = 2**20
+"""Below it latency bounds a message."""
+
+
+def kernel_interval(
+    hardware: HardwareProfile,
+    groups: Iterable[str],
+    predicted_ms: float,
+    size_bytes: float = math.inf,
+) -> tuple[float, float]:
+    """90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
+
+    Args:
+        groups: of the profile that its cost comes from, such as ``collectives.inter``.
+        predicted_ms: > 0.
+        size_bytes: of a message; links may be less sure of small ones.
+    """
+    names = tuple(groups)
+    size = error_size(hardware, names)
+    shared = [size.shared]
+    if size_bytes < SMALL_BYTES:
+        links = (hardware.groups[name] for name in names)
+        shared += [getattr(link, "small_rel_error", None) or 0.0 for link in links]
+    factor = math.exp(Z_90 * math.hypot(max(shared), size.own))
+    return predicted_ms / factor, predicted_ms * factor
+
+
+def merged_lines(problems: Sequence[str]) -> list[str]:
+    """Problems ``file:line: why``, those of lines that follow one another for the same reason as
+    one, ``file:first-last: why``."""
+    merged: list[tuple[str, int, int, str]] = []
+    for text in problems:
+        name, line, why = text.split(":", 2)
+        file, first, last, same = merged[-1] if merged else ("", 0, 0, "")
+        if (file, last + 1, same) == (name, int(line), why):
+            merged[-1] = (file, first, last + 1, why)
+        else:
+            merged.append((name, int(line), int(line), why))
+    return [
+        f"{file}:{first}{f'-{last}' if last > first else ''}:{why}"
+        for file, first, last, why in merged
+    ]
+
+
+def no_profile(name: str, column: str = "gpu") -> str:
+    """Why rows of a device are left out: the nearest profile by name, and how to write one.
+
+    Args:
+        column: of the table that names the device.
+    """
+    known = {profile: profile for _, profile in PROFILES}
+    known |= {words[0].lower(): profile for words, profile in reversed(PROFILES)}
+    words = [word.lower() for word in name.replace("-", " ").split()]
+    near = [known[hit] for word in words for hit in get_close_matches(word, known, 1, 0.65)]
+    given = (
+        f"{column} is '{name}', which no profile describes" if name else f"{column} is not given"
+    )
+    return (
+        f"{given}; the nearest is {near[0] if near else DEFAULT_HARDWARE}: "
+        f"name it as `base:` of a file with the groups that differ (CONTRIBUTING.md)"
+    )

@@ -20,9 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lab.validate.intervals import kernel_interval
-from lab.validate.report import ComparedRow, Report, data_folder
-from lab.validate.skipped import merged_lines, no_profile
+from lab.validate.report import (
+    ComparedRow,
+    Report,
+    data_folder,
+    kernel_interval,
+    merged_lines,
+    no_profile,
+)
 from predictor import units
 from predictor.cost.fixed_costs import HOST_OPS
 from predictor.cost.lookup.cuda import CudaLookups

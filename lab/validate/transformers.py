@@ -12,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lab.runtimes.megatron.kernels import GptTraining
-from lab.runtimes.megatron.runtime import Configuration, load_megatron
-from lab.runtimes.megatron.step import MegatronStep
+from lab.runtimes.megatron import Configuration, GptTraining, MegatronStep, load_megatron
 from lab.validate.report import ComparedRow, Report, data_folder
 from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
 from predictor.errors import InputError

@@ -1,7 +1,7 @@
 """Training steps of transformers on CPU ranks, against predictions from other shapes' steps.
 
 Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
-(`lab.transformers.design`). A target's ops come from fake tensors, its time from the
+(`lab.transformers.files`). A target's ops come from fake tensors, its time from the
 kernel models and an iteration graph, as of a generated benchmark. No target is run for its
 prediction. The fit is made anew here, so that shapes can be held out.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from lab.cli.app import app as lab
+from lab.cli import app as lab
 from shardopt.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lab.cli.app import main
+from lab.cli import main
 
 MODEL = """\
 schema: 1

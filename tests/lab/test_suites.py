@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab import suites
-from lab.cli.app import main
+from lab.cli import main
 from lab.suites import ALL, SUITES, find_suites, run_suites
 from predictor.errors import InputError
 

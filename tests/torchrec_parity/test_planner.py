@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torchrec")
 
 
-from lab.planners.torchrec_objective import TorchRecObjective
+from lab.planners.published import TorchRecObjective
 from predictor.errors import InputError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, Workload

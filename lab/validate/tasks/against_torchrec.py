@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab.fit.scores import mean_interval
 from lab.tasks.against import OURS, SHIPPED, THEIRS
-from lab.tasks.random_plans import PREFIX
+from lab.tasks.plans import PREFIX
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
 from lab.validate.report import Cell, ComparedRow, Report, Scores
 from lab.validate.tasks.gains import (

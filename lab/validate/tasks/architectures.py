@@ -13,24 +13,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.architecture import architecture_of
 from lab.fit.scores import geomean, relative_errors, shape_errors
-from lab.rankers.architecture import architecture_of
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets, task_reference
 from lab.validate.report import Cell, Report, Scores
 from lab.validate.tasks.ablations import FULL
-from lab.validate.tasks.drift import correct_drift, drift_ratios
 from lab.validate.tasks.gains import quiet_part
-from lab.validate.tasks.ranking import (
+from lab.validate.tasks.tables import (
     Array,
     Pair,
+    by_task,
+    held_out,
+    intervals,
     join_arrays,
     order_row,
     picking,
     ranking,
+    truth,
     within,
 )
-from lab.validate.tasks.tables import by_task, held_out, intervals, truth
-from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
+from lab.validate.tasks.task_prediction import (
+    TaskPrediction,
+    correct_drift,
+    drift_ratios,
+    predict_task,
+)
 from predictor.model.captured import CapturedDense
 from predictor.model.workload import DenseArch, Workload
 from shardopt.calibrate.fitting import mape

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lab.tasks.against import THEIRS
-from lab.tasks.random_plans import PREFIX
+from lab.tasks.plans import PREFIX
 from lab.tasks.task_set import MeasuredTask, TaskSet
 from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
 from search.expected_gain import ExpectedGain, expected_gain

@@ -3,37 +3,242 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lab.fit.scores import (
     coverage,
+    faster_half,
     geomean,
     picks,
     regrets,
     relative_errors,
     shape_errors,
     spearman,
+    wilson,
 )
+from lab.tasks.crossed import BALANCED
 from lab.tasks.task_set import TaskSet
 from lab.validate.report import Cell, Scores
-from lab.validate.tasks.ranking import (
-    ORDER_COLUMNS,
-    PICK_COLUMNS,
-    PICKED,
-    Array,
-    Pair,
-    join_arrays,
-    order_row,
-    pick_row,
-    picking,
-    ranking,
-    within,
-)
-from lab.validate.tasks.synchronisation import over_balanced, synchronisation
+from lab.validate.tasks.ablations import SUMS
 from lab.validate.tasks.task_prediction import TaskPrediction, medians_ms
 from shardopt.calibrate.fitting import mape
+
+Array = NDArray[np.float64]
+Pair = tuple[Array, Array]
+"""Measured and predicted times of one task's plans."""
+
+WITHIN = (0.0, 0.02, 0.05, 0.10)
+"""A picked plan counts when it is at most so much slower than the fastest."""
+PICKED = 0.05
+"""The same, where one figure stands for all."""
+LOOKUPS_PLAN = "table_wise_by_lookups"
+
+ORDER_COLUMNS = (
+    *(("what", "text"), ("tasks", "count"), ("plans", "count")),
+    *(("error", "share"), ("shape error", "share")),
+    *(("Spearman median", "figure"), ("Spearman min", "figure")),
+    *(("faster half median", "figure"), ("faster half min", "figure")),
+)
+
+
+FRESH = "predicted, fresh batches"
+
+
+def _fresh(tasks: Sequence[TaskPrediction]) -> list[list[TaskPrediction]]:
+    """The tasks on which no version of the predictor was chosen, where they are not all."""
+    found = [t for t in tasks if t.fresh]
+    return [found] if 0 < len(found) < len(tasks) else []
+
+
+def ranking(tasks: Sequence[TaskPrediction]) -> Scores:
+    """Shape error and rank correlation within tasks."""
+    fresh = _fresh(tasks)
+    rated = order_row("TorchRec's estimator", [(t.measured_ms, t.ratings) for t in tasks])
+    rows = [
+        order_row("predicted", [(t.measured_ms, t.predicted_ms) for t in tasks]),
+        *(order_row(FRESH, [(t.measured_ms, t.predicted_ms) for t in some]) for some in fresh),
+        order_row("not corrected for drift", [(t.measured_ms, t.uncorrected_ms) for t in tasks]),
+        # a rating is no iteration time: only its order counts
+        (*rated[:3], None, None, *rated[5:]),
+    ]
+    return Scores(
+        "ranking",
+        ORDER_COLUMNS,
+        tuple(rows),
+        "Error: mean of |predicted / measured - 1|; shape error: the same once each task's median "
+        "ratio is divided out; Spearman: over a task's plans, and over its faster half.",
+    )
+
+
+def order_row(name: str, pairs: Sequence[Pair]) -> tuple[Cell, ...]:
+    """A line of how well times agree over some tasks."""
+    halves = [(m[faster_half(m)], p[faster_half(m)]) for m, p in pairs]
+    return (
+        name,
+        len(pairs),
+        sum(len(m) for m, _ in pairs),
+        mape(join_arrays([relative_errors(m, p) for m, p in pairs])),
+        mape(join_arrays([shape_errors(m, p) for m, p in pairs])),
+        *_median_and_min([spearman(m, p) for m, p in pairs]),
+        *_median_and_min([spearman(m, p) for m, p in halves]),
+    )
+
+
+def _median_and_min(values: Sequence[float]) -> tuple[float, float]:
+    known = [value for value in values if not math.isnan(value)]
+    return (float(np.median(known)), min(known)) if known else (math.nan, math.nan)
+
+
+PICK_COLUMNS = (
+    *(("picker", "text"), ("tasks", "count"), ("fastest", "interval")),
+    *((f"within {100 * most:.0f} %", "interval") for most in WITHIN[1:]),
+    *(("mean regret", "share"), ("max regret", "share")),
+)
+
+
+def picking(tasks: Sequence[TaskPrediction]) -> Scores:
+    """How good the plan is that each picker takes."""
+    by_lookups = [t for t in tasks if _lookups_plan(t) is not None]
+    rows = [
+        pick_row("predicted fastest", _by_score(tasks, lambda t: t.predicted_ms)),
+        *(pick_row(FRESH, _by_score(some, lambda t: t.predicted_ms)) for some in _fresh(tasks)),
+        pick_row("not corrected for drift", _by_score(tasks, lambda t: t.uncorrected_ms)),
+        pick_row("table_wise by lookups", [(t.measured_ms, _only_lookups(t)) for t in by_lookups]),
+        pick_row("TorchRec's estimator", _by_score(tasks, lambda t: t.ratings)),
+        pick_row(
+            "random", [(t.measured_ms, np.full(len(t.plans), 1 / len(t.plans))) for t in tasks]
+        ),
+    ]
+    return Scores(
+        "picking",
+        PICK_COLUMNS,
+        tuple(rows),
+        "Share of tasks in which the picked plan is the fastest measured, or at most so much "
+        "slower, with Wilson's 95 % interval; regret is how much slower it is. Random, and ties: "
+        "expected values; their max regret is the worst that can happen.",
+    )
+
+
+def pick_row(name: str, picked: Sequence[Pair]) -> tuple[Cell, ...]:
+    """A line of `picking`; each pair is measured times and the chances of every plan."""
+    if not picked:
+        return (name, 0, *(None,) * (len(PICK_COLUMNS) - 2))
+    lost = [(regrets(measured), chances) for measured, chances in picked]
+    shares = [_share(lost, most) for most in WITHIN]
+    worst = max(float(regret[chances > 0].max()) for regret, chances in lost)
+    mean = float(np.mean([regret @ chances for regret, chances in lost]))
+    n = len(lost)
+    return (name, n, *((share, *wilson(share, n)) for share in shares), mean, worst)
+
+
+def _share(lost: Sequence[Pair], most: float) -> float:
+    return float(np.mean([chances[regret <= most].sum() for regret, chances in lost]))
+
+
+def within(pairs: Sequence[Pair], most: float = PICKED) -> float:
+    """Share of tasks whose predicted fastest is at most so much slower than the fastest."""
+    return _share([(regrets(m), picks(p)) for m, p in pairs], most) if pairs else math.nan
+
+
+def _by_score(
+    tasks: Sequence[TaskPrediction], score: Callable[[TaskPrediction], Array]
+) -> list[Pair]:
+    return [(t.measured_ms, picks(score(t))) for t in tasks]
+
+
+def _lookups_plan(task: TaskPrediction) -> int | None:
+    return next((i for i, name in enumerate(task.plans) if name.startswith(LOOKUPS_PLAN)), None)
+
+
+def _only_lookups(task: TaskPrediction) -> Array:
+    chances = np.zeros(len(task.plans))
+    chances[_lookups_plan(task)] = 1.0
+    return chances
+
+
+def join_arrays(arrays: Sequence[Array]) -> Array:
+    """One array of all; empty of none."""
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+EDGES = (0.01, 0.05, 0.10)
+"""Of the classes of plans, by the predicted share of waiting."""
+
+
+def synchronisation(tasks: Sequence[TaskPrediction]) -> Scores:
+    """Errors with and without synchronisation, by how much of the iteration it is predicted to
+    be."""
+    measured, predicted, sums = (
+        join_arrays([of(task) for task in tasks])
+        for of in (
+            lambda task: task.measured_ms,
+            lambda task: task.predicted_ms,
+            lambda task: task.ablated_ms[SUMS],
+        )
+    )
+    place = np.searchsorted(EDGES, 1 - sums / predicted, side="right")
+    names = [f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in pairwise(EDGES)]
+    labels = [f"below {100 * EDGES[0]:.0f} %", *names, f"from {100 * EDGES[-1]:.0f} %"]
+    rows = [
+        (
+            label,
+            int((place == i).sum()),
+            *_errors(measured[place == i], predicted[place == i]),
+            *_errors(measured[place == i], sums[place == i]),
+        )
+        for i, label in enumerate(labels)
+    ]
+    columns = (
+        *(("waiting", "text"), ("n", "count"), ("error", "share"), ("bias", "signed")),
+        *(("error of sums", "share"), ("bias of sums", "signed")),
+    )
+    about = (
+        "Waiting: share of the predicted iteration beyond the largest sum of a rank's own "
+        "operations. Errors of the prediction, and of that sum in its place; bias is the mean with "
+        "its sign."
+    )
+    return Scores("synchronisation", columns, tuple(rows), about)
+
+
+def _errors(measured: Array, predicted: Array) -> tuple[float, float]:
+    errors = relative_errors(measured, predicted)
+    return mape(errors), float(errors.mean()) if errors.size else math.nan
+
+
+def over_balanced(tasks: Sequence[TaskPrediction]) -> list[Scores]:
+    """How much slower each plan of a crossed task is than its balanced one; no table without such
+    tasks."""
+    found: dict[str, list[Array]] = {}
+    for task in tasks:
+        if BALANCED not in task.plans:
+            continue
+        base = task.plans.index(BALANCED)
+        times = np.array([task.measured_ms, task.predicted_ms, task.ablated_ms[SUMS]])
+        for at, plan in enumerate(task.plans):
+            if at != base:
+                found.setdefault(plan, []).append(times[:, at] / times[:, base] - 1)
+    columns = (
+        *(("plan", "text"), ("n", "count"), ("measured", "signed"), ("predicted", "signed")),
+        *(("sums", "signed"), ("distance", "share"), ("distance of sums", "share")),
+    )
+    about = (
+        "Time over that of the same task's balanced plan, minus one, so that errors about the "
+        "tables cancel; distance: mean of |predicted - measured|."
+    )
+    rows = [_over_row(plan, np.array(of)) for plan, of in sorted(found.items())]
+    return [Scores("plans over the balanced one", columns, tuple(rows), about)] if rows else []
+
+
+def _over_row(plan: str, times: Array) -> tuple[Cell, ...]:
+    """Of ``times[tasks, 3]``: measured, predicted, sums."""
+    measured, predicted, sums = times.T
+    means = (float(of.mean()) for of in (measured, predicted, sums))
+    return (plan, len(times), *means, mape(predicted - measured), mape(sums - measured))
+
 
 MINUTES = (30.0, 60.0, 120.0, 240.0)
 """Edges of the classes of time since the calibration."""

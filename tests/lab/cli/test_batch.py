@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.cli.app import main
+from lab.cli import main
 from lab.tasks import measure
 from lab.tasks.draw import Task
-from lab.tasks.models.families import draw_model
-from lab.tasks.random_plans import random_plans
-from lab.tasks.structures import plan_of, row_wise, table_wise
+from lab.tasks.models import draw_model
+from lab.tasks.plans import plan_of, random_plans, row_wise, table_wise
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench

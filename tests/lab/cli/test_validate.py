@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.cli.app import main
+from lab.cli import main
 from lab.fit.public_tables import GEMM_FILE, NCCL_FILE
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
 

@@ -17,8 +17,6 @@ from lab.planners.rows import (
     SHARDOPT,
     TORCHREC,
     SearchRow,
-)
-from lab.planners.summary import (
     against,
     gaps,
     ours_predicted,

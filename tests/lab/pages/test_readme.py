@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.pages.accuracy import COLUMNS, SUMMARY
-from lab.pages.readme import main, updated
+from lab.pages.accuracy import COLUMNS, SUMMARY, main, updated
 from lab.pages.scores import report_object
 from lab.suites import SUITES, Suite
 from predictor.errors import InputError

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.planners.additive import AdditivePlan, solve_additive
-from lab.planners.additive_bound import AdditiveBound, stack_options
-from lab.planners.additive_moves import TableMover
-from lab.planners.torchrec_objective import TorchRecObjective
+from lab.planners.additive import (
+    AdditiveBound,
+    AdditivePlan,
+    TableMover,
+    solve_additive,
+    stack_options,
+)
+from lab.planners.published import TorchRecObjective
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints

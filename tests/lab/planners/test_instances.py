@@ -6,7 +6,7 @@ import pytest
 
 from lab.planners.additive import solve_additive
 from lab.planners.instances import HOST_GIB, Instance, _whole_bytes, problem_of
-from lab.planners.torchrec_objective import TorchRecObjective
+from lab.planners.published import TorchRecObjective
 from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ShardingType
 from predictor.units import gib

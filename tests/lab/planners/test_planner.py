@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.planners.columns import list_halvings
-from lab.planners.dreamshard import DreamShardGreedy
-from lab.planners.hugectr import HugeCtr
-from lab.planners.neuroshard import NeuroShard
-from lab.planners.planner import BaselinePlanner, PlannerInputs, find_best_ms
-from lab.planners.random_plans import RandomPlans
-from lab.planners.torchrec_objective import TorchRecObjective
+from lab.planners.published import (
+    BaselinePlanner,
+    DreamShardGreedy,
+    HugeCtr,
+    NeuroShard,
+    PlannerInputs,
+    RandomPlans,
+    TorchRecObjective,
+    find_best_ms,
+    list_halvings,
+)
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from search.baselines.greedy import Shards, place_greedily

@@ -9,8 +9,7 @@ import pytest
 
 import predictor
 import search
-from lab.planners.rows import RANDOM, RATED, SHARDOPT, TORCHREC
-from lab.planners.sources import sources_of
+from lab.planners.rows import RANDOM, RATED, SHARDOPT, TORCHREC, sources_of
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("torchrec")
 
 from lab.planners.instances import Instance
-from lab.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT
+from lab.planners.rows import KILLED, NO_PLAN, RATED, SEARCH_ROWS, SHARDOPT, sources_of
 from lab.planners.run import Outcome, PlannerSettings, run_planner
-from lab.planners.sources import sources_of
 from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
 from predictor.errors import InputError
 from search.choose import TOLERANCE

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.planners.torchrec_objective import TorchRecObjective
+from lab.planners.published import TorchRecObjective
 from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from search.baselines.torchrec_planner import CostModel, torchrec_plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.rankers.architecture import (
+from lab.architecture import (
     Architecture,
     architecture_from_dict,
     architecture_to_dict,

@@ -9,8 +9,8 @@ pytest.importorskip("torchrec")
 
 import torch
 
-from lab.rankers.architecture import KINDS, Architecture
-from lab.rankers.ranker import BODIES, Ranker, RankerBuilder, linear_layers
+from lab.architecture import KINDS, Architecture
+from lab.rankers import BODIES, Ranker, RankerBuilder, linear_layers
 from predictor.errors import InputError
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.training.batch import synthetic_batch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab.cli.app import main
+from lab.cli import main
 from lab.suites import COMMITTED
 from lab.tasks import against
 from lab.tasks.against import OURS, SHIPPED, THEIRS, draw_planners_task

@@ -11,18 +11,18 @@ import pytest
 
 pytest.importorskip("torchrec")
 
-from lab.rankers.architecture import architecture_of
-from lab.rankers.ranker import model_facts
+from lab.architecture import architecture_of
+from lab.rankers import model_facts
 from lab.tasks import architectures
 from lab.tasks.architectures import (
     MAX_PLANS,
     OURS,
     THEIRS,
     captured,
+    draw_architecture,
     draw_architecture_task,
 )
 from lab.tasks.draw import task_topology
-from lab.tasks.models.architectures import draw_architecture
 from lab.tasks.task_set import TaskSet
 from predictor.hardware.loader import load_hardware
 from predictor.model.captured import CapturedDense

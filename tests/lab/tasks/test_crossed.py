@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lab.cli.app import main
+from lab.cli import main
 from lab.tasks import crossed, measure
 from lab.tasks.crossed import (
     BALANCED,
@@ -21,7 +21,7 @@ from lab.tasks.crossed import (
 )
 from lab.tasks.draw import MAX_TABLES_BYTES, PROFILE, Task, task_topology
 from lab.tasks.measure import TaskSetSettings
-from lab.tasks.models.families import CROSSED as CROSSED_FAMILY
+from lab.tasks.models import CROSSED as CROSSED_FAMILY
 from lab.validate.tasks.ablations import FULL, busiest_ms
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware

@@ -6,8 +6,16 @@ import pytest
 
 from lab.tasks import draw
 from lab.tasks.draw import Task, draw_task, task_topology
-from lab.tasks.plans import CLOSE, MAX_PLANS, MIN_CLOSE, signature
-from lab.tasks.structures import column_wise, distinct_share, plan_of, table_wise_by_skew
+from lab.tasks.plans import (
+    CLOSE,
+    MAX_PLANS,
+    MIN_CLOSE,
+    column_wise,
+    distinct_share,
+    plan_of,
+    signature,
+    table_wise_by_skew,
+)
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lab.cli.app import main
-from lab.cli.options import seeds
-from lab.tasks import measure, parts
+from lab.cli import main, seeds
+from lab.tasks import measure
+from lab.tasks import task_set as parts
 from lab.tasks.draw import Task
 from lab.tasks.measure import TaskSetSettings, measure_task_set
 from predictor.errors import InputError

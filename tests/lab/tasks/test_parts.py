@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.tasks import parts
-from lab.tasks.parts import MAX_AT_ONCE, part_path, part_paths, split_plans
-from lab.tasks.structures import data_parallel
+from lab.tasks import task_set as parts
+from lab.tasks.plans import data_parallel
+from lab.tasks.task_set import MAX_AT_ONCE, part_path, part_paths, split_plans
 from predictor.model.plan import ShardingPlan
 from shardopt.bench.job import rank_bytes
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise

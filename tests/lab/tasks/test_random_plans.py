@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.tasks.models.families import draw_model
-from lab.tasks.plans import signature
-from lab.tasks.random_plans import random_plans
-from lab.tasks.structures import SMALL_BYTES
+from lab.tasks.models import draw_model
+from lab.tasks.plans import SMALL_BYTES, random_plans, signature
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import (
     RuntimeSetting,

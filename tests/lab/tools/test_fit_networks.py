@@ -16,7 +16,7 @@ from lab.tools.fit_networks import (
     slingshot,
     tcpx,
 )
-from lab.validate.links.rows import read_links
+from lab.validate.links import read_links
 from predictor.cost.collectives import Collectives, latency_ms
 from predictor.csv_rows import Row, number, read_table
 from predictor.hardware.loader import load_hardware

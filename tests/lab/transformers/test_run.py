@@ -9,17 +9,18 @@ import pytest
 
 from lab.transformer import TransformerShape
 from lab.transformers import run as transformers
-from lab.transformers.design import calibrations, targets
 from lab.transformers.files import (
+    calibrations,
     is_disturbed,
     read_ops,
     read_rounds,
     rounds_file,
     rounds_of,
+    targets,
     write_ops,
 )
 from lab.transformers.steps import gradient_sum, training_step
-from lab.transformers.trace import count_in_order
+from lab.transformers.worker import count_in_order
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError, ShardoptError
 from predictor.iteration.op_graph import RankCalls
@@ -36,7 +37,7 @@ def shape(request: pytest.FixtureRequest) -> TransformerShape:
 
 
 def test_fake_tensors_issue_the_ops_of_a_real_step(shape: TransformerShape) -> None:
-    from lab.transformers.ops import record_step
+    from lab.transformers.worker import record_step
 
     fake, real = record_step(shape), record_step(shape, real=True)
     assert [_plain(of.call) for of in fake.calls] == [_plain(of.call) for of in real.calls]
@@ -49,7 +50,7 @@ def _plain(call) -> tuple:
 
 
 def test_rows_hold_every_call_and_gradient(shape: TransformerShape) -> None:
-    from lab.transformers.ops import record_step, row_index, step_calls
+    from lab.transformers.worker import record_step, row_index, step_calls
 
     recording = record_step(shape)
     step, index = step_calls(recording), row_index(recording)
@@ -62,7 +63,7 @@ def test_rows_hold_every_call_and_gradient(shape: TransformerShape) -> None:
 
 def test_gradients_leave_in_buckets() -> None:
     pytest.importorskip("torch")
-    from lab.transformers.ops import record_step, step_calls
+    from lab.transformers.worker import record_step, step_calls
 
     step = step_calls(record_step(TransformerShape("bert", 3, 512, 8, 2048, 4000, 8, 1)))
     assert len(step.collectives) == 3

@@ -11,14 +11,16 @@ from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from lab.validate.collectives import (
     ACROSS_LARGE,
     GAVE,
+    RANKS,
+    SIZES,
     UNSTATED,
     WITHIN_LARGE,
     WITHIN_MEDIUM,
+    form_of_the_curve,
     validate_collectives,
 )
 from lab.validate.gemm import SEEN, TENSOR, UNSEEN, validate_gemm
-from lab.validate.links.form import RANKS, SIZES, form_of_the_curve
-from lab.validate.links.rows import XLA_FILE
+from lab.validate.links import XLA_FILE
 from lab.validate.report import Summary
 from predictor.cost.collectives import Collectives
 from predictor.errors import InputError

@@ -14,8 +14,7 @@ from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE,
 from lab.pages.scores import report_object
 from lab.validate.collectives import validate_collectives
 from lab.validate.gemm import validate_gemm
-from lab.validate.mlperf.suite import validate_mlperf_dlrm
-from lab.validate.mlperf.systems import CONFIGS_FILE, PLANS_FILE, ROWS_FILE
+from lab.validate.mlperf import CONFIGS_FILE, PLANS_FILE, ROWS_FILE, validate_mlperf_dlrm
 from lab.validate.ops import FILE as OPS_FILE
 from lab.validate.ops import validate_ops
 from lab.validate.report import Report

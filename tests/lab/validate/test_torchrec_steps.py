@@ -7,11 +7,23 @@ from pathlib import Path
 import pytest
 
 from lab.validate.report import ComparedRow, Summary
-from lab.validate.torchrec_steps import plans, runs
-from lab.validate.torchrec_steps.order import order_scores
-from lab.validate.torchrec_steps.plans import RULE, parse_group, plan_of
-from lab.validate.torchrec_steps.runs import Run, parse_run
-from lab.validate.torchrec_steps.suite import COLD, STEADY, UNLIKE, validate_torchrec_steps
+from lab.validate.torchrec_steps import (
+    COLD,
+    COLUMNS,
+    FILE,
+    RULE,
+    STATS_COLUMNS,
+    STATS_FILE,
+    STEADY,
+    UNLIKE,
+    Group,
+    Run,
+    order_scores,
+    parse_group,
+    parse_run,
+    plan_of,
+    validate_torchrec_steps,
+)
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ComputeKernel, ShardingType
@@ -19,7 +31,7 @@ from predictor.model.workload import Optimizer
 from tests.public_data import FULL, needs_public_data
 
 CELLS = {
-    **dict.fromkeys(runs.COLUMNS, ""),
+    **dict.fromkeys(COLUMNS, ""),
     "commit": "c1",
     "run": "base",
     "gpu": "H100-96GB HBM2e",
@@ -42,7 +54,7 @@ CELLS = {
     "plan_commit": "p1",
     "sparse_optimizer": "EXACT_SGD (no optimizer state)",
 }
-GROUP = dict.fromkeys(plans.COLUMNS, "") | {"commit": "p1", "date": "2026-01-02", "ranks": "2"}
+GROUP = dict.fromkeys(STATS_COLUMNS, "") | {"commit": "p1", "date": "2026-01-02", "ranks": "2"}
 PRINTED = (
     {"group": "sparse.ebc.table_*", "count": "2", "placed_on": "0:2 1:1", "rows": "1000"},
     {"group": "sparse.ebc.table_*", "count": "2", "placed_on": "0:1 1:1", "rows": "2000"},
@@ -60,7 +72,7 @@ def a_run(**cells: str) -> Run:
     return parse_run(CELLS | cells)
 
 
-def printed(**changed: str) -> list[plans.Group]:
+def printed(**changed: str) -> list[Group]:
     usual = {"sharding": "TW", "kernel": "fused", "dim": "64"}
     found = [parse_group(GROUP | usual | dict(row) | changed) for row in PRINTED]
     return [group for group in found if group is not None]
@@ -175,15 +187,15 @@ def test_rows_are_predicted_skipped_and_put_apart(tmp_path: Path) -> None:
         CELLS | {"run": "shampoo"},
         CELLS | {"gpu": "TPU v9"},
     ]
-    (tmp_path / runs.FILE).write_text(table_of(rows, runs.COLUMNS))
-    (tmp_path / plans.FILE).write_text(table_of([GROUP | {"sharding": "XY"}], plans.COLUMNS))
+    (tmp_path / FILE).write_text(table_of(rows, COLUMNS))
+    (tmp_path / STATS_FILE).write_text(table_of([GROUP | {"sharding": "XY"}], STATS_COLUMNS))
     report = validate_torchrec_steps(tmp_path)
     assert [row.part for row in report.rows] == [COLD, STEADY, UNLIKE]
     for row in report.rows:
         assert row.interval_ms is not None
         assert row.interval_ms[0] < row.predicted_ms < row.interval_ms[1]
-    assert any(f"{runs.FILE}:5: gpu is 'TPU v9'" in text for text in report.skipped)
-    assert any(f"{plans.FILE}:2: sharding is 'XY'" in text for text in report.skipped)
+    assert any(f"{FILE}:5: gpu is 'TPU v9'" in text for text in report.skipped)
+    assert any(f"{STATS_FILE}:2: sharding is 'XY'" in text for text in report.skipped)
     with pytest.raises(InputError, match=r"docs/data\.md"):
         validate_torchrec_steps(tmp_path / "no")
 

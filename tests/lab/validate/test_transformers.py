@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.cli.app import main
-from lab.runtimes.megatron.runtime import load_megatron
-from lab.runtimes.megatron.step import MegatronStep
+from lab.cli import main
+from lab.runtimes.megatron import MegatronStep, load_megatron
 from lab.tools.fit_transformer import START, fit, measured, predicted, split_rows
 from lab.validate.transformers import (
     COLUMNS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.validate.intervals import kernel_interval
+from lab.validate.report import kernel_interval
 from predictor.cost.errors import KERNEL_ERROR, CostErrors, ErrorSize, known_errors
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType

@@ -109,7 +109,7 @@ def test_ranks_meet_in_collectives() -> None:
 def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
     from lab.replay.transformers import Training
-    from lab.transformers.ops import record_step, step_calls
+    from lab.transformers.worker import record_step, step_calls
 
     training = Training(SHAPE)
     generate([capture(training.step, tmp_path / "traces")], tmp_path / "b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.runtimes.examples.builder import ExamplesBuilder
+from lab.runtimes.examples import ExamplesBuilder
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from lab.runtimes.examples.runtime import load_examples
+from lab.runtimes.examples import load_examples
 from predictor.cost.collectives import Collectives
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile

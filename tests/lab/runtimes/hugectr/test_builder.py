@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.runtimes.hugectr.builder import HugeCtrBuilder
-from lab.runtimes.hugectr.hybrid_embedding import HybridRule
-from lab.runtimes.hugectr.runtime import Runtime, runtime_of_round
+from lab.runtimes.hugectr import HugeCtrBuilder, HybridRule, Runtime, runtime_of_round
 from lab.tools.fit_runtime import Rows, fit_dcnv2, fit_hybrid
 from predictor.cost.loads import Load
 from predictor.hardware.loader import load_hardware

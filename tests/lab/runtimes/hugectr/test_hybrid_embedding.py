@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.runtimes.hugectr.hybrid_embedding import HybridRule, HybridSplit
+from lab.runtimes.hugectr import HybridRule, HybridSplit
 from predictor.model.distribution import Zipf
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.runtimes.hugectr.links import direct, switches_of, uplink_size
+from lab.runtimes.hugectr import direct, switches_of, uplink_size
 from predictor.cost.collectives import Collectives
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.model.topology import Topology

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.runtimes.megatron.kernels import SEGMENTS, GptTraining, Kernel, segment_kernels
+from lab.runtimes.megatron import SEGMENTS, GptTraining, Kernel, segment_kernels
 from predictor.errors import InputError
 
 MODEL = GptTraining(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.runtimes.megatron.pipeline_schedule import pipeline_ms, schedule
+from lab.runtimes.megatron import pipeline_ms, schedule
 from predictor.iteration.graph import COMPUTE, Graph
 from predictor.iteration.timeline import simulate_once
 

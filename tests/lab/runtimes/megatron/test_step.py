@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.runtimes.megatron.kernels import GptTraining, segment_kernels
-from lab.runtimes.megatron.runtime import CONSTANTS, MegatronRuntime, load_megatron
-from lab.runtimes.megatron.step import MegatronStep, misalignment
+from lab.runtimes.megatron import (
+    CONSTANTS,
+    GptTraining,
+    MegatronRuntime,
+    MegatronStep,
+    load_megatron,
+    misalignment,
+    segment_kernels,
+)
 from predictor.hardware.loader import load_hardware
 
 A100 = load_hardware("a100-80gb")

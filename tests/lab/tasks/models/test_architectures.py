@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab.rankers.architecture import KINDS
-from lab.tasks.models.architectures import NOTHING, draw_architecture
-from lab.tasks.models.size import MAX_TABLES_BYTES
+from lab.architecture import KINDS
+from lab.tasks.architectures import NOTHING, draw_architecture
+from lab.tasks.models import MAX_TABLES_BYTES
 from predictor.errors import InputError
 from tests.quick import quick_first
 

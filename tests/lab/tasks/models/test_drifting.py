@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tasks.models.drifting import WINDOWS, draw_windows
+from lab.tasks.models import WINDOWS, draw_windows
 from shardopt.config import load_model
 from shardopt.config.write import write_model
 

@@ -12,17 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.tasks.models import chance
-from lab.tasks.models.families import COUNTED, FAMILIES, check_family, draw_model
-from lab.tasks.models.published import CRITEO_IDS, CRITEO_ROWS, REUSE
-from lab.tasks.models.size import (
+from lab.tasks.models import (
     BATCH,
     COUNT,
+    COUNTED,
+    CRITEO_IDS,
+    CRITEO_ROWS,
+    FAMILIES,
     MAX_TABLES_BYTES,
     PIPELINES,
+    REUSE,
     cap_rows,
+    check_family,
     count,
+    draw_model,
+    log_uniform,
+    lognormal,
+    pick,
     products,
+    whole,
 )
 from predictor.errors import InputError
 from predictor.model.distribution import ReuseHistogram
@@ -146,7 +154,7 @@ def test_no_family_knows_a_predictor_or_a_search() -> None:
     """Models that a prediction sized would be models that suit it."""
     allowed = (
         *("predictor.errors", "predictor.model", "lab.tasks.models"),
-        "lab.rankers.architecture",
+        "lab.architecture",
     )
     for path in (ROOT / "lab" / "tasks" / "models").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -172,12 +180,12 @@ def test_rows_are_capped_as_far_as_needed() -> None:
 
 def test_numbers_lie_where_they_should() -> None:
     rng = random.Random(3)
-    assert {chance.whole(rng, 2, 4) for _ in range(100)} == {2, 3, 4}
-    assert {chance.pick(rng, "ab") for _ in range(50)} == {"a", "b"}
-    found = [chance.log_uniform(rng, 1.0, 100.0) for _ in range(2000)]
+    assert {whole(rng, 2, 4) for _ in range(100)} == {2, 3, 4}
+    assert {pick(rng, "ab") for _ in range(50)} == {"a", "b"}
+    found = [log_uniform(rng, 1.0, 100.0) for _ in range(2000)]
     assert 1 <= min(found) <= max(found) <= 100
     assert 0.45 < sum(x < 10 for x in found) / 2000 < 0.55
-    normal = sorted(chance.lognormal(rng, 7.0, 1.0) for _ in range(2000))
+    normal = sorted(lognormal(rng, 7.0, 1.0) for _ in range(2000))
     assert normal[1000] == pytest.approx(7.0, rel=0.1)
 
 

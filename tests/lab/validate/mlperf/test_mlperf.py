@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from lab.runtimes.hugectr.runtime import runtime_of_round
-from lab.validate.mlperf.cases import Case, case_of, profile_of
-from lab.validate.mlperf.suite import (
+from lab.runtimes.hugectr import runtime_of_round
+from lab.validate.mlperf import (
+    CONFIGS_FILE,
     FIT,
     LATER,
-    NEVER,
-    TEST,
-    by_configuration,
-    parts_of,
-    validate_mlperf_dlrm,
-)
-from lab.validate.mlperf.systems import (
-    CONFIGS_FILE,
     LOGGED_PLANS,
+    NEVER,
     PLANS_FILE,
     ROWS_FILE,
+    TEST,
+    Case,
     Knobs,
     Matrix,
     Planner,
     System,
+    by_configuration,
+    case_of,
+    parts_of,
+    profile_of,
     row_ranges,
+    validate_mlperf_dlrm,
 )
 from lab.validate.report import Summary
 from predictor.model.plan import ShardingType

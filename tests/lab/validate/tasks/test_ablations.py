@@ -15,7 +15,7 @@ from lab.validate.tasks.ablations import (
     constant_bandwidth,
     period_ms,
 )
-from lab.validate.tasks.drift import correct_drift, drift_ratios
+from lab.validate.tasks.task_prediction import correct_drift, drift_ratios
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lab.cli import app
+from lab import cli as app
 from lab.pages.scores import scores_object
 from lab.suites import run_suites
 from lab.tasks.against import OURS, SHIPPED, THEIRS

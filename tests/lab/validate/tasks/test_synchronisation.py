@@ -12,7 +12,7 @@ from lab.pages.scores import scores_object
 from lab.tasks.crossed import BALANCED, CROSSED, SAME_RANK
 from lab.validate.report import Scores
 from lab.validate.tasks.ablations import SUMS
-from lab.validate.tasks.synchronisation import over_balanced, synchronisation
+from lab.validate.tasks.tables import over_balanced, synchronisation
 
 
 def task(plans: dict[str, tuple[float, float, float]]) -> Any:

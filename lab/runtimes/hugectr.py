@@ -1,31 +1,26 @@
-"""One iteration of HugeCTR as its MLPerf submissions ran it: captured in a CUDA graph.
+"""What HugeCTR's software adds to a profile: precision, factors on kernel times, cost of a step.
 
-After the public submissions (mlcommons/training_results_v3.1, NVIDIA, dlrm_dcnv2 implementation,
-train.py and HugeCTR's sources): ids are distributed and sorted by the data reader one batch ahead;
-embeddings travel in half precision, hierarchically where the plan is; layers are multiplications
-with bias and ReLU fused into them; gradients of the dense part are reduced in half precision during
-the embedding backward; one graph launch replaces the host's work. Rounds v2.x have the hybrid
-embedding (`lab.runtimes.hugectr.hybrid_embedding`).
-
-Why: docs/decisions/0008.
+`predictor/hardware/runtimes/hugectr.yaml` holds the constants with their sources; ``python -m
+lab.tools.fit_runtime`` fits them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from lab.runtimes.hugectr.hybrid_embedding import HybridSplit
-from lab.runtimes.hugectr.links import direct, rail, switches_of, uplink_size
-from lab.runtimes.hugectr.runtime import Runtime
+from predictor.cost.collectives import Array, Collectives, latency_ms, transfer_ms
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import gemm_ms
 from predictor.cost.loads import Load
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.loader import load_runtime
+from predictor.hardware.schema import Curve, HardwareProfile
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
@@ -36,7 +31,181 @@ from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, QComm, Workload
 from predictor.units import us
 
-Array = NDArray[np.float64]
+
+@dataclass(frozen=True)
+class Runtime:
+    """How HugeCTR runs the work of a plan.
+
+    Args:
+        name: as reports show it.
+        dense_type: data type of the dense part and of embeddings on the wire.
+        graph_node_us: from the end of one kernel to the start of the next inside a CUDA graph.
+        lookup_factor, update_factor: kernel times of embedding forward and backward over those of
+            FBGEMM's TBE in the profile; the hybrid's update over streaming what it moves.
+        gemm_factor: kernel times of dense layers over those of the profile.
+        step_us: time of an iteration besides its kernels and transfers: launching the graph,
+            the data reader, and the barrier of all ranks.
+        hybrid: the hybrid embedding of rounds v2.x, whose kernels and all-reduce load from and
+            store to the other ranks directly; None in other rounds.
+    """
+
+    name: str
+    dense_type: str
+    graph_node_us: float
+    lookup_factor: float
+    update_factor: float
+    gemm_factor: float
+    step_us: float
+    hybrid: HybridRule | None = None
+
+
+@cache
+def load_runtimes() -> Mapping[str, Runtime]:
+    """Name -> runtime, of all that are shipped."""
+    found: dict[str, Any] = load_runtime("hugectr")
+    return {
+        name: Runtime(
+            **{"name": name, **found["shared"], **constants, "hybrid": _hybrid(constants)}
+        )
+        for name, constants in found["runtimes"].items()
+    }
+
+
+def _hybrid(constants: Mapping[str, Any]) -> HybridRule | None:
+    given = constants.get("hybrid")
+    if given is None:
+        return None
+    return HybridRule(given["duplicates"], given["all_to_all_gb_s"] / given["all_reduce_gb_s"])
+
+
+def runtime_of_round(version: tuple[int, ...], *, preview: bool = False) -> Runtime:
+    """HugeCTR as of an MLPerf round, e.g. (3, 1).
+
+    Args:
+        preview: the code of v2.1 for hardware that was not sold yet.
+    """
+    if version < (3, 0):
+        release = "v2.1 preview" if preview else "v2.0"
+    else:
+        release = "v3.0" if version < (3, 1) else "v3.1+"
+    return load_runtimes()[f"hugectr {release}"]
+
+
+@dataclass(frozen=True)
+class HybridRule:
+    """Arguments of HugeCTR's ``HybridEmbeddingParam`` as a submission gave them.
+
+    Args:
+        duplicates: ``p_dup_max``, the chance of a repeated infrequent row, in (0, 1).
+        bandwidth_ratio: bandwidth of the all-to-all over that of the all-reduce, times
+            ``efficiency_bandwidth_ratio``.
+    """
+
+    duplicates: float
+    bandwidth_ratio: float
+
+    def threshold(self, batch: int, ranks: int, hosts: int) -> float:
+        """Number of occurrences in a batch from which on a row is frequent.
+
+        Args:
+            batch: samples of all ranks.
+        """
+        if hosts > 1:
+            return hosts * self.bandwidth_ratio * hosts / (hosts - 1)
+        local = max(batch / ranks, 2.0)
+        return float(batch * math.sqrt(2 * self.duplicates / (local * (local - 1))))
+
+
+@dataclass(frozen=True)
+class HybridSplit:
+    """How the rule splits a workload.
+
+    Args:
+        infrequent: share of the lookups that rows of other ranks serve, in [0, 1].
+        needed: frequent rows that a rank's samples hold, over its lookups, in [0, 1].
+        elements: of all frequent rows.
+    """
+
+    infrequent: float
+    needed: float
+    elements: float
+
+    @classmethod
+    def of(cls, workload: Workload, rule: HybridRule, ranks: int, hosts: int) -> HybridSplit:
+        """Expected values over a batch of ``ranks`` times the workload's."""
+        batch = workload.batch_size * ranks
+        threshold = rule.threshold(batch, ranks, hosts)
+        lookups = served = needed = elements = 0.0
+        for table in workload.tables:
+            for feature in table.features:
+                bins = feature.distribution.bins(table.num_embeddings)
+                draws = batch * feature.lookups_per_sample
+                often = float(bins.counts[draws * bins.probs >= threshold].sum())
+                frequent = bins.slice(0.0, often)
+                lookups += draws
+                served += draws * frequent.mass
+                needed += ranks * frequent.unique(draws / ranks)
+                elements += often * table.embedding_dim
+        return cls(1 - served / lookups, needed / lookups, elements)
+
+
+_LARGE = 2.0**36
+"""A message so large that only the bandwidth counts."""
+
+
+def direct(links: Collectives, size_bytes: ArrayLike, scope: str = "intra") -> Array:
+    """ms of a kernel that loads from or stores to the other ranks' memory, all pairs alike.
+
+    It has neither NCCL's protocols nor its staging buffers: the all-to-all's latency and the
+    bandwidth of its largest messages. Sizes as of an all-to-all.
+    """
+    size = np.asarray(size_bytes, dtype=np.float64)
+    first, last = (
+        links.all_to_all(_LARGE, scope),
+        links.all_to_all(2 * _LARGE, scope),
+    )
+    return np.asarray(links.floor_ms("all_to_all", scope) + size * (last - first) / _LARGE)
+
+
+def rail(links: Collectives, size_bytes: ArrayLike) -> Array:
+    """ms of an all-reduce among one rank of each intra group, added up by the switches (SHARP).
+
+    Each NIC carries the buffer once, in both directions at a time, and nothing waits for a tree
+    to come back down.
+    """
+    top, size = links.topology, np.asarray(size_bytes, dtype=np.float64)
+    if top.groups == 1:
+        return np.zeros_like(size)
+    curve = links.hardware.collectives.inter.all_reduce
+    return latency_ms(curve, top.groups) / 2 + transfer_ms(curve, size, top.groups)
+
+
+def switches_of(curve: Curve, ranks: int) -> tuple[int, ...]:
+    """Cards behind each switch of a host as the curve takes it, () where no uplink counts.
+
+    Args:
+        curve: of all-to-alls; up to the cards of one switch it costs no more than among two.
+    """
+    cards = max((n for n, cost in curve.rank_cost.items() if cost == 1.0), default=0)
+    return (cards,) * (ranks // cards) if 0 < cards < ranks and ranks % cards == 0 else ()
+
+
+def uplink_size(sent: Array, switches: Sequence[int], cards: int) -> Array:
+    """What every rank would send for the busiest uplink to carry as much, ``[..., 1]``.
+
+    Args:
+        sent: bytes that each rank sends to all ranks alike, itself included, ``[..., ranks]``.
+        switches: cards behind each switch, in the order of the ranks.
+        cards: behind each switch in the machine of equal parts that the curve describes.
+    """
+    ranks = sent.shape[-1]
+    total, busiest, first = sent.sum(axis=-1), np.zeros(sent.shape[:-1]), 0
+    for count in switches:
+        own = sent[..., first : first + count].sum(axis=-1)
+        up, down = own * (ranks - count) / ranks, (total - own) * count / ranks
+        busiest, first = np.maximum(busiest, np.maximum(up, down)), first + count
+    return np.asarray(busiest * ranks / (cards * (ranks - cards)))[..., None]
+
 
 RESOURCES = {
     "embedding_forward": "embedding",

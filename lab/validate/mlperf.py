@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from lab.runtimes.hugectr import HugeCtrBuilder, Runtime, runtime_of_round
+from lab.validate.report import ComparedRow, Report, data_folder
 from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number, read_table
 from predictor.errors import InputError
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.timeline import simulate
+from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
+from predictor.predict import iteration_interval
 
 ROWS_FILE = "mlperf_dlrm_measured_iteration_time.csv"
 CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
@@ -286,3 +298,286 @@ def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
     knobs = Knobs(hierarchical, number(row, "mem_comm_bw_ratio"), threshold)
     shape = (count(row, "nodes"), count(row, "gpus_per_node"), count(row, "global_batch"))
     return (row["round"], row["org"], *shape), knobs
+
+
+DIM = 128
+ZIPF_ALPHA = 1.1
+"""Of the Criteo ids; configs/models/dlrm_dcnv2_criteo1tb.yaml says where it comes from."""
+BOTTOM, TOP = (512, 256, 128), (1024, 1024, 512, 256, 1)
+_FORM = r"(?P<form>pcie|sxm|nvl)?"
+_PATTERN = re.compile(
+    r"(?P<chip>gb300|gb200|b300|b200|h200|h100|a100|v100|a30|a40|l40s|l40|l4)[^a-z0-9]*" + _FORM,
+    re.IGNORECASE,
+)
+PROFILES = {
+    ("a100", "pcie"): "a100-pcie-80gb",
+    ("a100", ""): "a100-80gb",
+    ("h100", "pcie"): "h100-pcie",
+    ("h100", ""): "h100-sxm",
+    ("h200", "nvl"): "h200-nvl",
+    ("h200", ""): "h200-sxm",
+    ("v100", ""): "v100-32gb",
+}
+"""(chip, form) -> profile; other chips have a profile of their own name."""
+
+
+def profile_of(accelerator: str) -> str | None:
+    """Name of the profile for an accelerator as submissions write it; None if there is none."""
+    found = _PATTERN.search(accelerator)
+    if found is None:
+        return None
+    chip, form = found["chip"].lower(), (found["form"] or "").lower()
+    if (chip, form) == ("a100", "sxm") and "40gb" in accelerator.lower():
+        return "a100-40gb"
+    name = PROFILES.get((chip, form)) or PROFILES.get((chip, "")) or chip
+    return name if name in list_hardware() else None
+
+
+def family_of(system: System) -> str:
+    """Accelerators that share a profile, and how many of them."""
+    return f"{profile_of(system.accelerator) or system.accelerator} {system.benchmark}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One submission, ready to be predicted."""
+
+    system: System
+    workload: Workload
+    topology: Topology
+    hardware: HardwareProfile
+    plan: ShardingPlan
+    runtime: Runtime
+
+    def builder(self) -> HugeCtrBuilder:
+        """The graph builder of its iteration."""
+        return HugeCtrBuilder(
+            self.workload,
+            self.topology,
+            self.hardware,
+            self.plan,
+            self.runtime,
+            self.system.switches,
+        )
+
+
+def case_of(system: System, planner: Planner, matrix: Matrix | None = None) -> Case | str:
+    """A submission as a case, or why it cannot be one.
+
+    Args:
+        matrix: a plan to use in place of the submission's own.
+    """
+    where = f"{system.round} {system.org} {system.system}"
+    name = profile_of(system.accelerator)
+    if name is None:
+        return f"{where}: no profile describes {system.accelerator}"
+    hardware = load_hardware(name)
+    workload = _dcnv2(system, planner) if system.benchmark == DCNV2 else _dlrm(system, planner)
+    names = [table.name for table in workload.tables]
+    if system.benchmark == DCNV2:
+        matrix = matrix or planner.matrix(system)
+        if matrix is None:
+            return f"{where}: no plan for {system.nodes} hosts of {system.gpus_per_node} GPUs"
+        plan = matrix.plan(names, planner.rows, DIM)
+    else:
+        plan = _hybrid(system, names, planner.rows)
+    runtime = runtime_of_round(system.software, preview="preview" in system.system)
+    return Case(system, workload, _topology(system, hardware), hardware, plan, runtime)
+
+
+def _topology(system: System, hardware: HardwareProfile) -> Topology:
+    """NVLink spans hosts only where a rack is sold so."""
+    local = system.gpus_per_node
+    if hardware.nvlink_domain > hardware.gpus_per_host:
+        hosts = max(1, min(hardware.nvlink_domain // local, system.nodes))
+        # domains are equal and made of whole hosts
+        while system.nodes % hosts:
+            hosts -= 1
+        domain = hosts * local
+    else:
+        domain = math.gcd(hardware.nvlink_domain, local)
+    return Topology.uniform(
+        system.gpus,
+        system.gpus_per_node,
+        hbm_bytes=hardware.hbm_bytes,
+        ddr_bytes=hardware.ddr_bytes,
+        nvlink_domain=domain,
+    )
+
+
+def _tables(rows: tuple[int, ...], hot: tuple[int, ...], optimizer: str) -> tuple[Table, ...]:
+    return tuple(
+        Table(
+            f"t_cat_{i}",
+            size,
+            DIM,
+            (Feature(f"cat_{i}", float(h), distribution=Zipf(ZIPF_ALPHA, (h - 1) / 2)),),
+            optimizer=optimizer,
+        )
+        for i, (size, h) in enumerate(zip(rows, hot, strict=True))
+    )
+
+
+def _dcnv2(system: System, planner: Planner) -> Workload:
+    tables = _tables(planner.rows, planner.multi_hot, "exact_adagrad")
+    dense = DenseArch(13, BOTTOM, TOP, DcnV2(3, 512), "fp16", "adagrad")
+    return Workload(DCNV2, _local(system), tables, dense)
+
+
+def _dlrm(system: System, planner: Planner) -> Workload:
+    tables = _tables(planner.rows, (1,) * len(planner.rows), "exact_sgd")
+    dense = DenseArch(13, BOTTOM, TOP, "dot", "fp16", "sgd")
+    return Workload(system.benchmark, _local(system), tables, dense)
+
+
+def _local(system: System) -> int:
+    return max(1, round(system.global_batch / system.gpus))
+
+
+def _hybrid(system: System, names: list[str], rows: tuple[int, ...]) -> ShardingPlan:
+    """Every table somewhere: the hybrid runtime spreads the rows over the ranks itself."""
+    tables = {}
+    for index, (name, size) in enumerate(zip(names, rows, strict=True)):
+        shards = (Shard(index % system.gpus, (0, 0), (size, DIM)),)
+        tables[name] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shards)
+    return ShardingPlan(tables, system.gpus, system.gpus_per_node)
+
+
+LAST_FIT_ROUND = (3, 1)
+FIT_PROFILES = ("a100-40gb", "a100-80gb", "h100-sxm")
+FIT, TEST = "fit", "test"
+NEVER = "platforms never fitted"
+LATER = "fitted families, later rounds"
+
+
+def validate_mlperf_dlrm(folder: Path) -> Report:
+    """Predict every GPU system of the table in ``folder``.
+
+    Raises:
+        InputError: the folder or one of the three files is not there.
+    """
+    data_folder(folder, [ROWS_FILE, CONFIGS_FILE, PLANS_FILE], every=True)
+    systems, skipped = read_systems(folder)
+    planner, problems = Planner.read(folder)
+    skipped += problems
+    parts = parts_of(systems)
+    times: dict[tuple[object, ...], tuple[float, tuple[float, float]]] = {}
+    rows: list[ComparedRow] = []
+    recent: list[ComparedRow] = []
+    for system, part in zip(systems, parts, strict=True):
+        case = case_of(system, planner)
+        if isinstance(case, str):
+            skipped.append(case)
+            continue
+        key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
+               system.global_batch, planner.matrix(system))  # fmt: skip
+        if key not in times:
+            times[key] = _predicted(case)
+        rows.append(_compared(case, *times[key], part))
+        recent += rows[-1:] if part == TEST and system.version >= (4, 0) else []
+    later = [r for r in rows if r.part == TEST and r.name["profile"] in FIT_PROFILES]
+    never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]
+    parts_of_rows = {
+        NEVER: never,
+        LATER: later,
+        **{
+            f"{LATER}, {name}, one row a configuration": by_configuration(found)
+            for name, found in by_profile(later).items()
+        },
+    }
+    kept = {name: found for name, found in parts_of_rows.items() if found}
+    notes = tuple(plan_change(systems, planner))
+    return Report("mlperf-dlrm", tuple(rows), TEST, tuple(skipped), notes, kept)
+
+
+def by_profile(rows: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
+    """Profile that predicted them -> rows."""
+    found: dict[str, list[ComparedRow]] = defaultdict(list)
+    for row in rows:
+        found[str(row.name["profile"])].append(row)
+    return dict(found)
+
+
+def by_configuration(rows: Iterable[ComparedRow]) -> list[ComparedRow]:
+    """One row for all systems that ran the same: the prediction, and their median time."""
+    found: dict[tuple[object, ...], list[ComparedRow]] = defaultdict(list)
+    for row in rows:
+        keys = ("profile", "runtime", "benchmark", "accels", "global_batch")
+        found[*(row.name[key] for key in keys), row.predicted_ms].append(row)
+    return [
+        replace(alike[0], measured_ms=median(row.measured_ms for row in alike))
+        for alike in found.values()
+    ]
+
+
+def parts_of(systems: list[System]) -> list[str]:
+    """``fit`` or ``test`` for each; what was fitted stays so where a later round repeats it."""
+    fitted = [is_fitted(system) for system in systems]
+    seen = {(s.org, s.measured_ms) for s, fit in zip(systems, fitted, strict=True) if fit}
+    return [
+        FIT if fit or (s.org, s.measured_ms) in seen else TEST
+        for s, fit in zip(systems, fitted, strict=True)
+    ]
+
+
+def is_fitted(system: System) -> bool:
+    """Whether the runtime's constants were fitted on the row."""
+    return system.version <= LAST_FIT_ROUND and profile_of(system.accelerator) in FIT_PROFILES
+
+
+def _predicted(case: Case) -> tuple[float, tuple[float, float]]:
+    """Time of an iteration and its 90 % interval."""
+    graph = case.builder().build()
+    timeline = simulate(graph, keep_steps=True)
+    time = float(timeline.iteration_ms[0])
+    path = critical_path(graph, timeline)
+    return time, iteration_interval(time, path, case.hardware, case.topology)
+
+
+def _compared(
+    case: Case, predicted_ms: float, interval_ms: tuple[float, float], part: str
+) -> ComparedRow:
+    system = case.system
+    return ComparedRow(
+        {
+            "system": system.system,
+            "org": system.org,
+            "accelerator": system.accelerator,
+            "accels": system.gpus,
+            "round": system.round,
+            "benchmark": system.benchmark,
+            "global_batch": system.global_batch,
+            "profile": case.hardware.name,
+            "runtime": case.runtime.name,
+        },
+        system.measured_ms,
+        predicted_ms,
+        family=family_of(system),
+        part=part,
+        source=f"MLPerf Training {system.round}, {system.org}",
+        interval_ms=interval_ms,
+    )
+
+
+def plan_change(systems: list[System], planner: Planner) -> Iterator[str]:
+    """What the change of plan from v3.0 to v3.1 alone is predicted to bring, in words."""
+    before = [s for s in systems if s.version == (3, 0) and s.org == "NVIDIA"]
+    after = [s for s in systems if s.version == (3, 1) and s.org == "NVIDIA"]
+    for old in before:
+        new = next((s for s in after if (s.gpus, s.global_batch) == (old.gpus, old.global_batch)
+                    and s.benchmark == DCNV2), None)  # fmt: skip
+        matrix = planner.matrix(new) if new is not None else None
+        if new is None or matrix is None:
+            continue
+        was, now = _with(old, planner, None), _with(old, planner, matrix)
+        measured = new.measured_ms / old.measured_ms - 1
+        yield (
+            f"v3.0 to v3.1 on {old.gpus} {old.accelerator}: measured {measured:+.1%}; the new "
+            f"plan alone is predicted to change it by {now / was - 1:+.1%}, the rest is software"
+        )
+
+
+def _with(system: System, planner: Planner, matrix: Matrix | None) -> float:
+    case = case_of(system, planner, matrix)
+    assert isinstance(case, Case)
+    return case.builder().iteration_ms()

@@ -1,0 +1,458 @@
+"""`python -m lab`: what shows that shardopt is right. Errors end as those of `shardopt` do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import typer
+
+from lab.suites import ALL, SUITES
+from shardopt.api.request import MAX_SEED, Machine, check_number
+from shardopt.cli import app as product
+from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, warmup_rounds
+from shardopt.cli.command import command
+from shardopt.ranks.realtime import Runtime
+
+MAX_TASK = 999_999
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
+
+
+def seeds(flag: str, given: str) -> list[int]:
+    """The numbers that a text such as ``3,7,10-12`` names, in its order, each once.
+
+    Raises:
+        InputError: it is no such text.
+    """
+    from predictor.errors import InputError
+
+    found: list[int] = []
+    for part in given.split(","):
+        match = _RANGE.match(part.strip())
+        first, last = (int(n or match[1]) for n in match.groups()) if match else (1, 0)
+        if last < first:
+            raise InputError(
+                f"{flag} is {given!r}; give numbers and ranges of 0 to {MAX_TASK}, the lower "
+                "number first, such as 0-19 or 3,7,10-12"
+            )
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
+
+
+def _list(title: str, *, committed: bool) -> str:
+    suites = (f"{s.name} ({s.about})" for s in SUITES if s.committed == committed)
+    return f"{title}: {', '.join(suites)}."
+
+
+EPILOG = "\n\n".join(
+    [
+        _list("Suites on public files, which --data names", committed=False),
+        _list("Suites on measurements that a source checkout has", committed=True),
+    ]
+)
+
+
+def validate(
+    suite: str,
+    data: Path | None = None,
+    json: bool = False,
+    quiet: bool = False,
+    write_docs: Path | None = None,
+) -> None:
+    """Compare predictions with measurements that they were not fitted on.
+
+    Arguments:
+        suite (SUITE): Name of a suite, or 'all'.
+
+    Options:
+        data (DIR): Folder with the measurements: the public files that docs/data.md lists, or
+            another folder than that of the source checkout.
+        write_docs (FILE): Also write the results to this Markdown page, and their rows as CSV into
+            the folder of its name.
+    """
+    from lab.pages.accuracy import write_accuracy
+    from lab.pages.scores import report_object, show_report
+    from lab.suites import run_suites
+    from shardopt.cli.output import check_writable, print_json
+    from shardopt.report.console import make_console
+
+    check_writable(write_docs)
+    reports = run_suites(suite, data)
+    if json:
+        objects = {report.suite: report_object(report) for report in reports}
+        print_json(objects if suite == ALL else next(iter(objects.values())))
+    else:
+        console = make_console()
+        for report in reports:
+            show_report(console, report, quiet=quiet)
+    if write_docs is not None:
+        write_accuracy(write_docs, reports)
+
+
+def batch(
+    *,
+    folder: Path,
+    tasks: str,
+    repeat: str | None = None,
+    rounds: int = 10,
+    block: int = 6,
+    warmup: str = "auto",
+    link: float | None = None,
+    runtime: Runtime = Runtime.PLAIN,
+    ranks: int = 2,
+    models: str = "random",
+    quiet: bool = False,
+) -> None:
+    """Draw models, calibrate, and run a dozen plans of each for real.
+
+    After an interruption the same command continues with what is left.
+
+    Arguments:
+        folder (FOLDER): Folder for the measurements; it is created, or continued.
+
+    Measurement:
+        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
+        ranks (N): Number of processes; each has one core.
+        models (NAME): Family that models are drawn from: random (sized by predictions; the
+            predictor was developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables,
+            scaled down) or shapes (many small tables, few wide ones, weighted, sequences and
+            others), crossed (plans whose ranks wait for each other), architectures (crosses,
+            experts, towers and attention in place of a DLRM) and drifting (windows of data that
+            move).
+        repeat (SEEDS): Tasks to measure a second time, after all others.
+    """
+    from lab.tasks.measure import TaskSetSettings, measure_task_set
+    from shardopt.cli.output import note
+
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    check_number("block", block, 1, MAX_BLOCK)
+    settings = TaskSetSettings(
+        folder,
+        seeds("--tasks", tasks),
+        seeds("--repeat", repeat) if repeat is not None else (),
+        rounds,
+        block,
+        ranks,
+        link,
+        runtime,
+        models,
+        warmup=warmup_rounds(warmup),
+    )
+    measure_task_set(settings, lambda text: note([text], quiet=quiet))
+
+
+MAX_RANDOM_PLANS = 10_000
+
+
+def against(
+    *,
+    folder: Path,
+    tasks: str,
+    rounds: int = 16,
+    block: int = 6,
+    link: float | None = None,
+    runtime: Runtime = Runtime.PLAIN,
+    ranks: int = 2,
+    models: str = "random",
+    random_plans: int = 4,
+    quiet: bool = False,
+) -> None:
+    """Draw models, calibrate, and run the plans of TorchRec's planner and of shardopt of each.
+
+    `python -m lab validate against-torchrec --data DIR` reports the results of the folders in DIR.
+    After an interruption the same command continues with what is left.
+
+    Arguments:
+        folder (FOLDER): Folder for the measurements; it is created, or continued.
+
+    Measurement:
+        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
+        ranks (N): Number of processes; each has one core.
+        models (NAME): Family that models are drawn from: random (sized by predictions; the
+            predictor was developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables,
+            scaled down) or shapes (many small tables, few wide ones, weighted, sequences and
+            others).
+        random_plans (N): Random plans of each task to run beside the chosen ones.
+    """
+    from lab.tasks.against import check_models, draw_planners_task
+    from lab.tasks.measure import TaskSetSettings, measure_task_set
+    from shardopt.cli.output import note
+
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    check_number("block", block, 1, MAX_BLOCK)
+    check_number("random_plans", random_plans, 0, MAX_RANDOM_PLANS)
+    check_models(models)
+    tasks_drawn = seeds("--tasks", tasks)
+    # a missing torchrec is told now, not after the minutes of the calibration
+    from shardopt.training import torchrec_planner  # noqa: F401
+
+    settings = TaskSetSettings(
+        folder,
+        tasks_drawn,
+        rounds=rounds,
+        block=block,
+        world_size=ranks,
+        link_gbit_s=link,
+        runtime=runtime,
+        models=models,
+        random_plans=random_plans,
+        draw=draw_planners_task,
+    )
+    measure_task_set(settings, lambda text: note([text], quiet=quiet))
+
+
+def search(
+    *,
+    suite: Path,
+    rows: Path,
+    only: str | None = None,
+    planners: str | None = None,
+    seed: int = 0,
+    effort: float = 1.0,
+    write_docs: Path | None = None,
+    quiet: bool = False,
+) -> None:
+    """Run every planner on every instance of a suite.
+
+    The same command continues with what is left after an interruption, and runs again what came
+    from other code.
+
+    Arguments:
+        suite (FILE): Instances to plan.
+
+    Options:
+        rows (-o --output CSV): File for the rows of the suite; an existing one is continued.
+        only (PATTERN): Run only instances whose name matches, such as '100x8-*'.
+        planners (NAMES): Planners to run, separated by commas; all by default.
+        write_docs (FILE): Also write the results to this Markdown page, such as
+            docs/benchmarks.md.
+    """
+    from lab.pages.planners_page import benchmarks_text, show_summary
+    from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
+    from search.stop import Stop
+    from shardopt.cli.output import check_writable, note
+    from shardopt.files import atomic_write_text
+    from shardopt.report.console import make_console
+
+    check_number("seed", seed, 0, MAX_SEED)
+    Stop(effort)
+    check_writable(rows)
+    check_writable(write_docs)
+    names = [name.strip() for name in (planners or "").split(",") if name.strip()]
+    selection = SuiteSelection(only, check_planners(names), effort, seed)
+    found = run_suite(load_suite(suite), rows, selection, lambda text: note([text], quiet=quiet))
+    show_summary(make_console(), found)
+    if write_docs is not None:
+        atomic_write_text(write_docs, benchmarks_text(found))
+
+
+MAX_COUNT = 1_000_000
+MAX_REPEAT = 1000
+
+
+def score(
+    model: Path,
+    machine: Machine,
+    seed: int = 0,
+    count: int = 5000,
+    repeat: int = 5,
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Measure how many plans per second the predictor scores.
+
+    Search:
+        count (N): Plans to score per round and kind.
+        repeat (N): Number of rounds; the medians are shown.
+    """
+    from shardopt.api.setting import resolve
+    from shardopt.cli.output import note
+
+    check_number("count", count, 1, MAX_COUNT)
+    check_number("repeat", repeat, 1, MAX_REPEAT)
+    setting = resolve(model, machine)
+
+    from lab.planners.score import measure
+
+    note(setting.notes, quiet=quiet)
+    found = measure(setting.problem(), count, repeat, seed)
+    if json:
+        from shardopt.api.cache import versions
+        from shardopt.cli.output import print_json
+        from shardopt.measure.machine import machine as this_machine
+
+        kinds = {
+            name: {"per_second": found.per_second(name), "samples_s": [*samples.seconds]}
+            for name, samples in found.times.items()
+        }
+        head = {**setting.facts(), "seed": seed, "count": count, "repeat": repeat}
+        cost = {"scenarios_cost": found.scenarios_cost}
+        print_json(
+            {**head, "kinds": kinds, **cost, "machine": this_machine(), "versions": versions()}
+        )
+        return
+    for name in found.times:
+        print(f"{found.per_second(name):12,.0f} a second: {name}")
+    print(f"{found.scenarios_cost:12.1f} times the time of a plan: the same in all scenarios")
+
+
+def compare(
+    *,
+    output: Path,
+    models: list[str] | None = None,
+    rounds: int = 5,
+    work: Path | None = None,
+    quiet: bool = False,
+) -> None:
+    """Compare CPU models with the benchmarks generated from their traces.
+
+    Calibration models are measured as well: their calls are timed inside their replays, and the
+    kernel models that `bench predict --data DIR` uses are fitted on them.
+
+    Options:
+        output (-o DIR): Folder for cpu.json (models and their replays) and calls.jsonl (timed
+            calls, from which kernel models of ops are fitted).
+        models (--model NAME): Only this model. Repeat for more.
+
+    Measurement:
+        rounds (N): Number of rounds; each runs every model and its replay in new processes.
+        work (DIR): Keep benchmarks and finished rounds here, and continue from what is there.
+    """
+    from lab.replay.originals import MODELS
+    from predictor.errors import InputError, did_you_mean
+    from shardopt.ranks.scratch import scratch_folder
+
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    for name in models or ():
+        if name not in MODELS:
+            raise InputError(
+                f"--model {name!r}: there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
+            )
+    for place in (output, work):
+        if place is not None:
+            _check_folder(place)
+    names = list(models or MODELS)
+    if work is not None:
+        _run(names, output, rounds, work, quiet)
+        return
+    with scratch_folder() as here:
+        _run(names, output, rounds, here, quiet)
+
+
+def _check_folder(place: Path) -> None:
+    from predictor.errors import InputError
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
+
+
+def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
+    from lab.replay.calibrate import prepare, replays, side_by_side, time_rounds
+    from lab.replay.side_by_side import summary
+    from shardopt.api.cache import versions
+    from shardopt.cli.output import note, write_json
+    from shardopt.replay.calls import FILE, write_models
+
+    for name in prepare(names, work):
+        note([f"{name}: benchmark made"], quiet=quiet)
+    for name, number in time_rounds(names, work, rounds):
+        note([f"round {number + 1} of {rounds}: {name}"], quiet=quiet)
+    write_models(output / FILE, replays(names, work))
+    rows = side_by_side(names, work)
+    if rows:
+        write_json(
+            output / "cpu.json", {"summary": summary(rows), "versions": versions(), "rows": rows}
+        )
+
+
+def transformers(
+    *,
+    output: Path,
+    rounds: int = 8,
+    ranks: str = "1,2",
+    quiet: bool = False,
+) -> None:
+    """Measure training steps of transformers, for `python -m lab validate transformers-cpu`.
+
+    After an interruption the same command continues with what is left.
+
+    Measurement:
+        output (-o DIR): Folder for the measurements; it is created, or continued.
+        rounds (N): Number of rounds; each runs three steps of every shape.
+        ranks (N,N): 1 for one process, 2 for DistributedDataParallel on two, 1,2 for both.
+    """
+    from lab.transformers.run import RANKS, run_transformers
+    from predictor.errors import InputError
+    from shardopt.cli.output import note
+
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    asked = tuple(dict.fromkeys(ranks.split(",")))
+    if not set(asked) <= {str(count) for count in RANKS}:
+        raise InputError(f"--ranks is {ranks!r}; give 1, 2 or 1,2")
+    run_transformers(output, rounds, tuple(map(int, asked)), lambda text: note([text], quiet=quiet))
+
+
+MEASURE, TOOLS = "Measure and validate", "Pages, profiles and checks"
+
+app = typer.Typer(
+    name="lab",
+    help="Suites, task sets and tools that show how right shardopt is; not shipped.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("validate", rich_help_panel=MEASURE, epilog=EPILOG)(command(validate))
+for function in (
+    batch,
+    against,
+    search,
+    score,
+    compare,
+    transformers,
+):
+    app.command(function.__name__, rich_help_panel=MEASURE)(command(function))
+
+PROGRAMS = {
+    "lab.first_scores": "What new tables scored before anything was changed for them.",
+    "lab.tools.ablation": "What each searcher is worth.",
+    "lab.tools.derive": "Profiles of cards that no public table measures.",
+    "lab.tools.figure": "The picture of the README.",
+    "lab.tools.fit_op_models": "The kernel models of CPU ops that `shardopt bench predict` uses.",
+    "lab.tools.fit_public_tables": "Prints constants fitted to the public tables.",
+    "lab.tools.fit_runtime": "Fits the constants of HugeCTR's runtimes.",
+    "lab.tools.fit_transformer": "Fits the constants of Megatron's software.",
+    "lab.tools.known_errors": "How far the shipped profiles can be trusted.",
+    "lab.tools.live_steps": "What a monitor costs a running job, and what a move saves.",
+    "lab.pages.accuracy": "The README's tables of accuracy, from docs/accuracy.",
+    "lab.tools.record_answers": "What shardopt answers in 100 cases, before and after a change.",
+    "lab.tools.torchrec_own": "TorchRec's own tests of its planner, with ours in its place.",
+    "lab.tools.try_wheel": "Every command of an installed wheel, without torch and scipy.",
+}
+"""Modules with parsers of their own -> what they do."""
+
+
+def _program(module: str) -> None:
+    # such a tool reads all words after its name itself, --help too
+    free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+    @app.command(
+        module.rpartition(".")[2].replace("_", "-"),
+        help=PROGRAMS[module],
+        rich_help_panel=TOOLS,
+        context_settings=free,
+    )
+    def run(context: typer.Context) -> None:
+        raise typer.Exit(import_module(module).main(context.args))
+
+
+for _module in PROGRAMS:
+    _program(_module)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing that a user can cause raises."""
+    return product.main(argv, app, "python -m lab")

@@ -1,1 +1,0 @@
-"""The commands of `python -m lab`, one file each."""

@@ -1,0 +1,613 @@
+"""What Megatron's software adds to a profile: fitted constants, kept with the rows behind them.
+
+`predictor/hardware/runtimes/megatron.yaml` holds them; ``python -m lab fit-transformer`` fits
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from predictor import units
+from predictor.cost.collectives import Collectives
+from predictor.cost.elementwise import memory_ms
+from predictor.cost.gemm import batched_ms
+from predictor.errors import InputError
+from predictor.hardware.loader import load_runtime
+from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.graph import COMPUTE, Graph
+from predictor.iteration.timeline import simulate_once
+from predictor.model.topology import Topology
+
+Configuration = tuple[int, ...]
+"""Configuration of a measured row: its integer columns, in the file's order."""
+
+
+@dataclass(frozen=True)
+class MegatronRuntime:
+    """Constants of the software; kernel times are those of the profile unless named here.
+
+    Args:
+        kernel_us: host time to launch one kernel.
+        eager_factor: the same over it where each kernel is an op of PyTorch for itself.
+        elementwise_factor: kernel times of dropout, layer norm, GELU, bias and residual over the
+            profile's; Megatron's fused softmax runs at the profile's.
+        loss_factor: kernel times of the softmax over the vocabulary over the profile's.
+        misaligned_factor: time of a multiplication for each halving of the widest aligned load,
+            from 16 bytes down (where a dimension is not a multiple of eight halves).
+        send_gb_s: rate at which stages hand over hidden states.
+    """
+
+    kernel_us: float
+    eager_factor: float
+    elementwise_factor: float
+    loss_factor: float
+    misaligned_factor: float
+    send_gb_s: float
+
+
+CONSTANTS = tuple(field.name for field in fields(MegatronRuntime))
+
+
+@dataclass(frozen=True)
+class FittedRuntime:
+    """The shipped runtime, its hardware profile, and the rows that it was fitted on."""
+
+    runtime: MegatronRuntime
+    hardware: str
+    rows: frozenset[Configuration]
+
+
+@cache
+def load_megatron() -> FittedRuntime:
+    """What `predictor/hardware/runtimes/megatron.yaml` holds."""
+    found: dict[str, Any] = load_runtime("megatron")
+    runtime = MegatronRuntime(**{name: float(found["constants"][name]) for name in CONSTANTS})
+    rows = frozenset(tuple(int(v) for v in row) for row in found["fit_rows"])
+    return FittedRuntime(runtime, str(found["hardware"]), rows)
+
+
+HALF_BYTES = 2
+MASK_BYTES = 0.5
+"""Bytes of a dropout mask (one per element) over those of two-byte elements."""
+NORM_PARTS = 2**-6
+"""Partial sums of a layer norm's weight gradients, over the bytes of the hidden states."""
+FUSED_ROWS = 4
+"""Megatron's fused softmax runs if micro-batch times heads of a GPU is a multiple of this."""
+LOOKUP_BACKWARD_KERNELS = 10
+"""PyTorch's gradient of an embedding in bags of one: sorts the ids, then finds equal ones."""
+
+
+@dataclass(frozen=True)
+class GptTraining:
+    """A model and how it is split; the GPUs are ``tensor * data * pipeline``.
+
+    Args:
+        vocabulary: rows of the embedding, also those of the logits.
+        micro_batch: samples that pass the pipeline together.
+        global_batch: samples of an iteration over all replicas.
+        recompute: the forward pass of a layer is repeated before its backward pass.
+
+    Raises:
+        InputError: sizes do not divide evenly.
+    """
+
+    hidden: int
+    heads: int
+    layers: int
+    sequence: int
+    vocabulary: int
+    micro_batch: int
+    global_batch: int
+    tensor: int
+    data: int
+    pipeline: int
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        share = self.data * self.micro_batch
+        for what, whole, parts in (
+            ("hidden size", self.hidden, self.heads),
+            ("attention heads", self.heads, self.tensor),
+            ("layers", self.layers, self.pipeline),
+            ("global batch", self.global_batch, share),
+        ):
+            if whole % parts:
+                raise InputError(f"{what} {whole} is not a multiple of {parts}")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.tensor * self.data * self.pipeline
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per iteration."""
+        return self.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Hidden states of one micro-batch: what stages and tensor-parallel ranks exchange."""
+        return HALF_BYTES * self.micro_batch * self.sequence * self.hidden
+
+    @property
+    def local_vocabulary(self) -> int:
+        """Rows of the embedding on one GPU."""
+        return self.vocabulary // self.tensor
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer on one GPU."""
+        return 12 * self.hidden**2 // self.tensor
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of word and position embedding on one GPU."""
+        return (self.local_vocabulary + self.sequence) * self.hidden
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel, or one collective.
+
+    Args:
+        kind: ``gemm``, ``softmax`` (Megatron's own kernels), ``elementwise``, ``loss`` (softmax
+            over the vocabulary and its gradient) or ``all_reduce``.
+        bytes_moved: read and written, or the buffer of the all-reduce.
+        shape: m, n and k of a multiplication.
+        count: multiplications of that shape in one kernel.
+        eager: an op of PyTorch for itself, with its call in Python and its node in the backward;
+            other kernels share theirs.
+    """
+
+    name: str
+    kind: str
+    bytes_moved: float = 0.0
+    shape: tuple[int, int, int] = (0, 0, 0)
+    count: int = 1
+    eager: bool = False
+
+
+SEGMENTS = (
+    "embedding_forward",
+    "layer_forward",
+    "head_forward",
+    "head_backward",
+    "layer_backward",
+    "embedding_backward",
+)
+"""Segments that a micro-batch passes; those of a layer once for each layer of a stage."""
+
+
+def segment_kernels(model: GptTraining) -> dict[str, tuple[Kernel, ...]]:
+    """Segment -> its kernels in launch order."""
+    forward = tuple(_layer_forward(model))
+    again = forward if model.recompute else ()
+    found = (
+        tuple(_embedding_forward(model)),
+        forward,
+        tuple(_head_forward(model)),
+        tuple(_head_backward(model)),
+        (*again, *_layer_backward(model)),
+        tuple(_embedding_backward(model)),
+    )
+    return dict(zip(SEGMENTS, found, strict=True))
+
+
+def _gemm(name: str, m: int, n: int, k: int, count: int = 1) -> Kernel:
+    return Kernel(name, "gemm", shape=(m, n, k), count=count)
+
+
+def _moves(name: str, bytes_moved: float, kind: str = "elementwise") -> Kernel:
+    return Kernel(name, kind, bytes_moved)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """``tokens``; ``u`` and ``w`` as above; ``batch`` of the attention's products; widths."""
+
+    tokens: int
+    u: float
+    w: float
+    batch: int
+    head: int
+    qkv: int
+    inner: int
+    out: int
+
+    @classmethod
+    def of(cls, model: GptTraining) -> _Sizes:
+        h, t, s = model.hidden, model.tensor, model.sequence
+        batch = model.micro_batch * model.heads // t
+        scores = float(HALF_BYTES * batch * s * s)
+        tokens = model.micro_batch * s
+        return cls(tokens, float(model.hidden_bytes), scores, batch, h // model.heads,
+                   3 * h // t, 4 * h // t, h // t)  # fmt: skip
+
+
+def _all_reduce(model: GptTraining) -> list[Kernel]:
+    """The all-reduce of a layer part's output, or of its input's gradient."""
+    whole = _moves("tensor-parallel all-reduce", model.hidden_bytes, "all_reduce")
+    return [whole] if model.tensor > 1 else []
+
+
+def _layer_forward(model: GptTraining) -> Iterator[Kernel]:
+    z, t, h, s = _Sizes.of(model), model.tensor, model.hidden, model.sequence
+    u = z.u
+    yield _moves("layer norm", 2 * u)
+    yield _gemm("qkv", z.tokens, z.qkv, h)
+    yield _moves("qkv bias", 6 * u / t)
+    yield _gemm("scores", s, s, z.head, z.batch)
+    yield from _softmax_forward(z)
+    yield _moves("attention dropout", (2 + MASK_BYTES) * z.w)
+    yield _gemm("context", s, z.head, s, z.batch)
+    yield _moves("heads side by side", 2 * u / t)
+    yield _gemm("attention out", z.tokens, h, z.out)
+    yield from _all_reduce(model)
+    yield _moves("bias, dropout, residual", (3 + MASK_BYTES) * u)
+    yield _moves("layer norm", 2 * u)
+    yield _gemm("up", z.tokens, z.inner, h)
+    yield _moves("bias, gelu", 8 * u / t)
+    yield _gemm("down", z.tokens, h, z.inner)
+    yield from _all_reduce(model)
+    yield _moves("bias, dropout, residual", (3 + MASK_BYTES) * u)
+
+
+def _layer_backward(model: GptTraining) -> Iterator[Kernel]:
+    z, t, h, s = _Sizes.of(model), model.tensor, model.hidden, model.sequence
+    u = z.u
+    yield _moves("dropout", (2 + MASK_BYTES) * u)
+    yield _moves("bias gradient", u)
+    yield _gemm("down, input", z.tokens, z.inner, h)
+    yield _gemm("down, weight", h, z.inner, z.tokens)
+    yield _moves("gelu", 12 * u / t)
+    yield _moves("bias gradient", 4 * u / t)
+    yield _gemm("up, input", z.tokens, h, z.inner)
+    yield _gemm("up, weight", z.inner, h, z.tokens)
+    yield from _all_reduce(model)
+    yield from _norm_backward(u)
+    yield _moves("dropout", (2 + MASK_BYTES) * u)
+    yield _moves("bias gradient", u)
+    yield _gemm("attention out, input", z.tokens, z.out, h)
+    yield _gemm("attention out, weight", h, z.out, z.tokens)
+    yield _moves("heads side by side", 2 * u / t)
+    yield _gemm("context, probabilities", s, s, z.head, z.batch)
+    yield _gemm("context, values", s, z.head, s, z.batch)
+    yield _moves("attention dropout", (2 + MASK_BYTES) * z.w)
+    yield from _softmax_backward(z)
+    for name in ("query", "key"):
+        yield _gemm(f"scores, {name}", s, z.head, s, z.batch)
+        # forward the product itself scales
+        yield _moves(f"scale, {name}", 2 * u / t)
+    yield _moves("query, key, value side by side", 6 * u / t)
+    yield _moves("bias gradient", 3 * u / t)
+    yield _gemm("qkv, input", z.tokens, h, z.qkv)
+    yield _gemm("qkv, weight", h, z.qkv, z.tokens)
+    yield from _all_reduce(model)
+    yield from _norm_backward(u)
+
+
+def _norm_backward(u: float) -> Iterator[Kernel]:
+    yield _moves("layer norm, input", 3 * u)
+    yield _moves("layer norm, weight", 2 * u)
+    yield _moves("layer norm, weight sum", NORM_PARTS * u)
+    yield _moves("residual", 3 * u)
+
+
+def _softmax_forward(z: _Sizes) -> Iterator[Kernel]:
+    """Scale, mask and softmax: one kernel, or PyTorch's in fp32 where Megatron's cannot run."""
+    if z.batch % FUSED_ROWS == 0:
+        yield _moves("softmax", 2 * z.w, "softmax")
+        return
+    for name, passes in (
+        ("to fp32", 3), ("scale", 4), ("mask to bool", 1.5), ("mask", 4.5), ("softmax", 4),
+        ("to fp16", 3),
+    ):  # fmt: skip
+        yield Kernel(name, "elementwise", passes * z.w, eager=True)
+
+
+def _softmax_backward(z: _Sizes) -> Iterator[Kernel]:
+    if z.batch % FUSED_ROWS == 0:
+        yield _moves("softmax", 3 * z.w, "softmax")
+        return
+    for name, passes in (
+        ("to fp32", 3), ("gradient times output", 6), ("softmax", 6), ("copy", 4), ("mask", 2.5),
+        ("scale", 4), ("to fp16", 3),
+    ):  # fmt: skip
+        yield Kernel(name, "elementwise", passes * z.w, eager=True)
+
+
+def _embedding_forward(model: GptTraining) -> Iterator[Kernel]:
+    z = _Sizes.of(model)
+    ids = 8 * z.tokens
+    yield _moves("ids of this shard", 2 * ids)
+    yield _moves("copy of the ids", 2 * ids)
+    yield _moves("ids of others to zero", 2 * ids)
+    yield _moves("words", 2 * z.u)
+    yield _moves("positions", 2 * z.u)
+    yield _moves("sum", 3 * z.u)
+    yield _moves("dropout", (2 + MASK_BYTES) * z.u)
+
+
+def _embedding_backward(model: GptTraining) -> Iterator[Kernel]:
+    z = _Sizes.of(model)
+    yield _moves("dropout", (2 + MASK_BYTES) * z.u)
+    yield _moves("positions", z.u)
+    for _ in range(LOOKUP_BACKWARD_KERNELS):
+        yield _moves("sort of the ids", 32 * z.tokens)
+    table = HALF_BYTES * model.local_vocabulary * model.hidden
+    yield _moves("words", 2 * z.u + table)
+    yield _moves("positions", 2 * z.u)
+
+
+def _head_forward(model: GptTraining) -> Iterator[Kernel]:
+    """Logits and cross entropy."""
+    z, v = _Sizes.of(model), model.local_vocabulary
+    logits = HALF_BYTES * z.tokens * v
+    yield _gemm("logits", z.tokens, v, model.hidden)
+    yield _moves("log-softmax", 2 * logits, "loss")
+    yield _moves("loss", 2 * z.tokens)
+
+
+def _head_backward(model: GptTraining) -> Iterator[Kernel]:
+    z, v = _Sizes.of(model), model.local_vocabulary
+    logits = HALF_BYTES * z.tokens * v
+    yield _moves("loss", 2 * z.tokens)
+    yield _moves("gradient to zero", logits)
+    yield _moves("log-softmax", 3 * logits, "loss")
+    yield _gemm("logits, input", z.tokens, model.hidden, v)
+    yield _gemm("logits, weight", v, model.hidden, z.tokens)
+
+
+Array = NDArray[np.float64]
+Pass = tuple[int, bool, int]
+"""Stage, whether it is a backward pass, micro-batch."""
+
+
+def schedule(stages: int, micro_batches: int) -> list[Pass]:
+    """All passes, each after those it waits for."""
+    orders = [list(_stage_order(s, stages, micro_batches)) for s in range(stages)]
+    done = np.zeros((stages, 2), dtype=np.int64)
+    position = [0] * stages
+    found: list[Pass] = []
+    while len(found) < 2 * stages * micro_batches:
+        for stage, order in enumerate(orders):
+            while position[stage] < len(order):
+                backward, index = order[position[stage]]
+                source = stage + 1 if backward else stage - 1
+                if 0 <= source < stages and done[source, int(backward)] <= index:
+                    break
+                found.append((stage, backward, index))
+                done[stage, int(backward)] += 1
+                position[stage] += 1
+    return found
+
+
+def _stage_order(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[bool, int]]:
+    warm_up = min(stages - 1 - stage, micro_batches)
+    for index in range(warm_up):
+        yield False, index
+    for index in range(warm_up, micro_batches):
+        yield False, index
+        yield True, index - warm_up
+    for index in range(micro_batches - warm_up, micro_batches):
+        yield True, index
+
+
+def pipeline_ms(
+    forward_ms: ArrayLike, backward_ms: ArrayLike, send_ms: ArrayLike, micro_batches: int
+) -> Array:
+    """Time until the last stage is done.
+
+    Args:
+        forward_ms, backward_ms: of one micro-batch, ``[..., stages]``.
+        send_ms: from one stage to the next, either way, ``[...]``.
+    """
+    forward, backward = np.asarray(forward_ms, float), np.asarray(backward_ms, float)
+    stages = forward.shape[-1]
+    if stages == 1:
+        return np.asarray(micro_batches * (forward + backward)[..., 0])
+    send = np.asarray(send_ms, dtype=np.float64)
+    free = [np.zeros(forward.shape[:-1]) for _ in range(stages)]
+    arrived: dict[Pass, Array] = {}
+    for stage, is_backward, index in schedule(stages, micro_batches):
+        step = -1 if is_backward else 1
+        start = free[stage]
+        source = (stage - step, is_backward, index)
+        if source in arrived:
+            start = np.maximum(start, arrived.pop(source))
+        end = start + (backward if is_backward else forward)[..., stage]
+        if 0 <= stage + step < stages:
+            end = end + send
+            arrived[stage, is_backward, index] = end
+        free[stage] = end
+    return np.asarray(np.max(free, axis=0))
+
+
+DATA_TYPE = "fp16"
+ALIGNED_ELEMENTS = 8
+"""Two-byte elements in the widest load, 16 bytes: NVIDIA's Matrix Multiplication Background guide,
+section on tensor core requirements."""
+ADAM_BYTES = 22
+"""Bytes moved per weight: fp16 weight and gradient read, weight written, two fp32 moments read and
+written (apex multi_tensor_adam)."""
+RESOURCES = {"gemm": "gemm", "all_reduce": "collectives.intra"}
+"""Kind of kernel -> profile group that its time comes from; others stream through memory."""
+
+
+class MegatronStep:
+    """Predicts iterations on given hardware; costs that configurations share are computed once.
+
+    Args:
+        gpus_per_node: tensor-parallel ranks are neighbours, replicas come next, stages last
+            (Megatron's order of ranks).
+    """
+
+    def __init__(
+        self, hardware: HardwareProfile, runtime: MegatronRuntime, gpus_per_node: int = 8
+    ) -> None:
+        self.hardware = hardware
+        self.gpus_per_node = gpus_per_node
+        self._kernels: dict[Kernel, float] = {}
+        self._joined: dict[tuple[int, int], Collectives] = {}
+        self.use(runtime)
+
+    def use(self, runtime: MegatronRuntime) -> None:
+        """Predict with other constants."""
+        self.runtime = runtime
+        self._segments: dict[GptTraining, dict[str, float]] = {}
+
+    def iteration_ms(self, models: Sequence[GptTraining]) -> Array:
+        """Predicted times, ``[models]``."""
+        shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, model in enumerate(models):
+            shapes[model.pipeline, model.micro_batches].append(index)
+        times = np.zeros(len(models))
+        for (_, micro_batches), members in shapes.items():
+            stages = [self.stages_ms([models[i] for i in members], d) for d in (True, False)]
+            send = [self.send_ms(models[i]) for i in members]
+            times[members] = pipeline_ms(stages[0], stages[1], send, micro_batches)
+        return times + [self.reduce_ms(model) + self.optimizer_ms(model) for model in models]
+
+    def stages_ms(self, models: Iterable[GptTraining], forward: bool) -> Array:
+        """Time of each stage for one micro-batch in one direction, ``[models, stages]``."""
+        way = "forward" if forward else "backward"
+        found = []
+        for model in models:
+            part = self.segments_ms(model)
+            layers = model.layers // model.pipeline
+            times = np.full(model.pipeline, layers * part[f"layer_{way}"])
+            times[0] += part[f"embedding_{way}"]
+            times[-1] += part[f"head_{way}"]
+            found.append(times)
+        return np.stack(found)
+
+    def send_ms(self, model: GptTraining) -> float:
+        """From one stage to the next."""
+        return model.hidden_bytes / units.gb_per_s(self.runtime.send_gb_s)
+
+    def segments_ms(self, model: GptTraining) -> dict[str, float]:
+        """Segment -> time of one micro-batch."""
+        key = replace(model, layers=1, global_batch=model.micro_batch, data=1, pipeline=1)
+        if key not in self._segments:
+            self._segments[key] = {
+                name: float(simulate_once(self.segment(name, kernels, model)).iteration_ms[0])
+                for name, kernels in segment_kernels(key).items()
+            }
+        return self._segments[key]
+
+    def shares(self, model: GptTraining) -> dict[str, float]:
+        """Resource of the profile -> its share of an iteration.
+
+        Within a segment the device waits for the host in what its kernels leave.
+        """
+        times = self.segments_ms(model)
+        layers = model.layers / model.pipeline
+        found: dict[str, float] = defaultdict(float)
+        for name, kernels in segment_kernels(model).items():
+            passes = model.micro_batches * (layers if name.startswith("layer") else 1.0)
+            left = times[name]
+            for kernel in kernels:
+                joins = kernel.kind == "all_reduce"
+                time = self.tensor_ms(model, kernel) if joins else self.kernel_ms(kernel)
+                resource = RESOURCES.get(kernel.kind, "elementwise").split(".")[0]
+                found[resource] += passes * time
+                left -= time
+            found["overheads"] += passes * max(left, 0.0)
+        sends = 2 * model.micro_batches * self.send_ms(model) if model.pipeline > 1 else 0.0
+        found["collectives"] += self.reduce_ms(model) + sends
+        found["elementwise"] += self.optimizer_ms(model)
+        total = sum(found.values())
+        return {resource: time / total for resource, time in found.items()}
+
+    def segment(self, name: str, kernels: Iterable[Kernel], model: GptTraining) -> Graph:
+        """The kernels of a segment on one GPU, launched from idle."""
+        graph = Graph(1, 1)
+        for kernel in kernels:
+            joins = kernel.kind == "all_reduce"
+            graph.add(
+                kernel.name,
+                phase=name,
+                resource=RESOURCES.get(kernel.kind, "elementwise"),
+                stream=COMPUTE,
+                cost_ms=self.tensor_ms(model, kernel) if joins else self.kernel_ms(kernel),
+                host_ms=0.0 if joins else self.launch_ms(kernel),
+                blocks_host=joins,
+            )
+        return graph
+
+    def launch_ms(self, kernel: Kernel) -> float:
+        """Time of the host for one kernel."""
+        factor = self.runtime.eager_factor if kernel.eager else 1.0
+        return factor * units.us(self.runtime.kernel_us)
+
+    def kernel_ms(self, kernel: Kernel) -> float:
+        """Time of one kernel on the device."""
+        if kernel not in self._kernels:
+            self._kernels[kernel] = self._profile_ms(kernel)
+        time = self._kernels[kernel]
+        if kernel.kind == "gemm":
+            return time * self.runtime.misaligned_factor ** misalignment(kernel.shape)
+        if kernel.kind == "loss":
+            return time * self.runtime.loss_factor
+        return time * (self.runtime.elementwise_factor if kernel.kind == "elementwise" else 1.0)
+
+    def _profile_ms(self, kernel: Kernel) -> float:
+        if kernel.kind == "gemm":
+            return batched_ms(self.hardware, kernel.count, *kernel.shape, DATA_TYPE)
+        return float(memory_ms(self.hardware, kernel.bytes_moved))
+
+    def tensor_ms(self, model: GptTraining, kernel: Kernel) -> float:
+        """An all-reduce among the tensor-parallel ranks of one replica."""
+        return self._all_reduce(model.tensor, self.gpus_per_node, kernel.bytes_moved)
+
+    def reduce_ms(self, model: GptTraining) -> float:
+        """Gradients over the replicas, in half precision, once all micro-batches are done.
+
+        The two copies of the embedding's weights are not reduced with each other.
+        """
+        near = self.gpus_per_node // model.tensor
+        return max(
+            self._all_reduce(model.data, near, HALF_BYTES * weights)
+            for weights in _stage_weights(model, copy_of_embedding=True)
+        )
+
+    def optimizer_ms(self, model: GptTraining) -> float:
+        """Adam on the largest stage."""
+        weights = max(_stage_weights(model, copy_of_embedding=False))
+        return float(memory_ms(self.hardware, ADAM_BYTES * weights))
+
+    def _all_reduce(self, ranks: int, near: int, size_bytes: float) -> float:
+        """Among ``ranks``, of which up to ``near`` lie on one node."""
+        if ranks == 1:
+            return 0.0
+        local = math.gcd(ranks, max(near, 1))
+        if (ranks, local) not in self._joined:
+            caps = {"hbm_bytes": self.hardware.hbm_bytes, "ddr_bytes": self.hardware.ddr_bytes}
+            topology = Topology.uniform(ranks, local, **caps)
+            self._joined[ranks, local] = Collectives(self.hardware, topology)
+        return float(self._joined[ranks, local].all_reduce(size_bytes))
+
+
+def misalignment(shape: tuple[int, int, int]) -> int:
+    """Halvings from the widest load to the widest that fits all of m, n and k."""
+    shared = math.gcd(ALIGNED_ELEMENTS, *shape)
+    return round(math.log2(ALIGNED_ELEMENTS / shared))
+
+
+def _stage_weights(model: GptTraining, *, copy_of_embedding: bool) -> list[int]:
+    """Weights of each stage on one GPU, with or without the last one's copy of the embedding."""
+    layers = model.layers // model.pipeline
+    weights = [layers * model.layer_parameters] * model.pipeline
+    weights[0] += model.embedding_parameters
+    if copy_of_embedding:
+        weights[-1] += model.local_vocabulary * model.hidden
+    return weights

@@ -1,0 +1,485 @@
+"""Numbers drawn at random that are the same under every version of Python.
+
+Only uniform numbers of the Mersenne Twister are taken from `random`: the streams of its
+distributions may change between versions.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import NormalDist
+from typing import TypeVar
+
+from predictor.errors import InputError, did_you_mean
+from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
+from predictor.model.workload import DcnV2, DenseArch, Feature, Optimizer, Table, Workload
+from shardopt.config.write import with_digest
+
+T = TypeVar("T")
+
+
+def whole(rng: random.Random, low: int, high: int) -> int:
+    """An integer from `low` to `high`, both included."""
+    return low + int(rng.random() * (high - low + 1))
+
+
+def pick(rng: random.Random, options: Sequence[T]) -> T:
+    """One of the options."""
+    return options[whole(rng, 0, len(options) - 1)]
+
+
+def uniform(rng: random.Random, low: float, high: float) -> float:
+    """A number between two bounds."""
+    return low + rng.random() * (high - low)
+
+
+def log_uniform(rng: random.Random, low: float, high: float) -> float:
+    """A number between two bounds above 0, every octave as likely as every other."""
+    return math.exp(uniform(rng, math.log(low), math.log(high)))
+
+
+def lognormal(rng: random.Random, median: float, sigma: float) -> float:
+    """A number whose logarithm is normal."""
+    # random() may be 0, of which the normal distribution has no inverse
+    return median * math.exp(sigma * NormalDist().inv_cdf(max(rng.random(), 1e-12)))
+
+
+BATCH = (256, 512, 1024, 2048)
+"""Samples of a rank."""
+AIM = (12.0, 36.0)
+"""Between which the count of a model is drawn; a batch comes as near as it can."""
+COUNT = (8.0, 90.0)
+"""Between which the count of every model lies."""
+MAX_TABLES_BYTES = 600 * 10**6
+"""Of one model; several plans of it are in memory at once."""
+MIN_ROWS = 2
+PIPELINES = ("base", "base", "base", "base", "sparse_dist")
+
+ID, VALUE, EXCHANGED, PRODUCT, TABLE = 100e-6, 1e-6, 12e-6, 50e-9, 0.7
+
+
+def with_batch(
+    name: str, tables: Sequence[Table], dense: DenseArch, rng: random.Random
+) -> Workload:
+    """The model with the batch whose count is nearest to one drawn, and a pipeline."""
+    aim = log_uniform(rng, *AIM)
+    pipeline = pick(rng, PIPELINES)
+    models = [Workload(name, batch, tuple(tables), dense, pipeline) for batch in BATCH]
+    return min(models, key=lambda model: abs(math.log(count(model) / aim)))
+
+
+def count(workload: Workload, dense_products: float | None = None) -> float:
+    """About how many milliseconds an iteration is worth; see the head of this file.
+
+    Args:
+        dense_products: of a sample's way forward through the dense part; None: those of a DLRM.
+    """
+    tables = workload.tables
+    sample = sum(
+        t.lookups_per_sample * (ID + VALUE * t.embedding_dim)
+        + t.outputs_per_sample * t.embedding_dim * EXCHANGED
+        for t in tables
+    )
+    sample += PRODUCT * (products(workload) if dense_products is None else dense_products)
+    return workload.batch_size * sample + TABLE * len(tables)
+
+
+def products(workload: Workload) -> int:
+    """Multiplications of a sample's way forward through the dense part."""
+    dense = workload.dlrm
+    vectors = [t.embedding_dim for t in workload.tables for _ in t.features]
+    width = dense.bottom_mlp[-1] + sum(vectors)
+    crossed = 0
+    if isinstance(dense.interaction, DcnV2):
+        crossed = 2 * dense.interaction.layers * dense.interaction.low_rank_dim * width
+    elif dense.interaction == "dot":
+        crossed = (1 + len(vectors)) * width
+        width = dense.bottom_mlp[-1] + len(vectors) * (len(vectors) + 1) // 2
+    layers = (dense.in_features, *dense.bottom_mlp), (width, *dense.top_mlp)
+    return crossed + sum(a * b for mlp in layers for a, b in pairwise(mlp))
+
+
+def scale_rows(tables: Sequence[Table], max_bytes: float) -> list[Table]:
+    """The tables with so few rows, each by one factor, that they fit into some bytes.
+
+    Those that would have fewer than `MIN_ROWS` keep that many.
+    """
+    total = sum(t.weight_bytes for t in tables)
+    factor = min(1.0, max_bytes / total)
+    return [
+        replace(t, num_embeddings=max(MIN_ROWS, int(factor * t.num_embeddings))) for t in tables
+    ]
+
+
+def cap_rows(tables: Sequence[Table], max_bytes: float) -> list[Table]:
+    """The tables with ids hashed to at most so many rows that they fit into some bytes.
+
+    As MLPerf caps its Criteo tables at 40 million rows.
+    """
+    low, high = MIN_ROWS, max(t.num_embeddings for t in tables)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(t.weight_bytes for t in _capped(tables, middle)) <= max_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return _capped(tables, low)
+
+
+def _capped(tables: Sequence[Table], rows: int) -> list[Table]:
+    return [replace(t, num_embeddings=min(rows, t.num_embeddings)) for t in tables]
+
+
+CRITEO_ROWS = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956),
+    *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152),
+    *(12_973, 108, 36),
+)
+CRITEO_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+CRITEO_ALPHA = 1.1
+"""Assumed; configs/models/dlrm_dcnv2_criteo1tb.yaml says why."""
+
+REUSE = {
+    "2021": (0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011, 0.005, 0.002, 0.001),
+    "2021 parts": (0.423, 0.165, 0.167, 0.121, 0.073, 0.031, 0.011, 0.004, 0.002, 0.001, 0.001),
+    "2022": (0.342, 0.144, 0.149, 0.138, 0.112, 0.068, 0.029, 0.010, 0.004, 0.002, 0.001, 0.001),
+}
+"""Share of the distinct ids of a table that occur once, up to twice, 4, 8, ... times."""
+MEAN_IDS = {"2021": 15.8, "2021 parts": 8.3, "2022": 13.6}
+"""Ids of a sample and table: total_indices over tables and batch of the file names."""
+SAMPLES = {"2021": 65_536, "2021 parts": 65_536, "2022": 131_072}
+
+BYTES = (150e6, 550e6)
+
+
+def draw_published(seed: int, rng: random.Random) -> Workload:
+    """The model of a seed; five seeds in a row are the five kinds."""
+    kinds = (_dcnv2, _rm1, _rm2, _rm3, _meta)
+    kind = kinds[seed % len(kinds)]
+    return kind(f"published-{seed:03d}-{kind.__name__[1:]}", rng)
+
+
+def _dcnv2(name: str, rng: random.Random) -> Workload:
+    """26 tables of one width, most of them tiny; one has half of all ids."""
+    dim = pick(rng, (16, 32, 64))
+    tables = [
+        Table(
+            f"cat_{i}",
+            rows,
+            dim,
+            # a bag of h ids reads h shuffled copies of one law; see the model file
+            (Feature(f"c_{i}", float(h), distribution=Zipf(CRITEO_ALPHA, (h - 1) / 2)),),
+            optimizer=Optimizer.ADAGRAD,
+        )
+        for i, (rows, h) in enumerate(zip(CRITEO_ROWS, CRITEO_IDS, strict=True))
+    ]
+    part = pick(rng, (4, 8))
+    dense = DenseArch(
+        in_features=13,
+        bottom_mlp=(512 // part, 256 // part, dim),
+        top_mlp=(1024 // part, 1024 // part, 512 // part, 256 // part, 1),
+        # the rank of the published crosses is 4 of its dims of 128
+        interaction=DcnV2(3, 2 * dim),
+        optimizer="adagrad",
+    )
+    # Adagrad keeps as many values again
+    return with_batch(name, cap_rows(tables, log_uniform(rng, *BYTES) / 2), dense, rng)
+
+
+def _rm1(name: str, rng: random.Random) -> Workload:
+    """Few tables, 80 ids each, narrow rows."""
+    tables = _alike(rng, whole(rng, 6, 10), rows=4_000_000, dim=32, ids=80.0)
+    dense = DenseArch(128, (64, 32), (256, 64, 1), "concat")
+    return with_batch(name, scale_rows(tables, log_uniform(rng, *BYTES)), dense, rng)
+
+
+def _rm2(name: str, rng: random.Random) -> Workload:
+    """Many tables with many ids each; a part of the published 120."""
+    ids = 120 / pick(rng, (4, 6))
+    tables = _alike(rng, whole(rng, 28, 36), rows=500_000, dim=pick(rng, (32, 64)), ids=ids)
+    dense = DenseArch(256, (128, 64), (128, 64, 1), "concat")
+    return with_batch(name, scale_rows(tables, log_uniform(rng, *BYTES)), dense, rng)
+
+
+def _rm3(name: str, rng: random.Random) -> Workload:
+    """Few tables, 20 ids each, under heavy layers."""
+    tables = _alike(rng, whole(rng, 8, 12), rows=2_000_000, dim=32, ids=20.0)
+    part = pick(rng, (2, 4))
+    dense = DenseArch(
+        2560 // part, (1024 // part, 256 // part, 32), (512 // part, 256 // part, 1), "concat"
+    )
+    return with_batch(name, scale_rows(tables, log_uniform(rng, *BYTES)), dense, rng)
+
+
+def _alike(rng: random.Random, count: int, *, rows: int, dim: int, ids: float) -> list[Table]:
+    year = pick(rng, ("uniform", "2021", "2022"))
+    law: Distribution = Uniform() if year == "uniform" else _reuse(year, ids)
+    return [
+        Table(f"t{i:02d}", rows, dim, (Feature(f"f{i:02d}", ids, distribution=law),))
+        for i in range(count)
+    ]
+
+
+def _meta(name: str, rng: random.Random) -> Workload:
+    """Tables of many sizes, some with many ids and most with few, as often repeated as Meta's."""
+    year = pick(rng, tuple(REUSE))
+    tables = [_meta_table(i, year, rng) for i in range(whole(rng, 18, 33))]
+    part = pick(rng, (4, 8))
+    dense = DenseArch(
+        512 // part,
+        (1024 // part, 256 // part, 128 // part),
+        (1024 // part, 512 // part, 256 // part, 1),
+        "concat",
+    )
+    return with_batch(name, scale_rows(tables, log_uniform(rng, *BYTES)), dense, rng)
+
+
+def _meta_table(index: int, year: str, rng: random.Random) -> Table:
+    # the mean of a lognormal law is exp(sigma^2 / 2) times its median
+    ids = round(min(max(lognormal(rng, MEAN_IDS[year] / 2.1, 1.2), 1.0), 100.0), 1)
+    rows = int(min(max(lognormal(rng, 100_000, uniform(rng, 1.5, 2.0)), 100.0), 1e7))
+    dim = pick(rng, (32, 64, 128, 256))
+    feature = Feature(f"f{index:02d}", ids, distribution=_reuse(year, ids))
+    return Table(f"t{index:02d}", rows, dim, (feature,))
+
+
+def _reuse(year: str, ids: float) -> ReuseHistogram:
+    return ReuseHistogram(SAMPLES[year] * ids, REUSE[year])
+
+
+SHAPES_BYTES = (80e6, 500e6)
+LAYERS = ((64,), (128, 64), (256, 64), (256, 128, 64))
+TOPS = ((64,), (128,), (256, 64), (256, 128))
+
+
+def draw_shape(seed: int, rng: random.Random) -> Workload:
+    """The model of a seed; seven seeds in a row are the seven shapes."""
+    shapes = (
+        *(_many_small, _few_wide, _mixed_pooling, _weighted, _sequences, _several_modules),
+        _uneven_skew,
+    )
+    shape = shapes[seed % len(shapes)]
+    tables = shape(rng)
+    dense = DenseArch(13, pick(rng, LAYERS), (*pick(rng, TOPS), 1), "concat")
+    name = f"shapes-{seed:03d}-{shape.__name__[1:]}"
+    return with_batch(name, scale_rows(tables, log_uniform(rng, *SHAPES_BYTES)), dense, rng)
+
+
+def _many_small(rng: random.Random) -> list[Table]:
+    """40 to 70 tables of few, narrow rows."""
+    count = whole(rng, 40, 70)
+    return [_table(rng, i, (100, 20_000), (8, 16, 32), (1.0, 10.0)) for i in range(count)]
+
+
+def _few_wide(rng: random.Random) -> list[Table]:
+    """4 to 7 tables of wide rows."""
+    dims = (256, 384, 512)
+    return [_table(rng, i, (10_000, 200_000), dims, (3.0, 30.0)) for i in range(whole(rng, 4, 7))]
+
+
+def _mixed_pooling(rng: random.Random) -> list[Table]:
+    """Tables with one id a sample beside others with a hundred."""
+    count = whole(rng, 12, 24)
+    return [
+        _table(rng, i, (1_000, 1_000_000), (16, 32, 64, 128), (1.0, 100.0)) for i in range(count)
+    ]
+
+
+def _weighted(rng: random.Random) -> list[Table]:
+    """A module of weighted features beside an unweighted one, of about as many tables."""
+    size = (1_000, 500_000), (16, 32, 64), (2.0, 40.0)
+    plain = [_table(rng, i, *size) for i in range(whole(rng, 6, 10))]
+    weighted = [_table(rng, i + len(plain), *size) for i in range(whole(rng, 6, 10))]
+    return [*plain, *(replace(t, module="weighted_ebc", weighted=True) for t in weighted)]
+
+
+def _sequences(rng: random.Random) -> list[Table]:
+    """Sequences of ids, whose rows are not pooled, beside pooled features."""
+    pooled = [
+        _table(rng, i, (1_000, 500_000), (16, 32, 64), (1.0, 30.0))
+        for i in range(whole(rng, 8, 14))
+    ]
+    # an EmbeddingCollection has one width
+    dim = (pick(rng, (16, 32)),)
+    sequences = [
+        _table(rng, i + len(pooled), (5_000, 500_000), dim, (5.0, 30.0))
+        for i in range(whole(rng, 2, 4))
+    ]
+    return [*pooled, *(replace(t, module="ec", pooling="none") for t in sequences)]
+
+
+def _several_modules(rng: random.Random) -> list[Table]:
+    """Three modules, each of tables of its own kind."""
+    modules = (
+        ("user", (5, 8), (50_000, 1_000_000), (32, 64), (5.0, 40.0)),
+        ("item", (3, 6), (20_000, 300_000), (128, 256), (1.0, 5.0)),
+        ("context", (6, 10), (10, 5_000), (8, 16), (1.0, 3.0)),
+    )
+    found: list[Table] = []
+    for module, counts, rows, dims, ids in modules:
+        for _ in range(whole(rng, *counts)):
+            found.append(replace(_table(rng, len(found), rows, dims, ids), module=module))
+    return found
+
+
+def _uneven_skew(rng: random.Random) -> list[Table]:
+    """Many ids on few hot rows in one half of the tables, fewer ids on cold rows in the other."""
+    hot = [
+        _with_law(_table(rng, i, (1_000, 100_000), (32, 64), (20.0, 60.0)), Zipf(1.2))
+        for i in range(whole(rng, 5, 9))
+    ]
+    cold = [
+        _with_law(_table(rng, i + len(hot), (200_000, 2_000_000), (32, 64), (4.0, 15.0)), Uniform())
+        for i in range(whole(rng, 5, 9))
+    ]
+    return [*hot, *cold]
+
+
+def _table(
+    rng: random.Random,
+    index: int,
+    rows: tuple[int, int],
+    dims: Sequence[int],
+    ids: tuple[float, float],
+) -> Table:
+    pooling = round(log_uniform(rng, *ids), 1)
+    skewed = rng.random() < 0.7
+    law: Distribution = Zipf(round(uniform(rng, 0.5, 1.3), 2)) if skewed else Uniform()
+    feature = Feature(f"f{index:02d}", pooling, distribution=law)
+    return Table(f"t{index:02d}", int(log_uniform(rng, *rows)), pick(rng, dims), (feature,))
+
+
+def _with_law(table: Table, law: Distribution) -> Table:
+    (feature,) = table.features
+    return replace(table, features=(replace(feature, distribution=law),))
+
+
+WINDOWS = (2, 3)
+HISTORIES, OTHERS = (6, 10), (2, 5)
+"""Tables of a model, of both kinds."""
+POOLING = (15.0, 80.0), (1.0, 4.0)
+ROWS = (20_000, 400_000), (2_000, 200_000)
+DIMS = (32, 64), (16, 32)
+ALPHA = (0.3, 1.0), (0.5, 1.3)
+"""Ranges of the features and tables of both kinds."""
+WIDTH = 64
+"""Of the layers of the dense part."""
+DRIFT_SAMPLES = (*BATCH, 2 * BATCH[-1])
+DRIFT_AIM = (100.0, 140.0)
+"""Between which the count of a model (`lab.tasks.models`) is drawn."""
+MOVING = 3 / 4
+"""Share of the histories that move."""
+POOLING_SIGMA, STEADY_SIGMA = 0.8, 0.05
+"""Of the log of a pooling factor from window to window, of features that move and of others."""
+ALPHA_STEP = 0.15
+ORDERED = 1 / 3
+"""Share of the tables whose rows are numbered by frequency at first."""
+REPLACED = (0.05, 0.6)
+"""Share of the hot ids that new ones replace in a window."""
+GONE = 0.5
+"""Share of the hot ids from which on the order of the rows says nothing any more."""
+
+
+def draw_windows(seed: int) -> tuple[Workload, ...]:
+    """The model of a seed in each of its windows; they differ in their features alone.
+
+    Each is as a reader of its model file finds it, and the same on any machine.
+    """
+    rng = random.Random(f"shardopt drifting histories {seed}")
+    kinds = [0] * whole(rng, *HISTORIES) + [1] * whole(rng, *OTHERS)
+    tables = [_drifting_table(rng, i, kind) for i, kind in enumerate(kinds)]
+    dense = DenseArch(13, (WIDTH,), (WIDTH, 1), "concat")
+    aim = log_uniform(rng, *DRIFT_AIM)
+    name = f"drifting-{seed:03d}"
+    models = [Workload(name, batch, tuple(tables), dense) for batch in DRIFT_SAMPLES]
+    first = min(models, key=lambda model: abs(math.log(count(model) / aim)))
+    windows = [first]
+    rates = [log_uniform(rng, *REPLACED) for _ in tables]
+    moving = [kind == 0 and rng.random() < MOVING for kind in kinds]
+    for after in range(1, whole(rng, *WINDOWS)):
+        gone = [1 - (1 - rate) ** after >= GONE for rate in rates]
+        windows.append(_next(windows[-1], rng, moving, gone))
+    return tuple(with_digest(window) for window in windows)
+
+
+def _drifting_table(rng: random.Random, index: int, kind: int) -> Table:
+    pooling = round(log_uniform(rng, *POOLING[kind]), 1)
+    skewed = rng.random() < 0.8
+    law = Zipf(round(uniform(rng, *ALPHA[kind]), 2)) if skewed else Uniform()
+    order = "frequency" if rng.random() < ORDERED else "random"
+    feature = Feature(f"f{index:02d}", pooling, distribution=law, id_order=order)
+    rows, dim = int(log_uniform(rng, *ROWS[kind])), pick(rng, DIMS[kind])
+    return Table(f"t{index:02d}", rows, dim, (feature,))
+
+
+def _next(
+    window: Workload, rng: random.Random, moving: Sequence[bool], gone: Sequence[bool]
+) -> Workload:
+    """The window after."""
+    tables = [
+        replace(table, features=tuple(_moved(f, rng, moves, lost) for f in table.features))
+        for table, moves, lost in zip(window.tables, moving, gone, strict=True)
+    ]
+    return replace(window, tables=tuple(tables))
+
+
+def _moved(feature: Feature, rng: random.Random, moves: bool, lost: bool) -> Feature:
+    sigma = POOLING_SIGMA if moves else STEADY_SIGMA
+    pooling = max(1.0, round(lognormal(rng, feature.pooling_factor, sigma), 1))
+    law, step = feature.distribution, uniform(rng, -ALPHA_STEP, ALPHA_STEP)
+    if moves and isinstance(law, Zipf):
+        law = Zipf(round(min(max(law.alpha + step, ALPHA[0][0]), ALPHA[1][1]), 2))
+    order = "random" if lost else feature.id_order
+    return replace(feature, pooling_factor=pooling, distribution=law, id_order=order)
+
+
+RANDOM = "random"
+"""The family that is drawn in `lab.tasks.draw`."""
+CROSSED = "crossed"
+"""The family that is drawn, with plans of its own, in `lab.tasks.crossed`."""
+ARCHITECTURES = "architectures"
+"""The family that is drawn, with plans of its own, in `lab.tasks.architectures`."""
+DRIFTING = "drifting"
+"""The family with windows of data, whose plans are drawn in `lab.tasks.drifting`."""
+
+COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
+    "published": draw_published,
+    "shapes": draw_shape,
+}
+"""Families whose models are sized by counting: name -> the model of a seed."""
+
+FAMILIES = (RANDOM, *COUNTED, CROSSED, ARCHITECTURES, DRIFTING)
+
+
+def check_family(name: str) -> None:
+    """Refuse a name that is no family.
+
+    Raises:
+        InputError: it is none.
+    """
+    if name not in FAMILIES:
+        raise InputError(
+            f"there are no models '{name}'{did_you_mean(name, FAMILIES)}; "
+            f"choose {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]}",
+            inputs=("models",),
+        )
+
+
+def draw_model(family: str, seed: int) -> Workload:
+    """The model of a seed, as a reader of its file finds it: the same on any machine.
+
+    Args:
+        family: one of `COUNTED`.
+        seed: at least 0.
+
+    Raises:
+        InputError: a seed below 0.
+    """
+    if seed < 0:
+        raise InputError(f"a task's seed is {seed}; it must be at least 0")
+    rng = random.Random(f"shardopt {family} {seed}")
+    return with_digest(COUNTED[family](seed, rng))
