@@ -417,40 +417,38 @@ for function in (
     app.command(function.__name__, rich_help_panel=MEASURE)(command(function))
 
 PROGRAMS = {
-    "lab.first_scores": "What new tables scored before anything was changed for them.",
-    "lab.tools.ablation": "What each searcher is worth.",
-    "lab.tools.derive": "Profiles of cards that no public table measures.",
-    "lab.tools.figure": "The picture of the README.",
-    "lab.tools.fit_op_models": "The kernel models of CPU ops that `shardopt bench predict` uses.",
-    "lab.tools.fit_public_tables": "Prints constants fitted to the public tables.",
-    "lab.tools.fit_runtime": "Fits the constants of HugeCTR's runtimes.",
-    "lab.tools.fit_transformer": "Fits the constants of Megatron's software.",
-    "lab.tools.known_errors": "How far the shipped profiles can be trusted.",
-    "lab.tools.live_steps": "What a monitor costs a running job, and what a move saves.",
-    "lab.pages.accuracy": "The README's tables of accuracy, from docs/accuracy.",
-    "lab.tools.record_answers": "What shardopt answers in 100 cases, before and after a change.",
-    "lab.tools.torchrec_own": "TorchRec's own tests of its planner, with ours in its place.",
-    "lab.tools.try_wheel": "Every command of an installed wheel, without torch and scipy.",
+    "first-scores": ("lab.first_scores", "What new tables scored before a change for them."),
+    "fit derive": ("lab.fit.derive", "Profiles of cards that no public table measures."),
+    "fit hugectr": ("lab.fit.hugectr", "The constants of HugeCTR's runtimes."),
+    "fit known-errors": ("lab.fit.known_errors", "How far the shipped profiles can be trusted."),
+    "fit megatron": ("lab.fit.megatron", "The constants of Megatron's software."),
+    "fit ops": ("lab.fit.ops", "The models of CPU ops that `shardopt bench predict` uses."),
+    "fit tables": ("lab.fit.tables", "Prints constants fitted to the public tables."),
+    "ablation": ("lab.tools.ablation", "What each searcher is worth."),
+    "figure": ("lab.tools.figure", "The picture of the README."),
+    "live-steps": ("lab.tools.live_steps", "What a monitor costs a job, and what a move saves."),
+    "readme": ("lab.pages.accuracy", "The README's tables of accuracy, from docs/accuracy."),
+    "record-answers": ("lab.tools.record_answers", "What shardopt answers in 100 cases."),
+    "torchrec-own": ("lab.tools.torchrec_own", "TorchRec's own tests, with our planner."),
+    "try-wheel": ("lab.tools.try_wheel", "Every command of a wheel, without torch and scipy."),
 }
-"""Modules with parsers of their own -> what they do."""
+"""Programs with parsers of their own -> module, and what they do."""
+fit = typer.Typer(help="Fit the constants of shipped profiles and runtimes to their rows.")
+app.add_typer(fit, name="fit", rich_help_panel=TOOLS)
 
 
-def _program(module: str) -> None:
+def _program(name: str, module: str, about: str) -> None:
     # such a tool reads all words after its name itself, --help too
     free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    group, own = (fit, name.removeprefix("fit ")) if name.startswith("fit ") else (app, name)
 
-    @app.command(
-        module.rpartition(".")[2].replace("_", "-"),
-        help=PROGRAMS[module],
-        rich_help_panel=TOOLS,
-        context_settings=free,
-    )
+    @group.command(own, help=about, rich_help_panel=TOOLS, context_settings=free)
     def run(context: typer.Context) -> None:
         raise typer.Exit(import_module(module).main(context.args))
 
 
-for _module in PROGRAMS:
-    _program(_module)
+for _name, (_module, _about) in PROGRAMS.items():
+    _program(_name, _module, _about)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -140,7 +140,7 @@ def _commit() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Score what has no score yet; print first scores and today's."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("first-scores", __doc__)
     parser.add_argument("--data", type=existing_folder, required=True, help="folder of the tables")
     folder = parser.parse_args(argv).data
     known = {(row["file"], row["part"]): row for row in read_scores()}

@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 
-def make_parser(file: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a tool: its name, and the docstring of its module as it is written."""
+def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of a tool: its command, and the docstring of its module as it is written."""
     return argparse.ArgumentParser(
-        prog=f"python -m lab {Path(file).stem.replace('_', '-')}",
+        prog=f"python -m lab {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

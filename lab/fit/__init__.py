@@ -1,1 +1,1 @@
-"""Fits of shipped profiles to public tables, and the scores of all suites."""
+"""The constants of shipped profiles and runtimes, from rows with their source: `lab fit NAME`."""

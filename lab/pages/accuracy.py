@@ -221,7 +221,7 @@ def _read(path: Path) -> list[Mapping[str, str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the figures into the README."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("readme", "The README's tables of accuracy, from docs/accuracy.")
     parser.add_argument("readme", type=Path, help="README.md, whose tables are replaced")
     parser.add_argument("accuracy", type=existing_folder, help="docs/accuracy, with the figures")
     given = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """What HugeCTR's software adds to a profile: precision, factors on kernel times, cost of a step.
 
 `predictor/hardware/runtimes/hugectr.yaml` holds the constants with their sources; ``python -m
-lab.tools.fit_runtime`` fits them.
+lab.fit.hugectr`` fits them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What Megatron's software adds to a profile: fitted constants, kept with the rows behind them.
 
-`predictor/hardware/runtimes/megatron.yaml` holds them; ``python -m lab fit-transformer`` fits
+`predictor/hardware/runtimes/megatron.yaml` holds them; ``python -m lab fit megatron`` fits
 them.
 """
 

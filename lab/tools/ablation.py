@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,14 +133,14 @@ the fastest plan found. `rounding` makes plans of the lower bound's programs and
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run what is left, and write the page."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("ablation", __doc__)
     parser.add_argument("rows", type=Path, help="CSV file of rows; an existing one is continued")
     parser.add_argument("docs", type=Path, help="page to write")
     parser.add_argument("--suite", type=Path, default=SUITE, help=f"{SUITE} by default")
     parser.add_argument("--only", default="*", help="pattern of instances, such as '20x8-*'")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     try:
         suite = load_suite(asked.suite).instances
         instances = [i for i in suite if fnmatch.fnmatch(i.name, asked.only)]
@@ -153,8 +152,5 @@ def main() -> None:
             parser.error(f"--only: {asked.only!r} matches no instance of {asked.suite}")
         atomic_write_text(asked.docs, page(found))
     except ShardoptError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()
+        parser.exit(2, f"{error}\n")
+    return 0

@@ -174,7 +174,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the committed rows."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("figure", __doc__)
     parser.add_argument("file", type=Path, help="the SVG to write")
     given = parser.parse_args(argv)
     if not given.file.parent.is_dir():
@@ -185,7 +185,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ShardoptError, OSError) as error:
         parser.error(str(error))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -356,9 +356,9 @@ def page_with(page: str, rows: Mapping[str, Any]) -> str:
     return f"{before}{start}\n" + "\n".join(tables(rows)) + f"\n{end}{after}"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, or show what was measured."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("live-steps", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure", help="run two ranks, about four minutes")
     measuring.add_argument("hardware", type=Path, help="profile of this machine")
@@ -368,7 +368,7 @@ def main() -> None:
     showing = commands.add_parser("show", help="print the tables, or write them into a page")
     showing.add_argument("rows", type=Path)
     showing.add_argument("page", type=Path, nargs="?")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     try:
         if given.command == "measure":
             sizes = Sizes(given.overhead_rounds, given.move_rounds)
@@ -382,9 +382,4 @@ def main() -> None:
             atomic_write_text(page, page_with(text, rows))
     except ShardoptError as error:
         parser.exit(2, f"{error}\n")
-
-
-if __name__ == "__main__":
-    from lab.tools import live_steps  # ranks import what they run by its name
-
-    live_steps.main()
+    return 0

@@ -249,7 +249,7 @@ def compare(before: Path, after: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The two commands."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("record-answers", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="run the cases and write their answers")
     recording.add_argument("out", type=Path, help="folder for the answers")
@@ -267,7 +267,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     plans = (args.plans or out).resolve()
     record(out, args.data.resolve(), args.tree.resolve(), args.jobs, plans)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -137,7 +137,7 @@ def problem_of(case: Case, program: Path, folder: Path) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cases one after the other; exit code 1 if one of them fails."""
-    parser = make_parser(__file__, __doc__)
+    parser = make_parser("try-wheel", __doc__)
     parser.add_argument("program", type=Path, help="the installed `shardopt`")
     program = parser.parse_args(argv).program.absolute()
     problems = []
@@ -151,7 +151,3 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(problems[-1])
     print(f"{len(CASES) - len(problems)} of {len(CASES)} commands did what they should")
     return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,15 +20,19 @@ from lab.quiet_ranks import hasten_main, prepare_on_last_cores
 from lab.replay.transformers import Training
 from lab.transformer import FAMILIES, TransformerShape
 from lab.transformers.files import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
     TRACED_STEP,
     TRACES,
     TracedStep,
     calibrations,
+    gradient_sum,
     is_disturbed,
     rounds_of,
     targets,
+    training_step,
 )
-from lab.transformers.steps import BACKWARD, FORWARD, OPTIMIZER, gradient_sum, training_step
 from predictor.cost.ops.cpu_ops import OpRow, kind_and_sizes, reuse_bytes
 from predictor.iteration.op_graph import CollectiveStart, RankCalls
 from shardopt.measure.machine import other_cores, usage

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.fit.collectives import FINE_EDGES_MIB, ROBUST, every_second, predict_ranks
-from lab.fit.public_tables import Key, read_collectives
-from lab.fit.scores import geomean
+from lab.validate.curves import FINE_EDGES_MIB, ROBUST, every_second, predict_ranks
 from lab.validate.links import LINK_FILES, LinkRow, Wiring, gave_constants, read_links
-from lab.validate.report import ComparedRow, Report, data_folder, kernel_interval, noise_of
+from lab.validate.public_tables import Key, read_collectives
+from lab.validate.report import ComparedRow, Report, data_folder, geomean, kernel_interval, noise_of
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import load_hardware

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, Product, by_split, read_gemm, read_matmul
+from lab.validate.public_tables import (
+    GEMM_FILE,
+    MATMUL_FILE,
+    Product,
+    by_split,
+    read_gemm,
+    read_matmul,
+)
 from lab.validate.report import (
     ComparedRow,
     Report,

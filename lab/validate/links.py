@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.fit.public_tables import NCCL_EXTRA_FILE, NCCL_FILE, OPS, VIDUR_FILE, VTRAIN_FILE
+from lab.validate.public_tables import NCCL_EXTRA_FILE, NCCL_FILE, OPS, VIDUR_FILE, VTRAIN_FILE
 from lab.validate.report import no_profile
 from predictor.cost.collectives import Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from lab.fit.ops import errors_by_group
+from lab.transformers.op_fits import errors_by_group
 from lab.validate.report import ComparedRow, Report, Scores, errors_by_ranks
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.hardware.loader import load_hardware

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.fit.ops import errors_by_group, fit_sync
 from lab.transformer import FAMILIES, TransformerShape, parse_shape
 from lab.transformers.files import (
     OPS,
+    GradientSync,
     Rounds,
     read_ops,
     read_rounds,
     read_traces,
     rounds_file,
 )
-from lab.transformers.steps import GradientSync
+from lab.transformers.op_fits import errors_by_group, fit_sync
 from lab.validate.report import ComparedRow, Report, Scores, Summary, errors_by_ranks
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.errors import InputError

@@ -3,7 +3,7 @@
 A user's file may name a ``base`` and hold only some groups, see `_merged`. Every error names the
 file, the line, the key, the value and what is allowed.
 
-Kernel models of single CPU ops are stored with a profile: fitted by ``python -m lab fit-op-models``
+Kernel models of single CPU ops are stored with a profile: fitted by ``python -m lab fit ops``
 on replays of calibration models, and used to predict generated benchmarks.
 `predictor.cost.ops.cpu_ops.OpModels` evaluates them.
 """

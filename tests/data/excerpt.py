@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.fit import public_tables
 from lab.runtimes.megatron import load_megatron
-from lab.validate import dlrm_published, transformers
+from lab.validate import dlrm_published, public_tables, transformers
 from lab.validate.links import XLA_FILE
 from predictor.csv_rows import read_table
 from tests.public_data import EXCERPTS, FULL

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.fit.scores import mean_interval
 from lab.tasks.against import OURS, SHIPPED, THEIRS
 from lab.tasks.plans import PREFIX
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
-from lab.validate.report import Cell, ComparedRow, Report, Scores
+from lab.validate.report import Cell, ComparedRow, Report, Scores, mean_interval
 from lab.validate.tasks.gains import (
     FEWEST_ROUNDS,
     QUIET,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.architecture import architecture_of
-from lab.fit.scores import geomean, relative_errors, shape_errors
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets, task_reference
-from lab.validate.report import Cell, Report, Scores
+from lab.validate.report import Cell, Report, Scores, geomean, relative_errors, shape_errors
 from lab.validate.tasks.ablations import FULL
 from lab.validate.tasks.gains import quiet_part
 from lab.validate.tasks.tables import (

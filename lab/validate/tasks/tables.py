@@ -9,7 +9,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.fit.scores import (
+from lab.tasks.crossed import BALANCED
+from lab.tasks.task_set import TaskSet
+from lab.validate.report import (
+    Cell,
+    Scores,
     coverage,
     faster_half,
     geomean,
@@ -20,9 +24,6 @@ from lab.fit.scores import (
     spearman,
     wilson,
 )
-from lab.tasks.crossed import BALANCED
-from lab.tasks.task_set import TaskSet
-from lab.validate.report import Cell, Scores
 from lab.validate.tasks.ablations import SUMS
 from lab.validate.tasks.task_prediction import TaskPrediction, medians_ms
 from shardopt.calibrate.fitting import mape

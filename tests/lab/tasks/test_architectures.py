@@ -9,13 +9,12 @@ from typing import cast
 
 import pytest
 
-pytest.importorskip("torchrec")
-
-from lab.architecture import architecture_of
+from lab.architecture import KINDS, architecture_of
 from lab.rankers import model_facts
 from lab.tasks import architectures
 from lab.tasks.architectures import (
     MAX_PLANS,
+    NOTHING,
     OURS,
     THEIRS,
     captured,
@@ -23,7 +22,9 @@ from lab.tasks.architectures import (
     draw_architecture_task,
 )
 from lab.tasks.draw import task_topology
+from lab.tasks.models import MAX_TABLES_BYTES
 from lab.tasks.task_set import TaskSet
+from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.captured import CapturedDense
 from predictor.model.op_calls import Lookup, LookupBackward
@@ -36,6 +37,9 @@ from shardopt.config import load_model
 from shardopt.config.write import with_digest, write_model
 from tests.builders import a_topology, plan_of, table_wise
 from tests.quick import quick_first
+
+pytest.importorskip("torchrec")
+
 
 DLRM, DCN, SASREC = 0, 1, 4
 
@@ -89,3 +93,31 @@ def test_a_rows_file_says_what_to_build(tmp_path: Path) -> None:
 
 def _plan(workload: Workload) -> ShardingPlan:
     return plan_of(workload, a_topology(2, 2), [table_wise(t, 0) for t in workload.tables])
+
+
+SEEDS = quick_first(14, range(28))
+
+
+def test_seven_seeds_are_the_seven_kinds() -> None:
+    drawn = [draw_architecture(seed) for seed in range(7)]
+    kinds = [model.architecture.kind for model in drawn if model.architecture]
+    assert sorted(kinds) == sorted(KINDS)
+    (dlrm,) = [model for model in drawn if model.architecture is None]
+    assert dlrm.workload.dlrm.top_mlp != NOTHING.top_mlp
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_gives_one_model_within_bounds(seed: int) -> None:
+    made = draw_architecture(seed)
+    assert draw_architecture(seed) == made
+    workload = made.workload
+    assert workload.embedding_bytes <= MAX_TABLES_BYTES
+    assert 32 <= workload.batch_size <= 2048
+    assert len({t.name for t in workload.tables}) == len(workload.tables)
+    features = [f.name for t in workload.tables for f in t.features]
+    assert len(set(features)) == len(features)
+
+
+def test_a_seed_below_zero_is_refused() -> None:
+    with pytest.raises(InputError, match="seed is -1"):
+        draw_architecture(-1)

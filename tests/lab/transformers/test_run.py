@@ -11,15 +11,16 @@ from lab.transformer import TransformerShape
 from lab.transformers import run as transformers
 from lab.transformers.files import (
     calibrations,
+    gradient_sum,
     is_disturbed,
     read_ops,
     read_rounds,
     rounds_file,
     rounds_of,
     targets,
+    training_step,
     write_ops,
 )
-from lab.transformers.steps import gradient_sum, training_step
 from lab.transformers.worker import count_in_order
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError, ShardoptError

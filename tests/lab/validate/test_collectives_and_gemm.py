@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.fit.collectives import SMALL_BYTES
-from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from lab.validate.collectives import (
     ACROSS_LARGE,
     GAVE,
@@ -19,8 +17,10 @@ from lab.validate.collectives import (
     form_of_the_curve,
     validate_collectives,
 )
+from lab.validate.curves import SMALL_BYTES
 from lab.validate.gemm import SEEN, TENSOR, UNSEEN, validate_gemm
 from lab.validate.links import XLA_FILE
+from lab.validate.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from lab.validate.report import Summary
 from predictor.cost.collectives import Collectives
 from predictor.errors import InputError

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.fit.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
 from lab.pages.scores import report_object
 from lab.validate.collectives import validate_collectives
 from lab.validate.gemm import validate_gemm
 from lab.validate.mlperf import CONFIGS_FILE, PLANS_FILE, ROWS_FILE, validate_mlperf_dlrm
 from lab.validate.ops import FILE as OPS_FILE
 from lab.validate.ops import validate_ops
+from lab.validate.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
 from lab.validate.report import Report
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
 from lab.validate.torchrec_p4d import validate_torchrec_p4d

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lab.cli import main
+from lab.fit.megatron import START, fit, measured, predicted, split_rows
 from lab.runtimes.megatron import MegatronStep, load_megatron
-from lab.tools.fit_transformer import START, fit, measured, predicted, split_rows
 from lab.validate.transformers import (
     COLUMNS,
     FIT,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.transformers.files import rounds_file, write_ops
-from lab.transformers.steps import gradient_sum, training_step
+from lab.transformers.files import gradient_sum, rounds_file, training_step, write_ops
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import RankCalls

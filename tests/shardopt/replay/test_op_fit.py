@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from lab.transformers.steps import GradientSync, gradient_sum
+from lab.transformers.files import GradientSync, gradient_sum
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
 
-from lab.fit.ops import errors_by_group, fit_sync
+from lab.transformers.op_fits import errors_by_group, fit_sync
 from shardopt.replay.op_fit import CapturedStep, fit_models
 
 HOST_MS = 0.002

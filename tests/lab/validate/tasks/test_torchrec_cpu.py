@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from lab import cli as app
-from lab.fit.scores import wilson
 from lab.pages.scores import scores_object
-from lab.validate.report import Report
+from lab.validate.report import Report, wilson
 from lab.validate.tasks import tables as ranking
 from lab.validate.tasks import task_prediction
 from lab.validate.tasks.torchrec_cpu import (

@@ -1,0 +1,130 @@
+"""Fitting the constants of HugeCTR's runtimes: ``python -m lab fit hugectr --data DIR``.
+
+Rows: A100-SXM and H100-SXM systems of MLPerf rounds up to v3.1. Three factors on kernel times are
+shared by all rounds of DLRM-DCNv2, and each of v3.0 and v3.1 has the fixed time of a step; rounds
+v2.x, whose embedding is another implementation, have their own update factor and step. The loss is
+the mean absolute log error, weighted by the square root of how many systems share a configuration,
+with a weak pull of the factors towards one. It prints what
+`predictor/hardware/runtimes/hugectr.yaml` holds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.programs import existing_folder, make_parser
+from lab.runtimes.hugectr import Runtime, runtime_of_round
+from lab.validate.mlperf import Case, Planner, case_of, is_fitted, read_systems
+
+Array = NDArray[np.float64]
+PULL = 0.01
+"""Weight of the squared log factors beside the mean log error."""
+EVALUATIONS, RESTARTS = 400, 3
+"""The simplex collapses on the edges of absolute errors: it is spread anew where it ended."""
+
+
+class Rows:
+    """Configurations that were measured, with the median over the systems that share one."""
+
+    def __init__(self, folder: Path, rounds: Callable[[tuple[int, ...]], bool]) -> None:
+        planner, _ = Planner.read(folder)
+        cases: dict[tuple[object, ...], Case] = {}
+        times: dict[tuple[object, ...], list[float]] = defaultdict(list)
+        for system in read_systems(folder)[0]:
+            case = case_of(system, planner)
+            if isinstance(case, str) or not is_fitted(system) or not rounds(system.version):
+                continue
+            key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
+                   system.global_batch, planner.knobs(system))  # fmt: skip
+            cases.setdefault(key, case)
+            times[key].append(system.measured_ms)
+        self.builders = [case.builder() for case in cases.values()]
+        self.versions = [case.system.version for case in cases.values()]
+        self.measured = np.array([np.median(times[key]) for key in cases])
+        self.weights = np.array([len(times[key]) ** 0.5 for key in cases])
+
+    def loss(self, runtime_of: Callable[[tuple[int, ...]], Runtime]) -> float:
+        """Weighted mean of the absolute log errors."""
+        predicted = []
+        for builder, version in zip(self.builders, self.versions, strict=True):
+            # which rows are frequent is the submission's choice, not a constant to fit
+            rule = builder.runtime.hybrid
+            builder.use(replace(runtime_of(version), hybrid=rule))
+            predicted.append(builder.iteration_ms())
+        error = np.abs(np.log(np.array(predicted) / self.measured))
+        return float((self.weights @ error) / self.weights.sum())
+
+
+def fit_dcnv2(folder: Path) -> tuple[Runtime, Runtime]:
+    """Runtimes of v3.0 and of v3.1."""
+    rows = Rows(folder, lambda version: version >= (3, 0))
+
+    def runtimes(x: Array) -> tuple[Runtime, Runtime]:
+        lookup, update, gemm, step30, step31 = np.abs(x).tolist()
+        shared = {"lookup_factor": lookup, "update_factor": update, "gemm_factor": gemm}
+        return (
+            replace(runtime_of_round((3, 0)), step_us=step30, **shared),
+            replace(runtime_of_round((3, 1)), step_us=step31, **shared),
+        )
+
+    def loss(x: Array) -> float:
+        v30, v31 = runtimes(x)
+        pull = PULL * float((np.log(np.abs(x[:3])) ** 2).sum())
+        return rows.loss(lambda version: v30 if version < (3, 1) else v31) + pull
+
+    return runtimes(_minimum(loss, [1.0, 1.5, 1.0, 450.0, 420.0]))
+
+
+def fit_hybrid(folder: Path, like: Runtime) -> Runtime:
+    """The runtime of rounds v2.x; lookups and multiplications as in the later ones."""
+    rows = Rows(folder, lambda version: version < (3, 0))
+    base = replace(
+        runtime_of_round((2, 0)), lookup_factor=like.lookup_factor, gemm_factor=like.gemm_factor
+    )
+
+    def runtime(x: Array) -> Runtime:
+        update, step = np.abs(x).tolist()
+        return replace(base, update_factor=update, step_us=step)
+
+    def loss(x: Array) -> float:
+        return rows.loss(lambda _: runtime(x)) + PULL * float(np.log(abs(x[0])) ** 2)
+
+    return runtime(_minimum(loss, [1.5, 50.0]))
+
+
+def _minimum(loss: Callable[[Array], float], start: Sequence[float]) -> Array:
+    from scipy.optimize import minimize
+
+    x = np.array(start)
+    for _ in range(RESTARTS):
+        found = minimize(
+            loss,
+            x,
+            method="Nelder-Mead",
+            options={"maxfev": EVALUATIONS, "xatol": 1e-4, "fatol": 1e-6},
+        )
+        x = np.asarray(found.x)
+    return x
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the fitted runtimes."""
+    parser = make_parser("fit hugectr", __doc__)
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
+    folder = parser.parse_args(argv).data
+    v30, v31 = fit_dcnv2(folder)
+    for runtime in (fit_hybrid(folder, v31), v30, v31):
+        print(
+            f"{runtime.name}: lookup_factor {runtime.lookup_factor:.3f}, update_factor "
+            f"{runtime.update_factor:.3f}, gemm_factor {runtime.gemm_factor:.3f}, "
+            f"step_us {runtime.step_us:.0f}"
+        )
+    return 0

@@ -1,0 +1,388 @@
+"""What is computed of a shipped profile, and its place in the file: ranges, rows and errors.
+
+The rest of a file is written by hand, with reasons beside it, or by `lab.fit.derive`; a command
+writes these (`lab.fit.known_errors`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lab.fit.cards import CARDS, Card
+from lab.fit.links import gpu_fits, held_out_errors, rows_behind
+from lab.programs import existing_folder, make_parser
+from lab.validate.collectives import (
+    ACROSS_LARGE,
+    ACROSS_SMALL,
+    WITHIN_LARGE,
+    WITHIN_MEDIUM,
+    validate_collectives,
+)
+from lab.validate.dlrm_published import FUSED, UNFUSED, validate_dlrm_published
+from lab.validate.gemm import FP8, validate_gemm
+from lab.validate.mlperf import LATER, NEVER, by_configuration, by_profile, validate_mlperf_dlrm
+from lab.validate.public_tables import GEMM_FILE, by_split, read_gemm
+from lab.validate.report import ComparedRow, Report, Summary, geomean
+from lab.validate.torchrec_p4d import validate_torchrec_p4d
+from predictor.csv_rows import skipped_lines
+from predictor.errors import ShardoptError
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.schema import HardwareProfile, KnownError
+from shardopt.calibrate.fitting import mape
+from shardopt.calibrate.products import GemmRows
+from shardopt.files import atomic_write_text
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Figures of one profile.
+
+    Args:
+        ranges: group -> quantity -> [low, high] of the rows behind it.
+        rows: group -> how many those are.
+        errors: group -> its error on rows held out.
+        iterations: errors of whole iterations.
+    """
+
+    ranges: Mapping[str, Ranges] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, KnownError] = field(default_factory=dict)
+    iterations: tuple[KnownError, ...] = ()
+
+    @classmethod
+    def stated(cls, profile: HardwareProfile) -> Facts:
+        """Those that a profile states."""
+        said = {name: group.provenance for name, group in profile.groups.items()}
+        return cls(
+            {name: found.range for name, found in said.items() if found.range},
+            {name: found.n for name, found in said.items() if found.n is not None},
+            {name: found.error for name, found in said.items() if found.error is not None},
+            profile.known_error,
+        )
+
+    def of_group(self, name: str) -> dict[str, Any]:
+        """Keys of a group's ``provenance``, as plain data; None for a key that it has not."""
+        error = self.errors.get(name)
+        ranges = {
+            what: [_whole(v) for v in span] for what, span in self.ranges.get(name, {}).items()
+        }
+        return {
+            "n": self.rows.get(name),
+            "range": ranges or None,
+            "error": None if error is None else error.model_dump(exclude_none=True),
+        }
+
+    def of_profile(self) -> list[dict[str, Any]]:
+        """``known_error`` of the profile, as plain data."""
+        return [error.model_dump(exclude_none=True) for error in self.iterations]
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else float(f"{value:.6g}")
+
+
+def with_facts(text: str, groups: Sequence[str], facts: Facts) -> str:
+    """The text of a profile with these figures in place of those that it states.
+
+    Args:
+        groups: whose provenance is changed; others keep what they state, and so do those that the
+            text takes from a base.
+    """
+    data = yaml.safe_load(text)
+    if facts.iterations or "known_error" in data:
+        text = set_key(text, ["known_error"], facts.of_profile(), after="sms")
+    for name in groups:
+        stated = data
+        path = [*name.split("."), "provenance"]
+        for key in path:
+            stated = stated.get(key, {})
+        if not stated:
+            continue
+        for key, value in facts.of_group(name).items():
+            if stated.get(key) != value:
+                text = set_key(text, [*path, key], value)
+    return text
+
+
+def set_key(text: str, path: Sequence[str], value: Any, after: str | None = None) -> str:
+    """``text`` with one key of a block mapping set to ``value``; comments and layout stay.
+
+    Args:
+        path: keys from the outermost mapping to the one to set; the mapping must be there.
+        value: plain data; None or an empty list takes the key out.
+        after: key behind which a new one goes; at the end of the mapping without it.
+    """
+    lines = text.splitlines()
+    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key in path[:-1]:
+        node = next(v for k, v in node.value if k.value == key)
+    keys = {k.value: k.start_mark.line for k, _ in node.value}
+    name, column = path[-1], node.start_mark.column
+    first = keys.get(name, keys[after or list(keys)[-1]])
+    end = _end(lines, first, column)
+    new = [] if value in (None, []) else _written(name, value, column)
+    lines[first if name in keys else end : end] = new
+    return "\n".join(lines) + "\n"
+
+
+def _end(lines: Sequence[str], first: int, column: int) -> int:
+    """Line after the value of a key; items of a list may stand in the key's own column."""
+    for index in range(first + 1, len(lines)):
+        stripped = lines[index].lstrip()
+        indent = len(lines[index]) - len(stripped)
+        if not stripped or indent < column or (indent == column and not stripped.startswith("- ")):
+            return index
+    return len(lines)
+
+
+def _written(name: str, value: Any, column: int) -> list[str]:
+    """Lines of ``name: value``; mappings of lists stand on one line, as people write them."""
+    flat = isinstance(value, dict) and all(isinstance(v, list) for v in value.values())
+    if flat:
+        inner = yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=1000)
+        made = f"{name}: {inner}"
+    else:
+        made = yaml.safe_dump({name: value}, sort_keys=False, width=96 - column)
+    return [" " * column + line for line in made.splitlines()]
+
+
+INTRA = "collectives.intra"
+INTER = "collectives.inter"
+FITTED = "lab.fit.links"
+GEMM_FITS = {
+    "a100-40gb": "NVIDIA A100-PCIE-40GB",
+    "a100-80gb": "NVIDIA A100-PCIE-40GB",
+    "h100-sxm": "NVIDIA A100-PCIE-40GB",
+    "h200-sxm": "NVIDIA A100-PCIE-40GB",
+    "b200": "NVIDIA A100-PCIE-40GB",
+    "v100-32gb": "Tesla V100-PCIE-32GB",
+    "p100-pcie-16gb": "Tesla P100-PCIE-16GB",
+}
+"""Profile -> device whose rows gave its tiles, prologue and floors; other cards are `Card.like`."""
+GEMM_FITTED = ("a100-40gb", "a100-80gb", "v100-32gb", "p100-pcie-16gb")
+"""Profiles whose rate is fitted to those rows too, not a share of the datasheet's."""
+TRAIN = "train"
+WIRINGS = {
+    "v100-32gb": "DGX-1 V100, 2 to 8 ranks (vTrain)",
+    "a100-40gb": "8xA100-SXM4-40GB (superbenchmark, vTrain)",
+}
+"""Profile -> the hosts whose every second size its rule of collectives is held against, since all
+their rows gave it constants."""
+FEWEST_LINKS = 8
+"""Fewer rows held out tell no error."""
+SAME_LINKS = {"h200-sxm": "h100-sxm", "b300": "b200"}
+"""Profile -> the one with the same NVLink whose rows tell its error."""
+HELD_OUT = {
+    INTRA: ("held out, from 1 MiB within a domain", (WITHIN_LARGE, WITHIN_MEDIUM)),
+    INTER: ("held out, across hosts", (ACROSS_LARGE, ACROSS_SMALL)),
+}
+"""Group -> the rows of the suite of collectives that tell its error."""
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """A suite of whole iterations whose rows name the profile that predicted them.
+
+    Args:
+        run: the suite.
+        runtime: the software that ran the iterations.
+        rows: what rows of a report are, in words -> those rows.
+    """
+
+    run: Callable[[Path], Report]
+    runtime: str
+    rows: Callable[[Report], Mapping[str, Sequence[ComparedRow]]]
+
+
+def _published(report: Report) -> dict[str, list[ComparedRow]]:
+    return {report.headline: report.counted}
+
+
+def _examples(report: Report) -> dict[str, list[ComparedRow]]:
+    return {"fp32 and TF32": [row for row in report.rows if row.part in (UNFUSED, FUSED)]}
+
+
+def _mlperf(report: Report) -> dict[str, list[ComparedRow]]:
+    """Systems that repeat a configuration of a fitted family count once."""
+    later = by_configuration(report.parts.get(LATER, ()))
+    return {
+        "later rounds of fitted families, one row a configuration": later,
+        NEVER: list(report.parts.get(NEVER, ())),
+    }
+
+
+ITERATIONS = (
+    Iterations(validate_torchrec_p4d, "TorchRec", _published),
+    Iterations(validate_dlrm_published, "DeepLearningExamples", _examples),
+    Iterations(validate_mlperf_dlrm, "HugeCTR", _mlperf),
+)
+"""TorchRec's own first."""
+
+WRITTEN = ("gemm", INTRA, INTER)
+"""Groups whose figures are computed here; those of calibrated ones are with their rows."""
+
+
+def computed(folder: Path) -> dict[str, Facts]:
+    """Figures of every shipped profile that was not calibrated, by its name.
+
+    Raises:
+        InputError: a table in ``folder`` is missing or cannot be read.
+    """
+    cards = {card.name: card for card in CARDS}
+    gemm_rows = by_split(read_gemm(folder / GEMM_FILE).rows)
+    shapes = gemm_ranges(gemm_rows)
+    fits = gpu_fits(folder)
+    gemm, iterations = gemm_errors(folder), iteration_errors(folder)
+    links, past_nics = link_errors(folder), rows_behind(folder)
+    found = {}
+    for name in list_hardware():
+        card = cards.get(name)
+        if load_hardware(name).inline or (card is None and name not in GEMM_FITS):
+            continue
+        linked = card.link if card else name
+        ranges: dict[str, Ranges] = {"gemm": shapes[_gemm_device(name, card)]}
+        errors = {"gemm": gemm[name]} if name in gemm else {}
+        errors |= links.get(name, {})
+        if linked is not None:
+            ranges[INTRA] = fits[linked].ranges
+        if name in WIRINGS:
+            errors[INTRA] = collective_error(folder, name)
+        counted = {INTRA: len(fits[name].rows.ranks)} if name in fits else {}
+        if name in past_nics:
+            counted[INTER] = past_nics[name]
+        if name in GEMM_FITTED:
+            counted["gemm"] = len(gemm_rows[GEMM_FITS[name], TRAIN].m)
+        found[name] = Facts(ranges, counted, errors, tuple(iterations.get(name, ())))
+    return found
+
+
+def _gemm_device(name: str, card: Card | None) -> str:
+    return GEMM_FITS[name] if card is None or name in GEMM_FITS else GEMM_FITS[card.like]
+
+
+def gemm_ranges(tables: Mapping[tuple[str, str], GemmRows]) -> dict[str, Ranges]:
+    """Device -> m, n and k of its rows, those of the fit and those of the test."""
+    found: dict[str, Ranges] = {}
+    for device in {device for device, _ in tables}:
+        of = [table for (name, _), table in tables.items() if name == device]
+        sides = {"m": [t.m for t in of], "n": [t.n for t in of], "k": [t.k for t in of]}
+        found[device] = {
+            side: (float(min(map(np.min, sizes))), float(max(map(np.max, sizes))))
+            for side, sizes in sides.items()
+        }
+    return found
+
+
+def gemm_errors(folder: Path) -> dict[str, KnownError]:
+    """Profile -> error on the held-out rows of its device, but for fp8, whose times are doubted."""
+    report = validate_gemm(folder)
+    listed = [row for row in report.listed if row.part != FP8]
+    found = {}
+    for name, rows in by_profile(listed).items():
+        linear = [str(row.name["device"]) for row in rows if "device" in row.name]
+        products = [row.family for row in rows if "device" not in row.name]
+        which = []
+        if linear:
+            devices = " and ".join(dict.fromkeys(linear))
+            which.append(f"fp32 test rows of {devices} (NeuSight)")
+        if products:
+            which.append(f"{' and '.join(dict.fromkeys(products))} (XLA)")
+        found[name] = _known(report.suite, "; ".join(which), rows)
+    return found
+
+
+def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
+    """Profile -> group of links -> error on rows held out."""
+    report = validate_collectives(folder)
+    found: dict[str, dict[str, KnownError]] = defaultdict(dict)
+    for group, (what, parts) in HELD_OUT.items():
+        of = by_profile(row for row in report.listed if row.part in parts)
+        for name, rows in of.items():
+            if len(rows) >= FEWEST_LINKS:
+                found[name][group] = _known(report.suite, what, rows)
+    for name, like in SAME_LINKS.items():
+        error = found[like][INTRA]
+        which = f"{error.rows}, of {like}, whose NVLink is the same"
+        found[name][INTRA] = error.model_copy(update={"rows": which})
+    return dict(found)
+
+
+def collective_error(folder: Path, name: str) -> KnownError:
+    """Of the rule behind a profile's curves, given every second size, at the others."""
+    errors = held_out_errors(folder, name)
+    return KnownError(
+        suite=FITTED,
+        rows=f"sizes left out, {WIRINGS[name]}",
+        n=len(errors),
+        mean=_figure(mape(errors)),
+        geomean=_figure(geomean(errors)),
+    )
+
+
+def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
+    """Profile -> error of every suite of whole iterations that has test rows of it."""
+    found: dict[str, list[KnownError]] = defaultdict(list)
+    for suite in ITERATIONS:
+        report = suite.run(folder)
+        for words, listed in suite.rows(report).items():
+            for name, rows in by_profile(listed).items():
+                known = _known(report.suite, words, rows)
+                found[name].append(known.model_copy(update={"runtime": suite.runtime}))
+    return dict(found)
+
+
+def _known(suite: str, which: str, rows: Sequence[ComparedRow]) -> KnownError:
+    summary = Summary.of(rows)
+    mean, middle = _figure(summary.mape), _figure(summary.geomean)
+    return KnownError(suite=suite, rows=which, n=summary.n, mean=mean, geomean=middle)
+
+
+def _figure(value: float) -> float:
+    """To four digits: more than is ever shown."""
+    return float(f"{value:.4g}")
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Rows of the fits that were left out, counted and named; nothing if none was."""
+    problems = [text for fit in gpu_fits(folder).values() for text in fit.problems]
+    return skipped_lines([*dict.fromkeys(problems), *read_gemm(folder / GEMM_FILE).problems])
+
+
+def write(folder: Path, profiles: Path) -> list[str]:
+    """Write the figures into the files of a folder; returns the names of those that changed."""
+    changed = []
+    for name, facts in computed(folder).items():
+        path = profiles / f"{name}.yaml"
+        before = path.read_text(encoding="utf-8")
+        after = with_facts(before, WRITTEN, facts)
+        if after != before:
+            atomic_write_text(path, after)
+            changed.append(name)
+    return changed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write what is computed into a folder of profiles."""
+    parser = make_parser("fit known-errors", __doc__)
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
+    parser.add_argument("profiles", type=existing_folder, help="folder of the shipped profiles")
+    given = parser.parse_args(argv)
+    try:
+        changed = write(given.data, given.profiles)
+    except (ShardoptError, OSError) as error:
+        parser.error(str(error))
+    for line in unreadable(given.data):
+        print(line)
+    print(f"changed: {', '.join(changed) or 'none'}")
+    return 0

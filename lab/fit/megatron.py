@@ -1,0 +1,131 @@
+"""Fitting the constants of Megatron's software: ``python -m lab fit megatron --data DIR``.
+
+The rows are the hundred of vTrain's one-node table whose configurations have the smallest SHA-256.
+Least squares of the log errors with a soft L1 loss, since a few configurations lie 20 % and more
+off whatever the constants are. It prints what `predictor/hardware/runtimes/megatron.yaml` holds,
+and the error on the rows left out. Rows are sums of timings (docs/decisions/0018), so with
+``--by-timing`` it also leaves out every timing in turn, with all rows that are sums of it, and
+prints the error on those; this takes minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.programs import existing_folder, make_parser
+from lab.runtimes.megatron import CONSTANTS, Configuration, MegatronRuntime, MegatronStep
+from lab.validate.report import relative_errors
+from lab.validate.transformers import Measured, Timing, read_single, timing_of
+from predictor.hardware.loader import load_hardware
+from shardopt.calibrate.fitting import mape
+
+Array = NDArray[np.float64]
+
+HARDWARE = "a100-40gb"
+FIT_ROWS = 100
+START = MegatronRuntime(70.0, 1.5, 1.5, 3.0, 1.4, 13.0)
+LOWEST = MegatronRuntime(5.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+HIGHEST = MegatronRuntime(400.0, 6.0, 6.0, 30.0, 4.0, 200.0)
+SOFT = 0.05
+"""Log errors beyond this count linearly."""
+STEP = 3e-3
+"""Relative step of the derivatives: the slower of launches and kernels makes corners."""
+
+
+def digest(configuration: Configuration) -> str:
+    """SHA-256 of the configuration's integers, joined by commas."""
+    return hashlib.sha256(",".join(map(str, configuration)).encode()).hexdigest()
+
+
+def split_rows(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Those to fit, smallest hash first, and the others."""
+    ordered = sorted(rows, key=lambda row: digest(row[0]))
+    return ordered[:FIT_ROWS], ordered[FIT_ROWS:]
+
+
+def predicted(step: MegatronStep, rows: Sequence[Measured]) -> Array:
+    """Iteration times in ms, ``[rows]``."""
+    return step.iteration_ms([model for _, model, _ in rows])
+
+
+def measured(rows: Sequence[Measured]) -> Array:
+    """Iteration times in ms, ``[rows]``."""
+    return np.array([time for _, _, time in rows])
+
+
+def fit(step: MegatronStep, rows: Sequence[Measured]) -> MegatronRuntime:
+    """The constants that fit the rows best."""
+    from scipy.optimize import least_squares
+
+    target = np.log(measured(rows))
+
+    def residuals(logs: Array) -> Array:
+        step.use(_runtime(np.exp(logs)))
+        return np.asarray(np.log(predicted(step, rows)) - target)
+
+    found = least_squares(
+        residuals,
+        np.log(_values(START)),
+        bounds=(np.log(_values(LOWEST)), np.log(_values(HIGHEST))),
+        loss="soft_l1",
+        f_scale=SOFT,
+        diff_step=np.full(len(CONSTANTS), STEP),
+    )
+    return _runtime([float(f"{value:.4g}") for value in np.exp(found.x)])
+
+
+def timings_left_out(step: MegatronStep, rows: Sequence[Measured]) -> dict[Timing, Array]:
+    """Timing -> relative errors of its rows under constants that no row of it gave."""
+    chosen, _ = split_rows(rows)
+    known = fit(step, chosen)
+    found = {}
+    for timing in dict.fromkeys(timing_of(configuration) for configuration, _, _ in rows):
+        of = [row for row in rows if timing_of(row[0]) == timing]
+        others = [row for row in chosen if timing_of(row[0]) != timing]
+        step.use(known if len(others) == len(chosen) else fit(step, others))
+        found[timing] = relative_errors(measured(of), predicted(step, of))
+    return found
+
+
+def _values(runtime: MegatronRuntime) -> Array:
+    return np.array([getattr(runtime, name) for name in CONSTANTS])
+
+
+def _runtime(values: Iterable[float]) -> MegatronRuntime:
+    return MegatronRuntime(*(float(value) for value in values))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the constants, their errors, and the configurations that were fitted."""
+    parser = make_parser("fit megatron", __doc__)
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
+    parser.add_argument(
+        "--by-timing", action="store_true", help="leave out every timing in turn as well"
+    )
+    given = parser.parse_args(argv)
+    every = read_single(given.data).rows
+    rows, held_out = split_rows(every)
+    step = MegatronStep(load_hardware(HARDWARE), START)
+    runtime = fit(step, rows)
+    step.use(runtime)
+    for name, part in (("fit", rows), ("held out", held_out)):
+        error = mape(relative_errors(measured(part), predicted(step, part)))
+        print(f"# {name}: {len(part)} rows, MAPE {error:.2%}")
+    if given.by_timing:
+        errors = list(timings_left_out(step, every).values())
+        over_rows, over_timings = mape(np.concatenate(errors)), np.mean([mape(e) for e in errors])
+        print(f"# timings left out one by one: {len(every)} rows, MAPE {over_rows:.2%}")
+        print(f"# the same over {len(errors)} timings: {over_timings:.2%}")
+    print("constants:")
+    for name in CONSTANTS:
+        print(f"  {name}: {getattr(runtime, name)}")
+    print("fit_rows:")
+    for configuration, _, _ in rows:
+        print(f"  - {list(configuration)}")
+    return 0

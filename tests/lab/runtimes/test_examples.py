@@ -1,0 +1,113 @@
+"""DLRM's iteration in NVIDIA's DeepLearningExamples."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from lab.runtimes.examples import ExamplesBuilder, load_examples
+from predictor.cost.collectives import Collectives
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.graph import Graph
+from predictor.iteration.plan_scorer import PlanScorer
+from predictor.iteration.timeline import simulate
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.units import gb_per_s
+
+ROWS, DIM = 10**6, 128
+
+
+def graph(ranks: int, *, first_gpu: bool) -> Graph:
+    tables = tuple(Table(f"t{i}", ROWS, DIM, (Feature(f"f{i}", 1.0),)) for i in range(4))
+    dense = DenseArch(13, (512, 256, 128), (512, 1))
+    workload = Workload("small", 8192, tables, dense)
+    hw = load_hardware("v100-32gb")
+    top = Topology.uniform(ranks, ranks, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    plan = ShardingPlan(
+        {
+            table.name: TablePlan(
+                ShardingType.TABLE_WISE,
+                ComputeKernel.FUSED,
+                (Shard(i % ranks, (0, 0), (ROWS, DIM)),),
+            )
+            for i, table in enumerate(tables)
+        },
+        ranks,
+        ranks,
+    )
+    return ExamplesBuilder(PlanScorer(workload, top, hw), plan, first_gpu=first_gpu).build()
+
+
+def time_ms(found: Graph) -> float:
+    return float(simulate(found).iteration_ms[0])
+
+
+def test_no_ids_travel() -> None:
+    assert not [op for op in graph(4, first_gpu=False).ops if op.phase == "input_dist"]
+
+
+def test_one_rank_runs_the_bottom_mlp_of_all_samples() -> None:
+    alone, parallel = graph(4, first_gpu=True), graph(4, first_gpu=False)
+    mine = [op for op in alone.ops if op.ranks == (0,)]
+    first = [op.name.split()[0] for op in alone.ops].index("ebc.TW")
+    assert {op.phase for op in mine} == {"dense_forward", "dense_backward"}
+    assert all(op.ranks == (0,) for op in alone.ops[1:first])
+    assert {op.ranks for op in parallel.ops} == {None}
+    dense = [op.cost_ms.sum() for op in parallel.ops if op.phase == "dense_forward"]
+    assert sum(op.cost_ms.sum() for op in mine if op.phase == "dense_forward") > 3 * dense[0]
+    assert time_ms(alone) > time_ms(parallel)
+
+
+def test_its_gradients_are_not_reduced() -> None:
+    found = [
+        sum(
+            op.cost_ms.sum() for op in graph(4, first_gpu=first_gpu).ops if op.phase == "all_reduce"
+        )
+        for first_gpu in (True, False)
+    ]
+    assert 0 < found[0] < found[1]
+
+
+def test_on_one_rank_nothing_differs() -> None:
+    assert time_ms(graph(1, first_gpu=True)) == time_ms(graph(1, first_gpu=False))
+
+
+OLD, NEW = date(2020, 7, 4), date(2021, 6, 10)
+SIZE = 2.0**30
+
+
+def all_to_all_ms(hardware: HardwareProfile) -> float:
+    top = Topology.uniform(8, 8, hbm_bytes=1, ddr_bytes=1)
+    return float(Collectives(hardware, top).all_to_all(SIZE))
+
+
+def test_graphs_take_the_host_out() -> None:
+    hardware = load_hardware("a100-80gb")
+    runtime = load_examples()
+    fused = runtime.profile(hardware, NEW).overheads
+    assert (fused.op_us, fused.iteration_us, fused.collective_us) == (0, 0, 0)
+    assert fused.launch_us == runtime.graph_node_us
+    plain = runtime.profile(hardware, OLD).overheads
+    assert plain.op_us == plain.layer_op_us == hardware.overheads.layer_op_us
+    assert (plain.iteration_us, plain.launch_us) == (0, hardware.overheads.launch_us)
+
+
+def test_on_an_old_mesh_three_eighths_of_a_buffer_cross_the_sockets() -> None:
+    """Four cards a socket send an eighth to each of three others that no NVLink joins to them."""
+    hardware, runtime = load_hardware("v100-32gb"), load_examples()
+    found = all_to_all_ms(runtime.profile(hardware, OLD, through_host=True))
+    least = 4 * 3 / 8 * SIZE / gb_per_s(runtime.socket_link_gb_s)
+    assert least < found < 1.01 * least
+    assert runtime.crosses_sockets(8, OLD)
+    assert not runtime.crosses_sockets(8, NEW)
+    assert not runtime.crosses_sockets(4, OLD)
+
+
+def test_tensorflow_left_the_first_gpu_in_2022() -> None:
+    runtime = load_examples()
+    assert runtime.on_first_gpu("tensorflow", NEW)
+    assert not runtime.on_first_gpu("tensorflow", date(2022, 7, 11))
+    assert runtime.on_first_gpu("pytorch", date(2022, 7, 11))
+    assert not runtime.on_first_gpu("jax", NEW)

@@ -1,0 +1,291 @@
+"""HugeCTR's iteration: what its runtime's constants do, and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.fit.hugectr import Rows, fit_dcnv2, fit_hybrid
+from lab.runtimes.hugectr import (
+    HugeCtrBuilder,
+    HybridRule,
+    HybridSplit,
+    Runtime,
+    direct,
+    runtime_of_round,
+    switches_of,
+    uplink_size,
+)
+from predictor.cost.collectives import Collectives
+from predictor.cost.loads import Load
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
+from tests.public_data import EXCERPTS
+
+RANKS = 4
+HUGECTR_V20, HUGECTR_V30, HUGECTR_V31 = (
+    runtime_of_round(version) for version in ((2, 0), (3, 0), (3, 1))
+)
+
+
+def workload(batch: int = 4096) -> Workload:
+    tables = tuple(
+        Table(f"t{i}", 1_000_000, 128, (Feature(f"f{i}", 4.0, distribution=Zipf(1.1)),))
+        for i in range(RANKS)
+    )
+    dense = DenseArch(13, (512, 128), (512, 1), DcnV2(3, 512), "fp16", "adagrad")
+    return Workload("small", batch, tables, dense)
+
+
+def plan(replicated: int = 0) -> ShardingPlan:
+    tables = {}
+    for i in range(RANKS):
+        if i < replicated:
+            shards = tuple(Shard(r, (0, 0), (1_000_000, 128)) for r in range(RANKS))
+            tables[f"t{i}"] = TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, shards)
+        else:
+            shards = (Shard(i, (0, 0), (1_000_000, 128)),)
+            tables[f"t{i}"] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shards)
+    return ShardingPlan(tables, RANKS, RANKS)
+
+
+def builder(batch: int = 4096, replicated: int = 0) -> HugeCtrBuilder:
+    hw = load_hardware("h100-sxm")
+    top = Topology.uniform(RANKS, RANKS, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    return HugeCtrBuilder(workload(batch), top, hw, plan(replicated), HUGECTR_V31)
+
+
+def test_every_constant_costs_time() -> None:
+    made = builder()
+    base = made.iteration_ms()
+    for change in (
+        {"step_us": HUGECTR_V31.step_us + 100},
+        {"lookup_factor": 2.0},
+        {"update_factor": 3.0},
+        {"gemm_factor": 2.0},
+        {"graph_node_us": 3.0},
+    ):
+        made.use(replace(HUGECTR_V31, **change))
+        assert made.iteration_ms() > base, change
+
+
+def test_the_step_is_paid_once() -> None:
+    made = builder()
+    base = made.iteration_ms()
+    made.use(replace(HUGECTR_V31, step_us=HUGECTR_V31.step_us + 100))
+    assert made.iteration_ms() - base == pytest.approx(0.1)
+
+
+def test_no_host_time_and_the_wire_is_in_half_precision() -> None:
+    made = builder()
+    graph = made.build()
+    assert all(op.host_ms == 0 for op in graph.ops)
+    assert made.workload.qcomm.forward == "fp16"
+    assert made.workload.dense.data_type == "fp16"
+
+
+def test_replicated_tables_are_reduced_not_exchanged() -> None:
+    phases = [{op.phase for op in builder(replicated=r).build().ops} for r in (0, RANKS)]
+    assert "output_dist_forward" in phases[0]
+    assert "output_dist_forward" not in phases[1]
+    assert builder(replicated=RANKS).iteration_ms() > builder().iteration_ms()
+
+
+def hybrid(world: int, batch: int = 4096) -> HugeCtrBuilder:
+    hw = load_hardware("a100-80gb")
+    top = Topology.uniform(world, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    tables = {
+        f"t{i}": TablePlan(
+            ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(i, (0, 0), (1_000_000, 128)),)
+        )
+        for i in range(RANKS)
+    }
+    plan = ShardingPlan(tables, world, 8)
+    return HugeCtrBuilder(workload(batch), top, hw, plan, HUGECTR_V20)
+
+
+def costs(made: HugeCtrBuilder) -> dict[str, float]:
+    return {f"{op.name} {op.phase}": float(op.cost_ms.max()) for op in made.build().ops}
+
+
+def test_the_hybrid_embedding_reduces_frequent_rows_across_hosts_only() -> None:
+    one, two = hybrid(8), hybrid(16)
+    assert one.split is not None
+    assert two.split is not None
+    assert not any(".cross" in name for name in costs(one))
+    assert sum(".cross" in name for name in costs(two)) == 2
+    fewer = replace(HUGECTR_V20, hybrid=HybridRule(0.03, 1e9))
+    before = costs(two)["all-reduce gradients all_reduce"]
+    two.use(fewer)
+    assert two.split.elements == 0
+    assert costs(two)["all-reduce gradients all_reduce"] < before
+    before = costs(one)["all-reduce gradients all_reduce"]
+    one.use(replace(HUGECTR_V20, hybrid=HybridRule(0.99, 1.0)))
+    assert costs(one)["all-reduce gradients all_reduce"] == before
+
+
+def test_on_one_host_a_frequent_row_is_fetched_once_a_rank() -> None:
+    made = hybrid(8)
+    assert made.split is not None
+    moved = made.split.infrequent + made.split.needed
+    assert made.split.infrequent < moved < 1
+    outputs = made.loads[..., Load.OUTPUTS].sum()
+    assert outputs == pytest.approx(moved * made.plan_loads[..., Load.OUTPUTS].sum())
+
+
+def test_a_hierarchical_lookup_stores_into_its_host_itself() -> None:
+    """Pooling and the exchange over NVLink are one kernel, as long as the longer of the two."""
+    hw = load_hardware("h100-sxm")
+    top = Topology.uniform(16, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    tables = {}
+    for i in range(RANKS):
+        first = 8 * (i % 2)
+        shards = tuple(Shard(first + r, (125_000 * r, 0), (125_000, 128)) for r in range(8))
+        tables[f"t{i}"] = TablePlan(ShardingType.TABLE_ROW_WISE, ComputeKernel.FUSED, shards)
+    made = HugeCtrBuilder(workload(), top, hw, ShardingPlan(tables, 16, 8), HUGECTR_V31)
+    stores = made.exchanges[0]
+    assert costs(made)["ebc.TWRW lookup embedding_forward"] >= float(
+        made._outputs(stores, backward=False)[0].cost_ms.max()
+    )
+    made.use(replace(HUGECTR_V31, lookup_factor=0.0))
+    assert costs(made)["ebc.TWRW lookup embedding_forward"] > 0
+
+
+def test_the_hybrid_embedding_balances_the_ranks() -> None:
+    made = builder()
+    made.use(HUGECTR_V20)
+    assert made.loads.std(axis=2).max() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Rows:
+    """The systems of rounds v3.0 and v3.1 that the constants were fitted to."""
+    return Rows(EXCERPTS, lambda version: version >= (3, 0))
+
+
+FITTED = ("lookup_factor", "update_factor", "gemm_factor", "step_us")
+
+
+@pytest.mark.parametrize("constant", FITTED)
+def test_the_shipped_constants_fit_better_than_their_neighbours(
+    measured: Rows, constant: str
+) -> None:
+    """On the systems that they were fitted to; the fit itself is a slow test."""
+
+    def loss(factor: float) -> float:
+        def runtime(version: tuple[int, ...]) -> Runtime:
+            shipped = runtime_of_round(version)
+            return replace(shipped, **{constant: factor * getattr(shipped, constant)})
+
+        return measured.loss(runtime)
+
+    shipped = loss(1.0)
+    assert shipped < 0.05
+    assert shipped < min(loss(0.8), loss(1.25))
+
+
+@pytest.mark.slow
+def test_the_shipped_constants_are_those_of_the_fit() -> None:
+    for fitted, shipped in zip(fit_dcnv2(EXCERPTS), (HUGECTR_V30, HUGECTR_V31), strict=True):
+        assert fitted.update_factor == pytest.approx(shipped.update_factor, rel=0.05)
+        assert fitted.gemm_factor == pytest.approx(shipped.gemm_factor, rel=0.05)
+        assert fitted.lookup_factor == pytest.approx(shipped.lookup_factor, rel=0.1)
+        assert fitted.step_us == pytest.approx(shipped.step_us, rel=0.05)
+    hybrid_fit = fit_hybrid(EXCERPTS, HUGECTR_V31)
+    assert hybrid_fit.update_factor == pytest.approx(HUGECTR_V20.update_factor, rel=0.05)
+    assert hybrid_fit.step_us == pytest.approx(HUGECTR_V20.step_us, abs=20)
+
+
+RULE = HybridRule(duplicates=0.03, bandwidth_ratio=0.7)
+
+
+def hybrid_workload(batch: int = 4096, alpha: float = 1.1, tables: int = 3) -> Workload:
+    made = tuple(
+        Table(f"t{i}", 10 ** (3 + i), 16, (Feature(f"f{i}", 1.0, distribution=Zipf(alpha)),))
+        for i in range(tables)
+    )
+    return Workload("small", batch, made, DenseArch(13, (16,), (8, 1), "dot", "fp16", "sgd"))
+
+
+def test_a_row_at_the_threshold_is_twice_on_a_rank_with_the_chance_asked_for() -> None:
+    batch, ranks = 65536, 8
+    share = RULE.threshold(batch, ranks, 1) / batch
+    local = batch // ranks
+    pairs = local * (local - 1) / 2
+    assert pairs * share**2 == pytest.approx(RULE.duplicates)
+
+
+def test_across_hosts_an_exchange_and_a_reduction_cost_the_same() -> None:
+    """``t`` occurrences leave their host with chance (h - 1) / h; one gradient goes round."""
+    assert RULE.threshold(65536, 64, 8) == pytest.approx(8 * 0.7 * 8 / 7)
+    assert RULE.threshold(1024, 64, 8) == RULE.threshold(65536, 64, 8)
+
+
+@given(st.integers(2, 20000), st.floats(0, 2), st.sampled_from([(4, 1), (8, 1), (64, 8)]))
+def test_shares_are_shares(batch: int, alpha: float, shape: tuple[int, int]) -> None:
+    split = HybridSplit.of(hybrid_workload(batch, alpha), RULE, *shape)
+    assert -1e-9 <= split.infrequent <= 1 + 1e-9
+    assert 0 <= split.needed <= 1 - split.infrequent + 1e-9
+    assert 0 <= split.elements <= 16 * (1e3 + 1e4 + 1e5)
+
+
+def test_larger_batches_have_more_frequent_rows() -> None:
+    small, large = (HybridSplit.of(hybrid_workload(batch), RULE, 64, 8) for batch in (512, 4096))
+    assert large.infrequent < small.infrequent
+    assert large.elements > small.elements
+
+
+def test_rows_drawn_alike_are_frequent_all_or_none() -> None:
+    split = HybridSplit.of(hybrid_workload(64, alpha=0.0, tables=1), RULE, 64, 8)
+    assert (split.infrequent, split.elements) == (1.0, 0.0)
+    every = HybridSplit.of(hybrid_workload(4096, alpha=0.0, tables=1), RULE, 64, 8)
+    assert (every.infrequent, every.elements) == (0.0, 16e3)
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "h100-pcie", "gb200"])
+def test_direct_access_has_the_latency_and_the_bandwidth_of_an_all_to_all(name: str) -> None:
+    ranks = Topology.uniform(8, 8, hbm_bytes=1, ddr_bytes=1)
+    engine = Collectives(load_hardware(name), ranks)
+    size = 2.0**37
+    assert direct(engine, 0.0) == engine.floor_ms("all_to_all", "intra")
+    assert direct(engine, size) == pytest.approx(engine.all_to_all(size, "intra"), rel=0.02)
+    assert direct(engine, 1e6) <= engine.all_to_all(1e6, "intra") * (1 + 1e-9)
+
+
+def test_only_cards_without_nvlink_have_uplinks() -> None:
+    found = {
+        name: switches_of(load_hardware(name).collectives.intra.all_to_all, 8)
+        for name in list_hardware()
+    }
+    assert found["l40"] == found["h100-pcie"] == (4, 4)
+    assert not any(found[name] for name in ("a100-80gb", "h100-sxm", "gb200", "v100-32gb"))
+    assert switches_of(load_hardware("l40").collectives.intra.all_to_all, 4) == ()
+
+
+@given(st.floats(0, 1e9))
+def test_equal_parts_are_those_of_the_curve(size: float) -> None:
+    assert uplink_size(np.full((2, 8), size), (4, 4), 4) == pytest.approx(np.full((2, 1), size))
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=8, max_size=8), st.sampled_from([(4, 4), (5, 3)]))
+def test_the_load_is_at_most_that_of_all_sending_as_much_as_the_busiest(
+    sent: list[float], switches: tuple[int, ...]
+) -> None:
+    size = float(uplink_size(np.array([sent]), switches, 4)[0, 0])
+    assert size <= max(sent) * (1 + 1e-9)
+    assert size >= float(uplink_size(np.array([sent]) / 2, switches, 4)[0, 0])
+
+
+def test_the_fuller_switch_counts_in_either_direction() -> None:
+    right = np.array([[0.0] * 4 + [1.0] * 4])
+    assert uplink_size(right, (4, 4), 4) == pytest.approx(1.0)
+    assert uplink_size(right[:, ::-1], (4, 4), 4) == pytest.approx(1.0)
+    # three cards take in five parts of eight from the other switch
+    assert uplink_size(np.ones((1, 8)), (5, 3), 4) == pytest.approx(15 / 16)

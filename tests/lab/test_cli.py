@@ -1,0 +1,274 @@
+"""`python -m lab validate`: JSON, console, the page, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.cli import main
+from lab.tasks import measure
+from lab.tasks.draw import Task
+from lab.tasks.models import draw_model
+from lab.tasks.plans import plan_of, random_plans, row_wise, table_wise
+from lab.transformers import run as transformers
+from lab.validate.public_tables import GEMM_FILE, NCCL_FILE
+from lab.validate.torchrec_p4d import FILE as P4D_FILE
+from shardopt.bench.job import Job
+from shardopt.bench.rows import read_rows
+from shardopt.bench.run import run_bench
+from shardopt.calibrate import points as design
+from shardopt.config import load_model
+from shardopt.config.write import with_digest
+from tests.builders import a_table, a_topology, a_workload
+
+GEMM = (
+    "split,device,B,M,N,K,latency_ms,kernel\n"
+    "test,NVIDIA A100-PCIE-40GB,1,4096,4096,4096,9.0,k\n"
+    "test,NVIDIA L4,1,4096,4096,4096,20.0,k\n"
+    "test,NVIDIA L4,1,4096,4096,x,20.0,k\n"
+)
+P4D = (
+    "source,gpu,n_gpus,local_batch,global_batch,interaction_optimizer,epoch_time,samples_per_s,"
+    "iter_ms_derived\n"
+    'mlcommons README,A100,8,2048,16384,"dot, SGD",1h,1,9.8\n'
+)
+
+
+def test_json_of_one_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / GEMM_FILE).write_text(GEMM)
+    assert main(["validate", "gemm", "--data", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["n"] == len(found["rows"]) == 2
+    assert {"measured_ms", "predicted_ms", "device", "source"} <= set(found["rows"][0])
+    first = found["rows"][0]
+    error = abs(first["predicted_ms"] / first["measured_ms"] - 1)
+    assert found["mape"] == pytest.approx(error)
+    assert found["geomean"] == pytest.approx(error)
+    assert found["unseen_geomean"] > 0
+    assert found["skipped"]["count"] == 1
+    assert f"{GEMM_FILE}:4" in found["skipped"]["rows"][0]
+
+
+def test_the_console_shows_platforms_and_what_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / GEMM_FILE).write_text(GEMM)
+    assert main(["validate", "gemm", "--data", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "NVIDIA A100-PCIE-40GB" in text
+    assert "1 row left out" in text
+
+
+def test_torchrec_rows_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / P4D_FILE).write_text(P4D)
+    page = tmp_path / "accuracy.md"
+    words = ["validate", "torchrec-p4d", "--data", str(tmp_path), "--write-docs", str(page)]
+    assert main([*words, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["local_batch"] == 2048
+    text = (tmp_path / "accuracy" / "torchrec-p4d.csv").read_text()
+    assert "## torchrec-p4d" in page.read_text()
+    assert "mlcommons README" in text
+    assert f"{row['predicted_ms']:.4g}" in text
+
+
+def test_missing_data_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "collectives", "--data", str(tmp_path / "none")]) == 2
+    assert "docs/data.md" in capsys.readouterr().err
+    assert main(["validate", "mlperf-dlrm", "--data", str(tmp_path)]) == 2
+    assert "holds no mlperf_dlrm" in capsys.readouterr().err
+    assert main(["validate", "gemm"]) == 2
+    assert "flags: --data" in capsys.readouterr().err
+    assert main(["validate", "nonsense", "--data", str(tmp_path)]) == 2
+
+
+def test_a_table_without_a_column_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / NCCL_FILE).write_text("source,gpu\na,b\n")
+    assert main(["validate", "collectives", "--data", str(tmp_path)]) == 2
+    assert "no column 'nodes'" in capsys.readouterr().err
+
+
+pytest.importorskip("torchrec")
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+
+def a_task(seed: int, *, world_size: int, local_world_size: int, models: str) -> Task:
+    made = with_digest(a_workload(*(a_table(n, 1000 + seed, 8) for n in "ab"), batch_size=16))
+    topology = a_topology(world_size, local_world_size)
+    shardings = {
+        "whole": tuple(table_wise(t, rank) for rank, t in enumerate(made.tables)),
+        "split": tuple(row_wise(t, world_size) for t in made.tables),
+    }
+    plans = {name: plan_of(made, topology, plan) for name, plan in shardings.items()}
+    return Task(seed, f"task-{seed:03d}", made, plans)
+
+
+def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(measure, "draw_task", a_task)
+    monkeypatch.setattr(design, "QUICK", design.TINY)
+    folder = tmp_path / "batch"
+    words = ["batch", str(folder), "--tasks", "0-1", "--repeat", "1", "--block", "2"]
+    assert main([*words, "--rounds", "1"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "batch.json",
+        "calibration.rows.csv",
+        "task-000.rows.json",
+        "task-000.yaml",
+        "task-001.again.rows.json",
+        "task-001.rows.json",
+        "task-001.yaml",
+    ]
+    assert json.loads((folder / "batch.json").read_text())["tasks"] == [0, 1]
+    before = (folder / "task-000.rows.json").read_text()
+    assert main([*words, "--rounds", "1"]) == 0
+    assert (folder / "task-000.rows.json").read_text() == before
+    assert main([*words, "--rounds", "2"]) == 0
+    rows = read_rows(folder / "task-000.rows.json")
+    assert [(r["round"], r["session"]) for r in rows.rounds] == [(0, 0), (1, 1)]
+    assert rows.model["sha256"] == load_model(folder / "task-000.yaml").sha256
+    text = (folder / "task-000.rows.json").read_text()
+    assert "null" not in "".join(line for line in text.splitlines() if '"plan"' in line)
+
+
+@pytest.mark.parametrize("seed", [3, 4], ids=["weighted", "sequences"])
+def test_random_plans_of_a_drawn_model_train(seed: int) -> None:
+    """What the planners are compared on runs, weighted features and sequences included."""
+    model = draw_model("shapes", seed).with_batch_size(16)
+    plans = random_plans(seed, model, a_topology(), 4)
+    rows = run_bench(Job(model, plans, rounds=1, block=1, warmup=0))
+    assert rows is not None
+    assert rows.names == list(plans)
+    assert len(rows.rounds) == 1
+
+
+KINDS = {
+    "random plans",
+    "plans with one table or shard moved",
+    "neighbours in a local search",
+    "random plans in all of 16 scenarios",
+}
+
+
+def test_json_holds_every_kind(run, model: Path) -> None:
+    done = run("score", model, "--gpus", 2, "--count", 20, "--repeat", 3, "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert (data["world_size"], data["count"], data["repeat"]) == (2, 20, 3)
+    assert data["kinds"].keys() == KINDS
+    for kind in data["kinds"].values():
+        assert len(kind["samples_s"]) == 3
+        assert kind["per_second"] == pytest.approx(20 / sorted(kind["samples_s"])[1])
+    times = {name: kind["per_second"] for name, kind in data["kinds"].items()}
+    ratio = times["random plans"] / times["random plans in all of 16 scenarios"]
+    assert data["scenarios_cost"] == pytest.approx(ratio)
+    assert data["machine"].keys() >= {"cores", "python", "load_average"}
+
+
+def test_the_console_names_every_kind(run, model: Path) -> None:
+    done = run("score", model, "--gpus", 2, "--count", 5, "--repeat", 1)
+    assert done.code == 0, done.err
+    *lines, last = done.out.splitlines()
+    assert last.endswith("times the time of a plan: the same in all scenarios")
+    assert {line.split(": ")[1] for line in lines} == KINDS
+    assert all(float(line.split()[0].replace(",", "")) > 0 for line in lines)
+
+
+@pytest.mark.parametrize("flags", [("--count", 0), ("--repeat", 0), ("--count", 10**7)])
+def test_numbers_out_of_range_are_refused(run, model: Path, flags: tuple[str, int]) -> None:
+    done = run("score", model, "--gpus", 2, *flags)
+    assert done.code == 2
+    assert f"{flags[0][2:]} is {flags[1]}" in done.err
+
+
+def test_nothing_that_fits_is_said_so(run, model: Path) -> None:
+    done = run("score", model, "--gpus", 2, "--hbm-gib", 0.001, "--ddr-gib", 0.001)
+    assert done.code == 3, done.err
+
+
+SUITE = """\
+schema: 1
+torchrec_limit_s: 30
+variant_limit_s: 30
+rival_limit_s: 10
+instances:
+  - {tables: 5, gpus: 2, fill: 0.5, seeds: [1]}
+"""
+
+
+@pytest.mark.slow
+def test_a_suite_is_run_and_taken_up_again(run, tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    suite, rows, page = tmp_path / "s.yaml", tmp_path / "r.csv", tmp_path / "b.md"
+    suite.write_text(SUITE)
+    words = ("search", suite, "-o", rows, "--effort", 0.05)
+    some = run(*words, "--planners", "torchrec,neuroshard")
+    assert some.code == 0, some.err
+    assert "2 of 2: 5x2-fill50-1, neuroshard" in some.err
+    done = run(*words, "--write-docs", page)
+    assert done.code == 0, done.err
+    assert "1 of 8: 5x2-fill50-1, torchrec dynamic" in done.err
+    assert "By TorchRec's rating" in done.out
+    assert page.read_text().startswith("# Benchmarks of the search")
+    assert rows.read_text().count("5x2-fill50-1") == 10
+    before = rows.read_bytes()
+    again = run(*words, "--quiet")
+    assert (again.code, again.err) == (0, "")
+    assert rows.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("s.yaml",), "-o"),
+        (("s.yaml", "-o", "r.csv", "--planners", "torchrek"), "did you mean 'torchrec'"),
+        (("none.yaml", "-o", "r.csv"), "none.yaml: no such instances file"),
+    ],
+)
+def test_bad_flags_of_a_suite(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], told: str
+) -> None:
+    pytest.importorskip("torchrec")
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(SUITE)
+    done = run("search", *words)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(transformers, "run_transformers", lambda *words: found.append(words[:3]))
+    return found
+
+
+def test_what_is_asked_is_handed_on(run: Callable, asked: list[tuple[Any, ...]]) -> None:
+    assert run("transformers", "-o", "there", "--rounds", 3, "--ranks", "2").code == 0
+    assert run("transformers", "--output", "there").code == 0
+    assert asked == [(Path("there"), 3, (2,)), (Path("there"), 8, (1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ranks", "4"), "--ranks is '4'; give 1, 2 or 1,2"),
+        (("--ranks", ""), "--ranks is ''"),
+        (("--rounds", "0"), "rounds is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    run: Callable, asked: list[tuple[Any, ...]], words: tuple[str, ...], said: str
+) -> None:
+    done = run("transformers", "-o", "there", *words)
+    assert done.code == 2
+    assert said in " ".join(done.err.split())
+    assert not asked
