@@ -253,10 +253,10 @@ def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path
     assert found["mape"] == pytest.approx(np.mean(errors))
     assert found["scores"]["picking"]["rows"][0]["tasks"] == 2
     text = page.read_text()
-    assert "### truth against truth" in text
-    assert "| batch-1 task-001 | loopback | base | 45 | 4 |" in text
-    assert "versions of the predictor were tried" in text
-    assert "table_wise_by_lookups | TW |" not in text
+    assert "(accuracy/torchrec-cpu-tasks.csv)" in text
+    tables = tmp_path / "accuracy"
+    assert (tables / "torchrec-cpu-truth-against-truth.csv").is_file()
+    assert "batch-1 task-001,loopback,base,45,4," in (tables / "torchrec-cpu-tasks.csv").read_text()
     assert app.main(words) == 0
     assert "picking" in capsys.readouterr().out
 
