@@ -129,7 +129,7 @@ def test_what_each_row_comes_from(copies: Path) -> None:
     assert digests() == digests()
     everything = {TORCHREC, SHARDOPT, RATED, RANDOM}
     assert changed(copies, "search/solve.py") == everything - {TORCHREC}
-    assert changed(copies, "search.baselines.torchrec_planner.py") == everything
+    assert changed(copies, "search/baselines/torchrec_planner.py") == everything
     assert changed(copies, "predictor/predict.py") == everything
     assert changed(copies, "predictor/hardware/profiles/h100-sxm.yaml") == everything
     (copies / "search/notes.txt").write_text("no code")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.fit.public_tables import GEMM_FILE, by_split, read_gemm
+from lab.validate.public_tables import GEMM_FILE, by_split, read_gemm
 from predictor.hardware.loader import load_hardware
 from shardopt.calibrate.fitting import gmae
 from shardopt.calibrate.products import fit_gemm, gemm_errors
