@@ -186,16 +186,6 @@ MOST_COLUMNS = 9
 """More do not fit side by side on a console."""
 
 
-def scores_markdown(scores: Scores) -> Iterator[str]:
-    """Lines of the page."""
-    yield f"\n### {scores.name}\n"
-    if scores.about:
-        yield f"{scores.about}\n"
-    yield "| " + " | ".join(title for title, _ in scores.columns) + " |"
-    yield "|" + "---|" * len(scores.columns)
-    yield from ("| " + " | ".join(row) + " |" for row in _shown(scores))
-
-
 def _shown(scores: Scores) -> Iterator[list[str]]:
     kinds = [kind for _, kind in scores.columns]
     for row in scores.rows:
