@@ -69,7 +69,8 @@ test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldes
 	  test -d $$folder || $(PIP) --no-deps --target $$folder torchrec==$$version; \
 	  echo "torchrec $$version"; \
 	  PYTHONPATH=$$folder $(BIN)/python -m pytest -m "not slow" \
-	    tests/shardopt/torchrec tests/torchrec_parity tests/distributed/test_training.py; \
+	    tests/shardopt/torchrec tests/torchrec_parity tests/distributed/test_training.py \
+	    tests/distributed/test_optimizers.py; \
 	done
 
 # Needs a checkout of https://github.com/meta-pytorch/torchrec; docs/hook.md lists what differs.
