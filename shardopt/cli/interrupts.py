@@ -47,11 +47,17 @@ def remember_interrupts() -> Iterator[list[int]]:
             end_at_once(signal.SIGTERM if terminated else number)
         raise KeyboardInterrupt
 
+    def terminate(number: int, frame: FrameType | None) -> None:
+        terminated.append(number)
+        handle(number, frame)
+
     ours = _ours()
     before = {number: signal.getsignal(number) for number in ours}
     if signal.SIGINT in ours:
         signal.signal(signal.SIGINT, handle)
-    with _sigterm_as_sigint(terminated) if signal.SIGTERM in ours else nullcontext():
+    elif signal.SIGTERM in ours:  # a shell ignores SIGINT in what it starts in the background
+        signal.signal(signal.SIGTERM, terminate)
+    with _sigterm_as_sigint(terminated) if len(ours) == len(DEFAULTS) else nullcontext():
         try:
             yield seen
         finally:

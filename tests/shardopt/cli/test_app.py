@@ -392,3 +392,27 @@ def test_the_contract_of_commands_lists_all_of_them() -> None:
     (listed,) = (c["modules"] for c in contracts["contracts"] if c["type"] == "independence")
     ours = {module for module in listed if module.startswith("shardopt.")}
     assert ours == modules(typer.main.get_command(app))
+
+
+def test_sigterm_ends_what_a_shell_started_in_the_background() -> None:
+    """There SIGINT is ignored, and a SIGTERM that is passed on as one would be lost."""
+    code = """
+import time
+from shardopt.cli.interrupts import remember_interrupts
+with remember_interrupts() as seen:
+    print(flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise SystemExit(seen[0])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
