@@ -400,8 +400,8 @@ def test_sigterm_ends_what_a_shell_started_in_the_background() -> None:
 import time
 from shardopt.cli.interrupts import remember_interrupts
 with remember_interrupts() as seen:
-    print(flush=True)
     try:
+        print(flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         raise SystemExit(seen[0])
