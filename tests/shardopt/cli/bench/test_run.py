@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardopt.bench import run as bench_run
+from shardopt.calibrate import profile as profile_of
 from shardopt.cli.app import main
 
 MODEL = """
@@ -34,6 +35,7 @@ def test_a_profile_of_another_machine_and_runtime_is_told_in_a_line_each(
     shown = " ".join(capsys.readouterr().out.split())
     assert "hardware mine: its calibration is usable (it was loud)" in shown
     monkeypatch.setattr(bench_run, "run_bench", lambda *_, **__: None)
+    monkeypatch.setattr(profile_of, "measured_on", lambda _: ("another machine",))
     assert main(["bench", "run", str(model), str(plan), *words[1:], "-o", str(tmp_path / "r")]) == 0
     lines = capsys.readouterr().err.splitlines()
     for said in ("was measured on", "measured in the tuned runtime", "its calibration is usable"):
