@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 MODEL := configs/models/dlrm_dcnv2_criteo1tb.yaml
 
 # torch is pinned once, in pyproject.toml. torchrec comes last and alone: its metadata asks for the
-# CUDA wheel of fbgemm, which would overwrite the CPU one (docs/decisions/0004).
+# CUDA wheel of fbgemm, which would overwrite the CPU one (decision 0003).
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 TORCHREC := torchrec==1.8.0
 OTHER_TORCHRECS := 1.7.0 1.9.2

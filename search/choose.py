@@ -12,7 +12,7 @@ slowest rank with what it waits for. Where the host sets the pace, thousands of 
 search knows nothing of what their devices do. There a local search looks for the tied plan with the
 least such time.
 
-Why: docs/decisions/0064.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations

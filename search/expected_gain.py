@@ -12,7 +12,7 @@ Sane plans are those that a search returns and those of other methods, but for a
 none of them is worse than the best one by more than the known errors of the costs could hide,
 time is better spent on something else than on sharding.
 
-Why: docs/decisions/0040.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations

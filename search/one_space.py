@@ -1,7 +1,7 @@
 """The search of one space: candidates, improvement, preference, bound. `search.solve` reads first.
 
 Under a ceiling of time every stage has a share of what is left when it begins, so that there are a
-plan and a bound whenever time is up (docs/decisions/0062).
+plan and a bound whenever time is up (docs/decisions/0029-time-of-a-search.md).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Late = Callable[..., bool]
 EVALUATIONS = 40_000
 BEYOND = 0.05
 """Share of it where a plan takes long to score and one change gains little: packing has the time
-(docs/decisions/0056)."""
+(docs/decisions/0028-plans-from-the-bound.md)."""
 IMPROVED = 4
 """Candidates that local search starts from."""
 TURNS = 2

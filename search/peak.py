@@ -4,7 +4,7 @@ A search adds the bytes of shards to those of everything else. An iteration may 
 blocks of uneven sizes leave gaps. Where the best plan does not fit at its peak, the search runs
 again with that much less for shards.
 
-Why: docs/decisions/0061.
+Why: docs/decisions/0014-memory.md.
 """
 
 from __future__ import annotations

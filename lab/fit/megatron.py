@@ -3,7 +3,7 @@
 The rows are the hundred of vTrain's one-node table whose configurations have the smallest SHA-256.
 Least squares of the log errors with a soft L1 loss, since a few configurations lie 20 % and more
 off whatever the constants are. It prints what `predictor/hardware/runtimes/megatron.yaml` holds,
-and the error on the rows left out. Rows are sums of timings (docs/decisions/0018), so with
+and the error on the rows left out. Rows are sums of timings (decision 0017), so with
 ``--by-timing`` it also leaves out every timing in turn, with all rows that are sums of it, and
 prints the error on those; this takes minutes.
 """

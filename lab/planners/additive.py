@@ -10,7 +10,7 @@ ranks    greedy, then moves and swaps of shards                        (search.i
 tables   on the costliest ranks come back under other options
 (lab.planners.additive)
 
-Why: docs/decisions/0026.
+Why: docs/decisions/0033-baselines.md.
 """
 
 from __future__ import annotations

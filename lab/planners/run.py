@@ -1,7 +1,7 @@
 """The planners that are compared, and what their plans are worth by two objectives.
 
 The objectives are the predicted iteration time and TorchRec's own rating. Only TorchRec's planners
-import it: where torch is loaded, our search takes one core (docs/decisions/0069).
+import it: where torch is loaded, our search takes one core (decision 0029).
 """
 
 from __future__ import annotations

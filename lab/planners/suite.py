@@ -1,7 +1,7 @@
 """Every planner on every instance of a suite, row by row; what is there is not run again unless
 the code that it comes from has changed.
 
-Why: docs/decisions/0026.
+Why: docs/decisions/0033-baselines.md.
 """
 
 from __future__ import annotations

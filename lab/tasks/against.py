@@ -5,7 +5,7 @@ runs with its defaults. Ours runs twice: on the calibration of the task set, whi
 iteration is part of, and on the shipped profile, as whoever does not calibrate would. Plans drawn
 at random run beside them, to tell how much of the error comes from choosing.
 
-Why: docs/decisions/0028, docs/decisions/0037.
+Why: docs/decisions/0024-gains.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each has TorchRec's plan and ours, and structures that need no search. Ours is searched on the
 calibration of the task set, which no measured iteration is part of.
 
-Why: docs/decisions/0055.
+Why: docs/decisions/0012-dense-parts-tested-by-running.md.
 """
 
 from __future__ import annotations

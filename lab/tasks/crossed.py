@@ -7,7 +7,7 @@ exchange of outputs waits for one of them: the iteration takes the sum of the ma
 largest sum is what it would take if nobody waited. Other plans of the same tables, in which all
 ranks are alike or the same one is always last, tell the waiting from errors about the tables.
 
-Why: docs/decisions/0039.
+Why: docs/decisions/0004-timeline.md.
 """
 
 from __future__ import annotations

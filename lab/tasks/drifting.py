@@ -6,7 +6,7 @@ stated errors, as whoever plans on a shipped profile does: the fastest, and that
 over windows and draws of the errors. All are run in all windows, on the machine as it is. Plans
 that are the same up to a renaming of ranks are run once, under both names.
 
-Why: docs/decisions/0065.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the software did by date is in `lab.runtimes.examples`. Rows are apart by precis
 what they fuse: the table says that from 2021 on CUDA graphs launch the kernels and fused kernels
 run the MLPs. Nothing was fitted on any row.
 
-Why: docs/decisions/0046.
+Why: docs/decisions/0017-megatron-and-examples.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `lab.validate.report` says what the errors are.
 
-Why: docs/decisions/0047.
+Why: docs/decisions/0005-profiles-intervals-labels.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ of a sweep.
 
 A pass that is timed alone waits for the host that issues it.
 
-Why: docs/decisions/0042.
+Why: docs/decisions/0007-lookups-on-gpus.md.
 """
 
 from __future__ import annotations

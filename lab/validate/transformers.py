@@ -54,7 +54,7 @@ COLUMNS = {
 }
 """Columns of the one-node table -> those of the other."""
 TIMED = ("hidden_size", "attention_heads", "sequence_length", "tensor_parallel", "micro_batch")
-"""Columns that say of which timings a row of one node is a sum (docs/decisions/0018)."""
+"""Columns that say of which timings a row of one node is a sum (decision 0017)."""
 TIMES = ("iteration_ms", "iteration time (ms)")
 MOST_PASSES = 10**6
 """Micro-batches times stages; the largest published have 12 288."""

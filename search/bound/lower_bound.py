@@ -8,7 +8,7 @@ Where such a program is solved, its plans are divided at an exchange: those that
 that do not (branch and bound, Land and Doig 1960). What has the least bound is refined first, so
 the bound is the best that is known at any time, and ends at a single set of exchanges.
 
-Why: docs/decisions/0003, docs/decisions/0070, docs/decisions/0079.
+Why: docs/decisions/0026-bound.md, docs/decisions/0029-time-of-a-search.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ covers the tables by patterns (Gilmore and Gomory 1961), the maximum from a knap
 one option a table, whose proven bound is what counts (Farley 1990). Docs: docs/model.md, chapter
 15.
 
-Why: docs/decisions/0057.
+Why: docs/decisions/0027-bound-by-rank.md.
 """
 
 from __future__ import annotations

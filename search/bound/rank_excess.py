@@ -6,7 +6,7 @@ longest shard of each table, beside its shards of the tables that every rank has
 segment takes at least that. And ranks without any launch have nothing to do, so those that launch
 have at least the mean, and the floor of a launch.
 
-Why: docs/decisions/0030, docs/decisions/0063.
+Why: docs/decisions/0026-bound.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ and may use others; `search.bound.lower_bound` minimises over the plans. An oper
 may do without only passes on what came before it on its stream, and what it would have waited for,
 and takes the part of its time that grows with its loads.
 
-Why: docs/decisions/0003, docs/decisions/0070.
+Why: docs/decisions/0026-bound.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ shorter by more. The norm of a high power over the ranks does both. Near a plan 
 sum over ranks of these powers does, weighed by its slope, so that a change costs no more to score
 than with targets.
 
-Why: docs/decisions/0023.
+Why: docs/decisions/0028-plans-from-the-bound.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the sum of these contributions over all ranks is worth. So a change costs no mor
 two ranks that it touches, and thousands are scored in one step. `search.improve.balance` and
 `search.improve.packing` each bring a cost.
 
-Why the shards of two ranks are divided: docs/decisions/0077.
+Why the shards of two ranks are divided: docs/decisions/0028-plans-from-the-bound.md.
 """
 
 from __future__ import annotations

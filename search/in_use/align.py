@@ -5,7 +5,7 @@ together. Of all such renamings, the one that keeps most bytes is a matching at 
 within a domain, domains within a host, hosts. What depends on rank names (row splits of ids in
 frequency order, memory caps, constraints on ranks) is checked afterwards.
 
-Why: docs/decisions/0024.
+Why: docs/decisions/0031-plan-in-use.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Which moves TorchRec can make while a job runs, and why it cannot make the other
 `update_shards`, torchrec/distributed/sharding/dynamic_sharding.py) was seen to fail, to hang or to
 lose optimizer state for all that is named here (tests/distributed/test_live.py).
 
-Why: docs/decisions/0059.
+Why: docs/decisions/0031-plan-in-use.md.
 """
 
 from __future__ import annotations

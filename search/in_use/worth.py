@@ -3,7 +3,7 @@
 Over a horizon of ``N`` steps a plan costs ``iteration_ms + move_ms / N`` a step; the plan in use
 has no move. Tables whose own move costs more than it gains go back where they were.
 
-Why: docs/decisions/0059.
+Why: docs/decisions/0031-plan-in-use.md.
 """
 
 from __future__ import annotations

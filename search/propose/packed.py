@@ -12,7 +12,7 @@ over the ranks (`search.improve.cycle_cuts`), each at least the mean rank's load
 the rank with the longest shard of a table has. These rows join those of the bound, and what is
 rounded is placed and packed in turn: choosing options and placing them take turns.
 
-Why: docs/decisions/0075, docs/decisions/0078.
+Why: docs/decisions/0028-plans-from-the-bound.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Which set holds the best plan the bounds alone do not tell: every exchange adds 
 ranks, which its program knows nothing of. So the plans of many sets are placed and scored, and the
 best of them are balanced.
 
-Why: docs/decisions/0020, docs/decisions/0056, docs/decisions/0078.
+Why: docs/decisions/0028-plans-from-the-bound.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A scenario is an ordinary problem with a name and a weight. So the bound of a scenario is proved,
 and its best plan is searched, by the code that does so for the problem as given.
 
-Why: docs/decisions/0064.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations

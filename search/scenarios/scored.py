@@ -6,7 +6,7 @@ the search as given, those of the search over scenarios, and those of a short lo
 few scenarios that order plans most unlike the others. How far the best known is from the best there
 is, the scenario's lower bound says.
 
-Why: docs/decisions/0064.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RatedPlans:
 
         Plans are chosen by a few draws, or by costs as predicted, and look best under these. So
         both are compared under draws that neither was chosen by, where regret is against the
-        better one of the two (docs/decisions/0071).
+        better one of the two (docs/decisions/0030-choosing-among-plans.md).
         """
         plans = [plan, other]
         times = self.scorer.score_again(plans, FRESH) + self._added(plans)[:, None, None]

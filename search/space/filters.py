@@ -17,7 +17,7 @@ from search.space.option import Option, PrunedOption, Space
 
 AMPLE = 0.7
 """Share of all device memory below which everything fits without host memory
-(docs/decisions/0005)."""
+(docs/decisions/0025-space.md)."""
 ROW_SPLIT = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
@@ -200,7 +200,7 @@ def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
 
     Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
     output of the module unless all its tables are row-split, and not at all under GRID
-    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0006).
+    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md).
     FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart.
     """
     pruned = list(space.pruned)

@@ -6,7 +6,7 @@ study     which setting comes next, and what is kept of a trial for any worker t
 storage   where the study lives
 trial     a setting is ruled out by its bound, or searched
 
-Why: docs/decisions/0025.
+Why: docs/decisions/0032-tuning.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ another user or of other code is not there, and a cache that cannot be placed, r
 cache. Entries appear whole, so that several processes may write and read at once; the least
 recently used ones go when there are too many.
 
-Why: docs/decisions/0066.
+Why: docs/decisions/0031-plan-in-use.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long our search and TorchRec's planner take, and what the two plans are worth.
 
 TorchRec's planner runs in processes of its own: where torch is loaded, our search takes one core
-(docs/decisions/0069).
+(docs/decisions/0029-time-of-a-search.md).
 """
 
 from __future__ import annotations

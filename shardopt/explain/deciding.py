@@ -5,7 +5,7 @@ are known under factors on the times of each group, over `REACH` stated errors e
 another plan gains, the factor at which the two change places is bisected on a profile with that
 group scaled, and what the other one gains is predicted in full.
 
-Why: docs/decisions/0065.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations

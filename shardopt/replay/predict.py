@@ -3,7 +3,7 @@
 It reads the benchmark's data files: which ops, on which shapes, in which order. The program is
 neither parsed nor run, so that whoever is sent a benchmark can predict it before trusting it.
 
-Why: docs/decisions/0020.
+Why: docs/decisions/0028-plans-from-the-bound.md.
 """
 
 from __future__ import annotations

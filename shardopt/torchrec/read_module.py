@@ -217,7 +217,7 @@ def _features(
     ]
     if given is not None and len(given) != len(names):
         # what TorchRec counts: it never looks at how many features the table has
-        # (docs/decisions/0048)
+        # (docs/decisions/0034-hook.md)
         weights = zip(given, poolings or ones, batches, strict=True)
         share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
         logger.warning(

@@ -4,7 +4,7 @@ Their dense parts are captured from the modules that ran (`lab.tasks.architectur
 constants are those of the calibration made before the tasks. Beside the prediction stands what the
 same dense part is predicted to take if only its linear layers are known, each once a sample.
 
-Why: docs/decisions/0055.
+Why: docs/decisions/0012-dense-parts-tested-by-running.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shardopt.calibrate.fitting import mape
 NAME = "architectures"
 PLANS, SEEN = "plans blind", "plans looked at"
 LOOKED_AT = frozenset({"2026-11-22-plain"})
-"""Task sets of which profiles of ranks said what the predictor missed (decision 60)."""
+"""Task sets of which profiles of ranks said what the predictor missed (decision 0012)."""
 DLRM = "dlrm"
 BESIDE = 0.7
 """Cores that other work may keep busy in a round that counts. The committed rounds ran on a machine
@@ -110,7 +110,7 @@ def validate_architectures(folder: Path) -> Report:
             f"other work kept no more than {BESIDE:g} of a core busy; it had what the ranks left, "
             "which went first by their priority",
             f"'{PLANS}': models drawn, and predicted once, after the predictor was complete; ranks "
-            f"that ran some of '{SEEN}' were profiled before (decision 60)",
+            f"that ran some of '{SEEN}' were profiled before (decision 0012)",
             "predicted from the calibration of the task set and from the dense part as it was "
             "captured, without using any iteration of a task; corrected for drift of the machine "
             "as in torchrec-cpu",
@@ -136,7 +136,7 @@ def _predict(batch: TaskSet, task: MeasuredTask) -> ArchitectureTask:
 def linears_alone(workload: Workload, linears: Sequence[Sequence[int]]) -> Workload:
     """The model as if its dense part were linear layers, each run once for a sample.
 
-    That was all that was known of a module before its ops were captured (decision 50).
+    That was all that was known of a module before its ops were captured (decision 0011).
 
     Args:
         linears: (in, out) of every layer; a DLRM, whose layers are known, needs none.

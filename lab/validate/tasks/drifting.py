@@ -5,7 +5,7 @@ Task sets are those of `lab.tasks.drifting`. Every round runs every plan in ever
 so that ratios are of times within seconds of each other. The first set ran plans of perturbed
 profiles in the first window alone; two plans are compared in the windows that both ran in.
 
-Why: docs/decisions/0065, docs/decisions/0071.
+Why: docs/decisions/0030-choosing-among-plans.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a plan saves of the time of TorchRec's plan of the same task, foretold and measured.
 
-Why: docs/decisions/0037, docs/decisions/0041.
+Why: docs/decisions/0024-gains.md.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
 
     Only where this sum is what decides may it be held against plans: whole tables, so that all
     plans launch and exchange the same number of times, and batches large enough for the kernels to
-    outlast their launches. Other cases, and where TorchRec's sums do better: decision 27.
+    outlast their launches. Other cases, and where TorchRec's sums do better: decision 0034.
     """
     model, told = Model(*BAGS), factors(**FACTORS)
     problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
