@@ -119,20 +119,37 @@ def _start(
     process = multiprocessing.get_context("fork").Process(
         target=_serve, args=(piece, shared, there), daemon=True
     )
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        with warnings.catch_warnings():
+        with _later(), warnings.catch_warnings():
             # threads that this process has are those of numpy and of the progress shown
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
-        running[here] = number, process
+            running[here] = number, process
     except OSError:
         here.close()
         return False
     finally:
         there.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return True
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """A Ctrl-C that comes while the block forks is handled after it: what a handler raises inside
+    the callbacks of a fork is lost, and a child has no handler of its own yet."""
+    came: list[int] = []
+    ours = threading.current_thread() is threading.main_thread()
+    # another thread may take what this one blocks, but the child has this one alone
+    handler = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if ours else None
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if ours:
+            signal.signal(signal.SIGINT, handler)
+            for _ in came:
+                signal.raise_signal(signal.SIGINT)
 
 
 def _received(pipe: Connection) -> bytes | None:

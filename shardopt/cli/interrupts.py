@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from threading import Thread, current_thread, main_thread
+from threading import Thread, Timer, current_thread, main_thread
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 MESSAGES = {EXIT_INTERRUPTED: "interrupted", EXIT_TERMINATED: "terminated"}
+AGAIN_S = 0.01
 PATIENCE = 2
 """Interrupts that raise; a command asked more often ends without cleaning up."""
 DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -40,8 +42,19 @@ def remember_interrupts() -> Iterator[list[int]]:
     KeyboardInterrupt all the same."""
     seen: list[int] = []
     terminated: list[int] = []
+    last: list[int] = []
+    hook = sys.unraisablehook
+
+    def again(lost: sys.UnraisableHookArgs) -> None:
+        """What is raised inside a finalizer, or a callback of a fork, is lost: it comes again."""
+        if not (seen and last and issubclass(lost.exc_type, KeyboardInterrupt)):
+            hook(lost)
+            return
+        seen.pop()
+        Timer(AGAIN_S, os.kill, (os.getpid(), last[0])).start()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        last[:] = [number]
         seen.append(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
         if len(seen) > PATIENCE:
             end_at_once(signal.SIGTERM if terminated else number)
@@ -58,9 +71,11 @@ def remember_interrupts() -> Iterator[list[int]]:
     elif signal.SIGTERM in ours:  # a shell ignores SIGINT in what it starts in the background
         signal.signal(signal.SIGTERM, terminate)
     with _sigterm_as_sigint(terminated) if len(ours) == len(DEFAULTS) else nullcontext():
+        sys.unraisablehook = again
         try:
             yield seen
         finally:
+            sys.unraisablehook = hook
             for number, handler in before.items():
                 if handler is not end_at_once:  # the whole process is this command's otherwise
                     signal.signal(number, handler)

@@ -259,6 +259,30 @@ def test_an_interrupted_search_writes_the_best_plan_so_far(
     assert main(["predict", str(model), str(tmp_path / "plan.json")]) == 0
 
 
+def test_an_interrupt_inside_a_finalizer_is_not_lost() -> None:
+    """There Python ignores what a handler raises."""
+    code = (
+        "import os, signal, time\n"
+        "from shardopt.cli.interrupts import remember_interrupts\n"
+        "class Ends:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT); time.sleep(0)\n"
+        "with remember_interrupts() as seen:\n"
+        "    try:\n"
+        "        Ends()\n"
+        "        time.sleep(30)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print(seen)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.stdout, done.returncode) == ("[130]\n", 0), done.stderr
+
+
 @pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path) -> None:
     process = searching(model, tmp_path / "plan.json")
