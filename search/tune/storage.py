@@ -20,6 +20,7 @@ from sqlalchemy.exc import (
     ArgumentError,
     IntegrityError,
     NoSuchModuleError,
+    OperationalError,
     ProgrammingError,
     SQLAlchemyError,
 )
@@ -110,8 +111,11 @@ def _open_database(url: str) -> SharedStorage:
                         ),
                     )
                 return SharedStorage(storage, name)
-            except (IntegrityError, ProgrammingError):
-                if not left:
+            except (IntegrityError, OperationalError, ProgrammingError) as error:
+                # another worker makes the tables at the same time; what is refused stays so
+                if not left or (
+                    isinstance(error, OperationalError) and "already exists" not in str(error)
+                ):
                     raise
                 time.sleep(0.2)
             except NoSuchModuleError:

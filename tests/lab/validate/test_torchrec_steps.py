@@ -204,7 +204,7 @@ def test_rows_are_predicted_skipped_and_put_apart(tmp_path: Path) -> None:
 def test_public_rows() -> None:
     report = validate_torchrec_steps(FULL)
     assert not report.skipped
-    assert len(report.rows) == 34
+    assert len(report.rows) == 37
     # a cold loop takes longer than steady steps
     cold = [row for row in report.rows if row.part == COLD]
     assert all(row.predicted_ms < row.measured_ms for row in cold)

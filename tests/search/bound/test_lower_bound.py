@@ -15,7 +15,7 @@ from search.bound import choices as bound_choices
 from search.bound import lower_bound as bounds
 from search.bound.choices import BoundChoices
 from search.bound.exchange_set import ExchangeSet
-from search.bound.lower_bound import LowerBound
+from search.bound.lower_bound import LowerBound, UnsoundBoundError
 from search.objective import Objective
 from search.solve import solve
 from search.stop import Stop
@@ -194,7 +194,10 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
     objective = unlimited(3)
     full = bound_of(objective)
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    assert bound.solve(3000, upper_ms=0.5 * full) <= 0.5 * full
+    known = 1.02 * full
+    assert bound.solve(3000, upper_ms=known) <= known
+    with pytest.raises(UnsoundBoundError):  # no such plan can be known
+        LowerBound(objective.problem, objective.space, objective.scorer).solve(3000, 0.5 * full)
     asked: list[float] = []
 
     def at_once(so_far: float) -> bool:

@@ -185,8 +185,11 @@ def test_an_interrupt_during_imports_is_the_interrupt(model: Path, after_s: floa
         shown, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, shown) == (130, ""), said
-    assert said == "shardopt: error: interrupted\n"
+    assert process.returncode == 130, said
+    assert said.endswith("shardopt: error: interrupted\n")
+    assert "Traceback" not in said
+    if not shown:  # else the search had begun, and its best plan was shown
+        assert said == "shardopt: error: interrupted\n"
 
 
 def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> None:
