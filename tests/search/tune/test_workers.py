@@ -82,7 +82,9 @@ def test_a_killed_worker_on_a_database(tmp_path: Path) -> None:
     if not any("failed_trial" in t.system_attrs for t in after):
         # the other was done before the heartbeat was missed for long enough
         time.sleep(4)  # longer than the worker's grace
-        assert start(storage, "s", -1, TRIALS + 1).wait(60) == 0
+        another = start(storage, "s", -1, TRIALS + 1)
+        _, errors = another.communicate(timeout=60)
+        assert another.returncode == 0, errors
         after = a_tuning(storage, "s", TRIALS + 1).study.get_trials()
     (again,) = (t for t in after if "failed_trial" in t.system_attrs)
     stale = after[again.system_attrs["failed_trial"]]
