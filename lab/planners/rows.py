@@ -354,14 +354,6 @@ def gaps(instances: Mapping[str, InstanceRows], planner: str, value: Value) -> l
     return found
 
 
-def by_memory(instances: Mapping[str, InstanceRows]) -> dict[str, dict[str, InstanceRows]]:
-    """The instances, loose, tight and packed apart."""
-    found: dict[str, dict[str, InstanceRows]] = {}
-    for name, rows in instances.items():
-        found.setdefault(next(iter(rows.values())).memory, {})[name] = rows
-    return found
-
-
 def planners_of(instances: Mapping[str, InstanceRows]) -> Sequence[str]:
     """Every planner that has a row."""
     return list(dict.fromkeys(name for rows in instances.values() for name in rows))
