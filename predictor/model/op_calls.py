@@ -182,7 +182,7 @@ class DenseProgram:
         return replace(
             self,
             backward=(*self.backward, *map(Gradient, lengths)),
-            optimizer=(*self.optimizer, OpCall("_foreach_add_", made, (), mutates=True)),
+            optimizer=(*self.optimizer, OpCall("_foreach_add_", made, parameters, mutates=True)),
             resident=(*self.resident, *parameters),
             state_bytes=self.state_bytes + states * 4 * sum(lengths),
         )

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
+from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.topology import ReplicaGroups, Topology
-from predictor.model.workload import Workload
+from predictor.model.workload import DenseArch, Workload
 from predictor.predict import Prediction, predict
 from predictor.units import format_bytes
 from search.choose import NOMINAL
@@ -42,6 +43,7 @@ from shardopt.torchrec.machine import (
     detect_hardware,
     find_replicas,
     problem_of,
+    profile_of_here,
     read_cluster,
     read_topology,
 )
@@ -125,6 +127,7 @@ class LastSearch:
         prediction: of that plan.
         changed: keys of the tables that callbacks changed.
         left: tables that shardopt has no model for, and why; TorchRec placed them.
+        stand_in: the profile is of another machine, as nobody named one and none of this is known.
     """
 
     problem: Problem
@@ -133,6 +136,7 @@ class LastSearch:
     prediction: Prediction
     changed: tuple[str, ...] = ()
     left: Mapping[TableKey, str] = field(default_factory=dict)
+    stand_in: bool = False
 
 
 def plan_of(options: list[ShardingOption], problem: Problem) -> OurPlan:
@@ -142,19 +146,57 @@ def plan_of(options: list[ShardingOption], problem: Problem) -> OurPlan:
 
 
 def describe(found: LastSearch) -> str:
-    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on."""
+    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on; an interval
+    where nothing that it would have to span is missing."""
     prediction, ranks = found.prediction, found.problem.topology.world_size
+    missing = [*_not_counted(found), *_of_another_machine(found)]
+    known = "" if missing else f" (90 %: {interval(prediction.interval_ms)} ms)"
     parts = [
         f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
-        f"{found.problem.hardware.name} (90 %: {interval(prediction.interval_ms)} ms)"
+        f"{found.problem.hardware.name}{known}"
     ]
     parts += _comparison(found)
     if found.left:
         parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
     if found.changed:
         parts.append(f"callbacks changed {', '.join(found.changed)}")
-    parts.append(f"constants: {prediction.provenance}")
-    return "; ".join(parts)
+    return "; ".join([*parts, *(missing or [f"constants: {prediction.provenance}"])])
+
+
+def _not_counted(found: LastSearch) -> list[str]:
+    """What a dense part that could not be captured leaves out, and how much that may be."""
+    workload = found.problem.workload
+    dense = workload.dense
+    if not (isinstance(dense, DenseArch) and dense.linears):
+        return []
+    busy = found.prediction.per_rank[0].busy_ms
+    counted = busy.get("dense_forward", 0.0) + busy.get("dense_backward", 0.0)
+    told = (
+        f"of the dense part only {plural(len(dense.linears), 'linear layer')} once a sample, "
+        f"{ms(counted)}; all else comes on top"
+    )
+    ids = max(
+        (f.lookups_per_sample for t in workload.tables if not t.is_pooled for f in t.features),
+        default=1.0,
+    )
+    if ids > 1:
+        told += f", such as {ms(counted * ids)} for layers that run on each of {ids:g} ids"
+    return [f"{told}: give example_inputs= or model="]
+
+
+def _of_another_machine(found: LastSearch) -> list[str]:
+    """What stands for the machine, and what the other shipped profiles of such devices say."""
+    if not found.stand_in:
+        return []
+    problem = found.problem
+    others = [
+        predict(problem.workload, problem.topology, profile, found.plan).iteration_ms
+        for profile in map(load_hardware, list_hardware())
+        if profile.device == problem.hardware.device
+    ]
+    low, high = min(others), max(others)
+    span = f", from {ms(low)} to {ms(high)} by the profiles of others" if low < high else ""
+    return [f"the constants are not of this machine{span}: give hardware="]
 
 
 def _comparison(found: LastSearch) -> list[str]:
@@ -442,7 +484,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         links = None if cluster is None else read_cluster(cluster, job or self._topology)
         if hardware is None and links is not None:
             _, hardware = hardware_of(links) or (None, None)
-        costs = detect_hardware(hardware, self._topology.compute_device)
+        device = self._topology.compute_device
+        costs = detect_hardware(hardware, device)
+        self._stand_in = hardware is None and profile_of_here(device) is None
         self._hardware, self._links = costs, links
         self._effort = 1.0 if effort is None else effort
         self._seed, self._objective = seed, objective
@@ -655,4 +699,5 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             predict(problem.workload, self._installed(problem), problem.hardware, plan),
             tuple(key for key, table in plan.tables.items() if table != before.tables[key]),
             left,
+            self._stand_in,
         )

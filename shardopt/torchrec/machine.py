@@ -173,14 +173,22 @@ def detect_hardware(given: str | HardwareProfile | None, device: str) -> Hardwar
                 f"Topology(compute_device='{profile.device}')"
             )
         return profile
+    seen = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     if device == "cpu":
         name, why = CPU_PROFILE, "the topology is of CPUs"
     else:
-        seen = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
-        name = (profile_of_device(seen) if seen else None) or DEFAULT_HARDWARE
+        name = profile_of_here(device) or DEFAULT_HARDWARE
         why = f"the GPU here is {seen}" if seen else "the default, as there is no GPU here"
     logger.info("using hardware profile %s (%s); hardware= selects another", name, why)
     return load_hardware(name)
+
+
+def profile_of_here(device: str) -> str | None:
+    """Name of the shipped profile of the devices of this host; None where there is none, so that
+    another machine's stands for it."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    return profile_of_device(torch.cuda.get_device_name(0))
 
 
 @dataclass(frozen=True)

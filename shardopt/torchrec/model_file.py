@@ -13,11 +13,11 @@ from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
 from predictor.model.workload import Table, Workload
 from shardopt.config.model import read_dense
-from shardopt.config.schema import DENSE_OPTIMIZERS, PIPELINES
+from shardopt.config.schema import PIPELINES
 from shardopt.config.write import with_digest, write_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.capture.capture import capture_dense
-from shardopt.torchrec.capture.step import GIVEN
+from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
 from shardopt.torchrec.logs import silence_torchrec
 from shardopt.torchrec.read_module import (
     Dense,
@@ -49,7 +49,7 @@ def to_yaml(
     default_pooling_factor: float | None = None,
     train_pipeline: str | None = None,
     dense_data_type: str | None = None,
-    dense_optimizer: str | None = None,
+    dense_optimizer: DenseOptimizer | None = None,
     example_inputs: Any = None,
     compute_device: str = "cuda",
     dense: Mapping[str, Any] | None = None,
@@ -72,7 +72,9 @@ def to_yaml(
         train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
         dense_data_type: of the products: ``fp32``, ``tf32``, or ``bf16`` for a forward that runs
             under autocast.
-        dense_optimizer: of the dense layers.
+        dense_optimizer: of the dense layers: ``sgd``, ``adagrad`` or ``adam``, which step all
+            parameters at once on GPUs; or what makes one of a list of parameters, such as
+            ``functools.partial(torch.optim.AdamW, fused=True)``.
         example_inputs: what the module's forward takes: a tuple, a mapping by parameter, or the
             only argument, on any device and of any batch size. None to make it from the features.
         compute_device: ``cuda`` or ``cpu``, where it is to run: attention with dropout is one op on
@@ -88,7 +90,8 @@ def to_yaml(
     """
     _check("train_pipeline", train_pipeline, PIPELINES)
     _check("dense_data_type", dense_data_type, DENSE_TYPES)
-    _check("dense_optimizer", dense_optimizer, DENSE_OPTIMIZERS)
+    if dense_optimizer is not None:
+        name_of_optimizer(dense_optimizer)
     _check("compute_device", compute_device, ("cuda", "cpu"))
     given = dict(constraints or {})
     chosen = list(get_default_sharders() if sharders is None else sharders)
@@ -143,7 +146,7 @@ def _given_dense(section: Mapping[str, Any]) -> Dense:
 
 
 def _guessed_dense(
-    dense: Dense, data_type: str | None, optimizer: str | None, example: Any
+    dense: Dense, data_type: str | None, optimizer: DenseOptimizer | None, example: Any
 ) -> dict[str, object]:
     """Notes on the dense part, and what would have said it."""
     if not isinstance(dense, CapturedDense):

@@ -38,7 +38,9 @@ from shardopt.torchrec.capture.step import (
     BACKWARD,
     OPTIMIZER,
     CapturedModule,
+    DenseOptimizer,
     Step,
+    name_of_optimizer,
     names_of,
     record_step,
     refuse_without_gradient,
@@ -171,7 +173,7 @@ def capture(
         forward=parts[0],
         backward=parts[1],
         optimizer=parts[2],
-        optimizer_name=subject.optimizer,
+        optimizer_name=name_of_optimizer(subject.optimizer),
         state_bytes=first.state_bytes,
         loss=first.loss,
         in_features=first.input_elements // batch_size,
@@ -380,7 +382,7 @@ def capture_dense(
     batch_size: int,
     *,
     example_inputs: Any = None,
-    optimizer: str = "sgd",
+    optimizer: DenseOptimizer = "sgd",
     data_type: str = "fp32",
     device: str = "cpu",
     scale: bool = True,
@@ -395,9 +397,10 @@ def capture_dense(
         batch_size: samples of a rank.
         example_inputs: what forward takes, as a tuple, a mapping by parameter, or the only
             argument; None to make it from the features.
-        optimizer: of the dense parameters.
+        optimizer: of the dense parameters, by its name or by what makes one.
         data_type: of products: ``fp32``, ``tf32``, or ``bf16`` to run forward under autocast.
-        device: type of the devices that are planned for; decides which attention there is.
+        device: type of the devices that are planned for; decides which attention there is, and how
+            an optimizer steps.
         scale: find out how sizes grow with the batch; else they hold for this batch alone.
 
     Raises:

@@ -7,7 +7,7 @@ lists the ops of a step or of a program without running them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -138,7 +138,8 @@ class Recorder(TorchDispatchMode):
         op = self.under_way = str(func._schema.name.removeprefix("aten::"))
         given = self.operands((args, kwargs))
         result = func(*args, **kwargs)
-        made = self.operands(result)
+        # foreach and fused ops give nothing back, but write into their lists
+        made = self.operands(_written(func, args, kwargs) if result is None else result)
         # what a lookup's backward was the last to read is gone after the op that follows it
         call = OpCall(_name(op, args), given, made, self.gone, mutates=func._schema.is_mutable)
         self.gone = ()
@@ -195,6 +196,18 @@ class OpClock(TorchDispatchMode):
         if func.namespace == "aten":
             self.ms.append((time.perf_counter_ns() - start) / 1e6)
         return result
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments that an op writes into, by its schema; it marks the gradients of fused optimizers,
+    too, into which those write only for a loss scaler."""
+    given = zip(func._schema.arguments, args, strict=False)
+    by_name = {argument.name: value for argument, value in given} | dict(kwargs)
+    return [
+        by_name[argument.name]
+        for argument in func._schema.arguments
+        if argument.is_write and argument.name in by_name and argument.name != "grads"
+    ]
 
 
 def _name(op: str, args: tuple[Any, ...]) -> str:

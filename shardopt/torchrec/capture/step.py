@@ -11,7 +11,7 @@ import copy
 import logging
 import os
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -284,6 +284,7 @@ DENSE_OPTIMIZERS: dict[str, Any] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
 }
+DenseOptimizer = str | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 GIVEN = "what forward gives back"
 LOUD = ("_subclasses.fake_tensor", "fx._symbolic_trace")
@@ -314,14 +315,16 @@ class CapturedModule:
     Args:
         names: of the embedding modules in the workload, by path; others are not noted.
         inputs: makes what forward takes.
+        optimizer: one of `DENSE_OPTIMIZERS`, or what makes one of a list of parameters.
         bf16: forward runs under autocast.
-        gpu: attention with dropout is one op, as on GPUs; on CPUs PyTorch has none for it.
+        gpu: attention with dropout is one op, as on GPUs, where PyTorch has one, and an optimizer
+            steps all parameters at once.
     """
 
     module: nn.Module
     names: dict[str, str]
     inputs: Maker
-    optimizer: str
+    optimizer: DenseOptimizer
     bf16: bool = False
     gpu: bool = False
 
@@ -359,7 +362,7 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool =
             if loss is not None:
                 loss.backward()
             del loss
-            stepped = None if sizes_only else _optimizer(copied, subject.optimizer)
+            stepped = None if sizes_only else _optimizer(copied, subject)
             recorder.mark(OPTIMIZER)
             if stepped is not None:
                 with recorder.pause():
@@ -372,11 +375,42 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool =
     return Step(recorder.recording, resident, state_bytes, how, elements)
 
 
-def _optimizer(module: nn.Module, name: str) -> torch.optim.Optimizer | None:
+def _optimizer(module: nn.Module, subject: CapturedModule) -> torch.optim.Optimizer | None:
     given = dict(in_backward_optimizer_filter(module.named_parameters()))
     used = [parameter for parameter in given.values() if parameter.grad is not None]
-    optimizer: torch.optim.Optimizer = DENSE_OPTIMIZERS[name](used, lr=0.01) if used else None
-    return optimizer
+    if not used:
+        return None
+    asked = subject.optimizer
+    made: torch.optim.Optimizer = (
+        DENSE_OPTIMIZERS[asked](used, lr=0.01) if isinstance(asked, str) else asked(used)
+    )
+    # what PyTorch takes for CUDA tensors where nobody asks (`_default_to_fused_or_foreach`); the
+    # fakes are of the CPU, for which it takes the loop
+    for group in made.param_groups if subject.gpu else ():
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    return made
+
+
+def name_of_optimizer(asked: DenseOptimizer) -> str:
+    """The one of `DENSE_OPTIMIZERS` that is asked for, or whose states are as many.
+
+    Raises:
+        InputError: there is none.
+    """
+    if isinstance(asked, str) and asked in DENSE_OPTIMIZERS:
+        return asked
+    made: Any = None
+    if callable(asked):
+        made = asked([nn.Parameter(torch.empty(0))])
+        for name, kind in [*DENSE_OPTIMIZERS.items(), ("adam", torch.optim.AdamW)]:
+            if isinstance(made, kind):
+                return name
+    raise InputError(
+        f"dense_optimizer is {asked if made is None else type(made).__name__!r}; allowed are "
+        f"{', '.join(DENSE_OPTIMIZERS)}, or what makes a torch.optim SGD, Adagrad, Adam or AdamW "
+        "of a list of parameters, such as functools.partial(torch.optim.AdamW, fused=True)"
+    )
 
 
 def find_loss(outputs: Any) -> tuple[torch.Tensor | None, str]:

@@ -46,6 +46,7 @@ from search.space.option import place
 from shardopt import from_torchrec, predict
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
+from shardopt.torchrec.hook import describe
 from shardopt.torchrec.options import to_options
 from tests.shardopt.api.windows import write_window
 from tests.shardopt.torchrec.hook_models import (
@@ -640,3 +641,23 @@ def test_a_fixed_reservation_is_told_where_nothing_fits() -> None:
         made.plan(Model(bag("huge", 10**7, 10**7)), SHARDERS)
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
     assert "0.5 GB per device" in str(caught.value)
+
+
+def said(**more: Any) -> str:
+    made = planner(scenarios="none", **more)
+    made.plan(Model(), SHARDERS)
+    assert made.found is not None
+    return describe(made.found)
+
+
+def test_what_is_missing_takes_the_place_of_the_interval() -> None:
+    known = said()
+    assert "90 %" in known
+    assert "constants: " in known
+    not_captured = said(example_inputs=object())
+    assert "2 linear layers" in not_captured
+    elsewhere = said(hardware=None)
+    assert re.search(r"not of this machine, from [\d.]+ ms to [\d.]+ ms", elsewhere)
+    for text in (not_captured, elsewhere):
+        assert "90 %" not in text
+        assert "constants: " not in text

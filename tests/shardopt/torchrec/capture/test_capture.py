@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from predictor.cost.ops.op_time import read_and_written
 from predictor.errors import InputError
 from predictor.model.captured import parse_size
 from predictor.model.op_calls import DenseProgram, Gradient, OpCall
@@ -203,3 +206,40 @@ def test_an_expression_is_found_from_its_values(text: str) -> None:
 @pytest.mark.parametrize("values", [(1, 2, 4, 9), (512, 704, 1088, 1857), (3, 3, 3, 4)])
 def test_what_fits_nothing_has_none(values: tuple[int, ...]) -> None:
     assert SizeFit(NAMES).size(values) is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "device", "passes"),
+    [
+        ("sgd", "cuda", 3),
+        # lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4
+        ("adam", "cuda", 18),
+        # parameter and both states in and out, and the gradient in
+        (partial(torch.optim.AdamW, fused=True), "cuda", 7),
+        (partial(torch.optim.Adam, foreach=False), "cuda", 18),
+        ("adam", "cpu", 18),
+    ],
+)
+def test_an_optimizer_moves_the_bytes_that_its_kernels_do(
+    optimizer: Any, device: str, passes: int
+) -> None:
+    inputs = (torch.empty(BATCH, 24),)
+    program = capture_dense(
+        Mlp(), (), BATCH, example_inputs=inputs, optimizer=optimizer, device=device
+    ).program(AtBatch(BATCH))
+    calls = [e for e in program.optimizer if isinstance(e, OpCall) and e.moves]
+    moved = sum(o.bytes for c in calls for side in read_and_written(c) for o in side)
+    assert moved == pytest.approx(passes * program.gradient_bytes, rel=0.2)
+    at_once = device == "cuda" and getattr(optimizer, "keywords", {}).get("foreach", True)
+    assert (len(calls) < 3 * 4) == at_once
+
+
+def test_an_optimizer_that_is_not_known_is_refused() -> None:
+    with pytest.raises(InputError, match="RMSprop"):
+        capture_dense(
+            Mlp(),
+            (),
+            BATCH,
+            example_inputs=(torch.empty(BATCH, 24),),
+            optimizer=torch.optim.RMSprop,
+        )
