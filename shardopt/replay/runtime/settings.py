@@ -45,7 +45,8 @@ on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else cpu
 stream: Any = torch.cuda.Stream(device) if on_gpu else None
 reports = None if settings.report is None else Connection(settings.report, readable=False)
-data = read(HOME / "data.json", common_data)
+# beside its data only where it was copied into a benchmark; in the library there is none to read
+data: dict[str, Any] = read(HOME / "data.json", common_data) if __package__ == "runtime" else {}
 
 
 def is_selected(name: str) -> bool:
