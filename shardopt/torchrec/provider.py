@@ -35,11 +35,8 @@ class NoProviderError(ShardoptError, ImportError):
 
 try:
     from torchrec.distributed.planner.provider import DefaultPlannerProvider
-except ModuleNotFoundError as missing:
-    raise NoProviderError(
-        f"torchrec {torchrec.__version__} has no PlannerProvider (new in 1.9); use "
-        "ShardoptPlanner instead, or install torchrec 1.9 or newer"
-    ) from missing
+except ModuleNotFoundError:
+    DefaultPlannerProvider = None
 
 
 IGNORED = (
@@ -54,7 +51,7 @@ IGNORED = (
 """Fields of a `PlannerConfig` that choose among TorchRec's searches."""
 
 
-class ShardoptPlannerProvider(DefaultPlannerProvider):
+class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore[misc]
     """Builds a `ShardoptPlanner` where TorchRec would build an `EmbeddingShardingPlanner`: give it
     to a `DefaultPlannerExecutor`, for `ProductionPlannerOrchestrator` or `DryRunOrchestrator`.
 
@@ -65,6 +62,9 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
         hardware: SKU -> name, file or contents of a hardware profile; SKUs that it lacks are looked
             up among the shipped profiles (H100, A100, B200, ...).
         model, seed, effort, objective, scenarios: as in `ShardoptPlanner`.
+
+    Raises:
+        NoProviderError: the installed TorchRec has no planner providers.
     """
 
     def __init__(
@@ -77,6 +77,11 @@ class ShardoptPlannerProvider(DefaultPlannerProvider):
         objective: str = NOMINAL,
         scenarios: int | str | PathLike[str] | None = None,
     ) -> None:
+        if DefaultPlannerProvider is None:
+            raise NoProviderError(
+                f"torchrec {torchrec.__version__} has no PlannerProvider (new in 1.9); use "
+                "ShardoptPlanner instead, or install torchrec 1.9 or newer"
+            )
         self._hardware = dict(hardware or {})
         self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
         # the planner reads a file itself, as that may name windows of data
