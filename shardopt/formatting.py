@@ -28,6 +28,7 @@ PHASE_WORDS = {
 
 KIND_WORDS = {
     "measured": "measured",
+    "learned": "learned from a job",
     "published": "published figures",
     "derived": "derived from published figures",
     "not validated": "not validated",

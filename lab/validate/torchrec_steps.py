@@ -20,12 +20,11 @@ from statistics import fmean, median
 
 from lab.planners.reservation import reserve_topology
 from lab.validate.report import Cell, ComparedRow, Report, Scores, Summary, data_folder, noise_of
-from predictor.cost.errors import SIGMA_OVER_MEAN
 from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number, read_table
 from predictor.errors import ShardoptError, did_you_mean
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import context_bytes, list_hardware, load_hardware
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
 from predictor.model.dlrm_program import OpWriter, free_after_last_use
 from predictor.model.memory.peak import rank_peaks
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand

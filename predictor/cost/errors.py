@@ -23,7 +23,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.hardware.schema import HardwareProfile
+from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 
@@ -32,8 +32,6 @@ Array = NDArray[np.float64]
 KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
 docs/accuracy.md says of single lookups, forward and backward."""
-SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
-"""Of a normal error: its standard deviation over its mean absolute value."""
 Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
 HOST = "overheads"

@@ -19,6 +19,7 @@ from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import SHARERS, LookupShard, table_of
 from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
+from predictor.hardware.learned import lookup_part
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
 from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, synced_bytes
@@ -81,6 +82,15 @@ LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
 KERNELS = (Load.FORWARD_MS, Load.BACKWARD_MS)
 """Columns that `predictor.cost.errors.CostErrors.lookup` is about, in its order."""
 VARIANCES = (Load.FORWARD_VARIANCE, Load.BACKWARD_VARIANCE)
+WAYS = (
+    (
+        "forward",
+        [Load.FORWARD_MS, *range(SHARED.start, SHARED.stop), Load.FORWARD_LONGEST_MS],
+        Load.FORWARD_VARIANCE,
+    ),
+    ("backward", [Load.BACKWARD_MS, Load.BACKWARD_LONGEST_MS], Load.BACKWARD_VARIANCE),
+)
+"""Direction of a lookup, the columns of its time, and of its variance."""
 NO_IDS = 1e-9
 """Share of its ids at which a lookup takes as long as with none."""
 LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
@@ -140,6 +150,7 @@ class ShardLoads:
         self.topology = topology
         self.hardware = hardware
         self.lookups = lookup_model(hardware)
+        self.learned = hardware.learned and hardware.learned.for_model(workload.name)
         self._known: dict[tuple[object, ...], tuple[Array, Array | None]] = {}
 
     @property
@@ -177,8 +188,19 @@ class ShardLoads:
         clf = plan.cache_load_factor
         key = (index, plan.sharding_type, plan.compute_kernel, clf, first_row, shard.size)
         if key not in self._known:
-            self._known[key] = self._compute(table, plan, shard)
+            load, cache = self._compute(table, plan, shard)
+            self._correct(load, self.workload.keys[index], plan)
+            self._known[key] = load, cache
         return self._known[key]
+
+    def _correct(self, load: Array, table: str, plan: TablePlan) -> None:
+        """Multiply, in place, by what was learned of this table's lookups."""
+        for way, columns, variance in WAYS if self.learned is not None else ():
+            assert self.learned is not None
+            part = lookup_part(way, plan.compute_kernel.value, plan.sharding_type.value, table)
+            factor = self.learned.factor(part)
+            load[columns] *= factor
+            load[variance] *= factor**2
 
     @cached_property
     def _cache_times(self) -> Array:

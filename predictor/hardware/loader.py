@@ -171,12 +171,14 @@ def _merged(data: dict[str, Any], origin: str, base: HardwareProfile) -> dict[st
 
     A group is replaced as a whole, never key by key: its constants were fitted together and share
     one provenance. Groups of the base stay as they are, provenance included. The base's errors of
-    whole iterations, and the verdict on its calibration, do not hold for the mixture, so they are
-    left out.
+    whole iterations, the verdict on its calibration and what was learned on top of its constants do
+    not hold for the mixture, so they are left out.
     """
     fields = type(base).model_fields
     kept = {field.alias or name: getattr(base, name) for name, field in fields.items()}
     own = {"name": PurePath(origin).stem or base.name, "known_error": (), "verdict": None}
+    if any(name.split(".")[0] in data for name in GROUP_NAMES):
+        own["learned"] = None  # factors on the constants of the base
     merged = kept | own | data
     links = data.get("collectives")
     if isinstance(links, dict):

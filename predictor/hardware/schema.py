@@ -8,6 +8,7 @@ Keys carry their unit (``..._gb_s`` is 10^9 bytes per second, ``..._us`` microse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -15,10 +16,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, model_validator
 
 from predictor import units
+from predictor.hardware.learned import Learned
 
-ProvenanceKind = Literal["measured", "published", "derived", "not validated"]
+ProvenanceKind = Literal["measured", "learned", "published", "derived", "not validated"]
 PROVENANCE_ORDER: tuple[ProvenanceKind, ...] = (
     "measured",
+    "learned",
     "published",
     "derived",
     "not validated",
@@ -31,6 +34,8 @@ Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=2**31)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+SIGMA_OVER_MEAN = math.sqrt(math.pi / 2)
+"""Of a normal error: its standard deviation over its mean absolute value."""
 
 
 def weakest(kinds: tuple[ProvenanceKind, ...]) -> ProvenanceKind:
@@ -529,6 +534,7 @@ class HardwareProfile(StrictModel):
             ``tuned``, with real-time threads and kept memory.
         known_error: errors of whole iterations predicted with this profile.
         verdict: of its calibration; None: nobody judged it.
+        learned: factors on its costs, from a job that ran.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -543,6 +549,7 @@ class HardwareProfile(StrictModel):
     runtime: Literal["plain", "tuned"] | None = None
     known_error: tuple[KnownError, ...] = ()
     verdict: Verdict | None = None
+    learned: Learned | None = None
     memory: Memory
     gemm: Gemm
     embedding: Annotated[CudaEmbedding | CpuEmbedding, Field(discriminator="law")]
@@ -578,8 +585,9 @@ class HardwareProfile(StrictModel):
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Group name -> group; collectives as ``collectives.intra`` and ``collectives.inter``."""
-        return {
+        """Group name -> group; collectives as ``collectives.intra`` and ``collectives.inter``.
+        Of what was learned, the errors are those that are left."""
+        found: dict[str, Group] = {
             "memory": self.memory,
             "gemm": self.gemm,
             "embedding": self.embedding,
@@ -588,6 +596,9 @@ class HardwareProfile(StrictModel):
             "collectives.intra": self.collectives.intra,
             "collectives.inter": self.collectives.inter,
         }
+        if self.learned is not None:
+            found |= {n: _after(self.learned, n, found[n]) for n in self.learned.errors}
+        return found
 
     @property
     def origins(self) -> dict[str, str]:
@@ -609,3 +620,25 @@ class HardwareProfile(StrictModel):
     def group_kind(self, group: str) -> ProvenanceKind:
         """Provenance kind of one group of `groups`."""
         return self.groups[group].provenance.kind
+
+
+def _after(learned: Learned, name: str, group: Group) -> Group:
+    """A group as it is known after learning."""
+    left, steps = learned.errors[name], learned.steps
+    error = KnownError(
+        suite="shardopt learn",
+        rows=f"kernels of {learned.model} that were not told apart",
+        n=steps,
+        mean=left.own / SIGMA_OVER_MEAN,
+        geomean=left.own / SIGMA_OVER_MEAN,
+    )
+    provenance = Provenance(
+        kind="learned",
+        source=f"{steps} steps of {learned.model} under {', '.join(learned.plans)} on "
+        f"{learned.machine}, over: {group.provenance.source}",
+        date=learned.date,
+        n=steps,
+        range=group.provenance.range,
+        error=error,
+    )
+    return group.model_copy(update={"provenance": provenance, "rel_error": left.shared})

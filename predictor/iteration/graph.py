@@ -7,13 +7,15 @@ both alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.errors import HOST, CostErrors
+from predictor.hardware import learned as parts
+from predictor.hardware.learned import Learned
 from predictor.model.topology import Topology
 
 Array = NDArray[np.float64]
@@ -199,14 +201,48 @@ def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float
 def draw_graph(graph: Graph, errors: CostErrors, topology: Topology) -> Graph:
     """The graph under one draw of the errors; the host's times have that of the host."""
     host = float(errors.shared(HOST)[0])
+    return _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), host)
+
+
+def learned_graph(graph: Graph, learned: Learned) -> Graph:
+    """The graph with what was learned of its operations."""
+    return _scaled(graph, lambda op: learned.factor(part_of(op)), learned.factor(parts.HOST))
+
+
+def _scaled(graph: Graph, factor: Callable[[Op], float], host: float) -> Graph:
+    """Times of execution multiplied by a factor each, and the host's by one."""
     ops = [
         replace(
             op,
-            cost_ms=op.cost_ms
-            if costs_nothing(op)
-            else op.cost_ms * float(error_of(op, errors, topology)[0]),
+            cost_ms=op.cost_ms if costs_nothing(op) else op.cost_ms * factor(op),
             host_ms=op.host_ms * host,
         )
         for op in graph.ops
     ]
     return replace(graph, ops=ops, launch_latency_ms=graph.launch_latency_ms * host)
+
+
+DENSE_PARTS = {
+    "dense_forward": f"{parts.DENSE}.forward",
+    "dense_backward": f"{parts.DENSE}.backward",
+    "optimizer": f"{parts.DENSE}.optimizer",
+}
+
+
+def part_of(op: Op) -> str:
+    """Which factors of `predictor.hardware.learned` an operation's execution time has; those of
+    lookups are on the loads of their tables."""
+    if op.resource == HOST:
+        return parts.HOST
+    if op.phase in DENSE_PARTS:
+        return DENSE_PARTS[op.phase]
+    if op.resource != "collectives" or op.phase == "replica_sync":
+        return parts.FIXED
+    name = op.name.removesuffix(" on the host")
+    if op.phase == "input_dist":
+        return f"{parts.EXCHANGES}.{'splits' if name.endswith(SPLITS) else 'ids'}"
+    if op.phase == "all_reduce":
+        return f"{parts.EXCHANGES}.gradients"
+    way = "backward" if op.phase == "output_dist_backward" else "forward"
+    kind = name.removesuffix(" backward").rpartition(".")[2]
+    return f"{parts.EXCHANGES}.{way}.{kind}"

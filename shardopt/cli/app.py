@@ -16,7 +16,18 @@ import typer
 from predictor.errors import ShardoptError
 from predictor.files import inputs_remembered
 from shardopt import __version__
-from shardopt.cli import bench, calibrate, diff, explain, hardware, plan, predict, stats, trace
+from shardopt.cli import (
+    bench,
+    calibrate,
+    diff,
+    explain,
+    hardware,
+    learn,
+    plan,
+    predict,
+    stats,
+    trace,
+)
 from shardopt.cli.command import command
 from shardopt.cli.interrupts import EXIT_INTERRUPTED, MESSAGES, remember_interrupts
 from shardopt.cli.output import close_stdout, open_streams, say
@@ -54,6 +65,7 @@ for function in (
     predict.predict,
     explain.explain,
     calibrate.calibrate,
+    learn.learn,
     diff.diff,
     hardware.hardware,
     hardware.cluster,

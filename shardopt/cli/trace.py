@@ -151,7 +151,7 @@ def _write_dense(path: Path, found: TraceSet, batch_size: int | None) -> list[st
     from dataclasses import replace
 
     from predictor.errors import InputError
-    from predictor.trace.dense import PHASES, traced_dense
+    from predictor.trace.phases import PHASES, traced_dense
     from shardopt.config.write import dense_text
     from shardopt.files import atomic_write_text
     from shardopt.formatting import ms, plural

@@ -186,6 +186,7 @@ def nearly_full_text(memory: Sequence[RankMemory]) -> str:
 
 PROVENANCE_SENTENCES = {
     "measured": "Based on measurements.",
+    "learned": "Based on measurements, corrected by what a job took.",
     "published": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
     "derived": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
     "not validated": "Based on a model that nothing has validated; run `shardopt calibrate`.",

@@ -10,7 +10,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.plan_json import plan_to_dict
 from predictor.model.workload import MeasuredDense
 from predictor.trace.breakdown import breakdown
-from predictor.trace.dense import PHASES, traced_dense
+from predictor.trace.phases import PHASES, traced_dense
 from predictor.trace.read import load_traces
 from shardopt.cli.app import main
 from shardopt.cli.output import to_json

@@ -43,7 +43,7 @@ from predictor.cost.ops.position_weights import (
     spread_ms,
 )
 from predictor.errors import InputError
-from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph
+from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph, learned_graph
 from predictor.iteration.torchrec.sparse import (
     LENGTH_BYTES,
     ROW_SPLIT,
@@ -112,8 +112,10 @@ class DlrmBuilder:
         }
         pipelines[self.workload.train_pipeline]()
         self._average_copies()
-        errors = self.costs.errors
-        return self.graph if errors is None else draw_graph(self.graph, errors, self.costs.topology)
+        errors, learned, graph = self.costs.errors, self.hardware.learned, self.graph
+        if learned is not None:
+            graph = learned_graph(graph, learned)
+        return graph if errors is None else draw_graph(graph, errors, self.costs.topology)
 
     # --- pipelines -----------------------------------------------------------------------------
 

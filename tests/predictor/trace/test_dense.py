@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from predictor.errors import InputError
-from predictor.trace.dense import parts_of, traced_dense
 from predictor.trace.events import (
     CollectiveCall,
     DeviceEvent,
@@ -17,6 +16,7 @@ from predictor.trace.events import (
     RankTrace,
     TraceStep,
 )
+from predictor.trace.phases import parts_of, traced_dense
 
 NODE = "autograd::engine::evaluate_function: "
 MAIN, GLOO = 1, 9

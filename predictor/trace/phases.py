@@ -1,7 +1,12 @@
-"""What the dense part of a traced job took: the measured form of a model file's ``dense``.
+"""What the phases of a traced job took: lookups, exchanges and the dense part, rank by rank.
 
-Where a device was traced, its kernels count, by the ops that launched them; else the time of the
-host's main thread. Lookups, collectives and the preparation of batches are left out of both.
+`measured_phases` is what `predictor.learn` holds against a prediction; `traced_dense` the measured
+form of a model file's ``dense``. Where a device was traced, its kernels count, by the ops that
+launched them; else the time of the host's main thread, in whose dense part lookups, collectives and
+the preparation of batches are left out.
+
+An exchange takes as long as on the rank that came last to it, which waited for nobody. Where it ran
+beside other work of the same core, nothing says whose time it was: the overlap is its error.
 
 Lookups, the distribution of ids and outputs, and collectives are known by the annotations of
 TorchRec's modules and train pipelines (distributed/types.py, embeddingbag.py, train_pipelines.py),
@@ -11,18 +16,20 @@ node of autograd shares with the op that created it (torch/csrc/autograd/profile
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from predictor.errors import InputError
+from predictor.model.plan import ShardingType
 from predictor.model.workload import MeasuredDense
 from predictor.trace.breakdown import Intervals, breakdown
 from predictor.trace.comms import info_of_host
-from predictor.trace.events import HostEvent, RankTrace, TraceStep
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.units import us
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -40,6 +47,9 @@ SPARSE_NODE = re.compile(
     r"All2All|AllToAll|ReduceScatter|AllGather|AllReduce|Lookup\w*Function|EmbeddingBagBackward"
 )
 """Nodes of autograd that are their backward."""
+LOOKUP = re.compile(r"\[lookup\]_\[(.*)\]_\[(\w+)\]")
+"""TorchRec's annotation of the fused lookups of a module and sharding type."""
+INPUT_DIST = re.compile(r".*(kjt|sparse_data_dist|\[splits_dist\]|\[input_dist\])", re.IGNORECASE)
 NODE = "autograd::engine::evaluate_function: "
 BACKWARD = re.compile(r"## backward|autograd::engine::evaluate_function")
 OPTIMIZER = re.compile(r"## optimizer|## zero_grad|Optimizer\.(step|zero_grad)#")
@@ -53,11 +63,17 @@ class Part:
         event: itself.
         phase: of the step.
         dense: False for embedding modules, collectives and the preparation of batches.
+        lookup: path of the embedding module and sharding type whose lookup it is part of.
+        outermost: of that lookup; others lie within it.
+        ids: part of the distribution of ids.
     """
 
     event: HostEvent
     phase: Phase
     dense: bool
+    lookup: tuple[str, str] | None = None
+    outermost: bool = False
+    ids: bool = False
 
 
 def parts_of(trace: RankTrace) -> list[Part]:
@@ -66,22 +82,29 @@ def parts_of(trace: RankTrace) -> list[Part]:
     for event in trace.host:
         if not event.name.startswith("ProfilerStep#"):
             threads[event.thread].append(event)
-    nested = [part for events in threads.values() for part in _nested(events, frozenset())]
+    nested = [part for events in threads.values() for part in _nested(events, {})]
     sparse = _sparse_sequences(nested)
     return [part for events in threads.values() for part in _nested(events, sparse)]
 
 
-def _nested(events: Sequence[HostEvent], sparse: frozenset[int]) -> Iterable[Part]:
+def _nested(
+    events: Sequence[HostEvent], sparse: Mapping[int, tuple[str, str] | None]
+) -> Iterable[Part]:
     """The events of one thread; what nests belongs to what is around it."""
     around: list[Part] = []
     for event in events:
         while around and around[-1].event.end_us <= event.start_us:
             around.pop()
         above = around[-1] if around else None
+        within = above.lookup if above else None
+        lookup = within or _lookup_of(event, sparse)
         part = Part(
             event,
             above.phase if above and above.phase != "forward" else _phase(event),
             (above is None or above.dense) and not _is_sparse(event, sparse),
+            lookup,
+            lookup is not None and within is None,
+            bool(above and above.ids) or INPUT_DIST.match(event.name) is not None,
         )
         around.append(part)
         yield part
@@ -93,14 +116,23 @@ def _phase(event: HostEvent) -> Phase:
     return "backward" if BACKWARD.match(event.name) else "forward"
 
 
-def _is_sparse(event: HostEvent, sequences: frozenset[int]) -> bool:
+def _lookup_of(
+    event: HostEvent, sparse: Mapping[int, tuple[str, str] | None]
+) -> tuple[str, str] | None:
+    if event.name.startswith(NODE):
+        return None if event.sequence is None else sparse.get(event.sequence)
+    match = LOOKUP.match(event.name)
+    return None if match is None else (match[1], match[2])
+
+
+def _is_sparse(event: HostEvent, sequences: Container[int]) -> bool:
     if not event.name.startswith(NODE):
         return SPARSE.match(event.name) is not None
     return event.sequence in sequences or SPARSE_NODE.search(event.name) is not None
 
 
-def _sparse_sequences(parts: Iterable[Part]) -> frozenset[int]:
-    """Sequence numbers of nodes that ops of embedding modules created.
+def _sparse_sequences(parts: Iterable[Part]) -> dict[int, tuple[str, str] | None]:
+    """Sequence numbers of nodes that ops of embedding modules created, and whose lookups they are.
 
     An op that creates no node has the number of the next one that does: the last op counts.
     """
@@ -111,7 +143,7 @@ def _sparse_sequences(parts: Iterable[Part]) -> frozenset[int]:
             continue
         if number not in last or last[number].event.start_us <= part.event.start_us:
             last[number] = part
-    return frozenset(number for number, part in last.items() if not part.dense)
+    return {number: part.lookup for number, part in last.items() if not part.dense}
 
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
@@ -179,10 +211,29 @@ def traced_dense(traces: Sequence[RankTrace], batch_size: int | None = None) -> 
 
 
 @dataclass(frozen=True)
-class _Step:
-    """Times in us; sizes None where the trace does not say."""
+class _Call:
+    """A collective of a rank, in us; ``beside``: the share of it in which its core did more."""
 
+    kind: str
+    us: float
+    beside: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Times in us; sizes None where the trace does not say.
+
+    Args:
+        index: of the step in the trace.
+        lookups: direction, module and sharding type -> time.
+        calls: collectives in the order in which they began.
+    """
+
+    index: int
+    us: float
     times: dict[Phase, float]
+    lookups: dict[tuple[Phase, str, str], float]
+    calls: tuple[_Call, ...]
     gradient_bytes: int | None
     activation_bytes: int | None
 
@@ -201,7 +252,7 @@ class _Steps:
 
     def steps(self) -> Iterable[_Step]:
         """Those with a forward and a backward."""
-        for step in self.trace.steps:
+        for index, step in enumerate(self.trace.steps):
             inside = [p for p in self.parts if step.start_us <= p.event.start_us < step.end_us]
             backward = [p.event for p in inside if p.phase == "backward"]
             recorded = [
@@ -219,30 +270,80 @@ class _Steps:
             }
             by_phase = self._on_device(step) if self.trace.device else _on_host(inside, windows)
             if by_phase["forward"] > 0 and by_phase["backward"] > 0:
-                sizes = self._gradient_bytes(inside, step)
-                yield _Step(by_phase, sizes, self._activation_bytes(inside, *windows["forward"]))
+                yield _Step(
+                    index,
+                    step.end_us - step.start_us,
+                    by_phase,
+                    self._lookups(inside, step),
+                    tuple(self._calls(inside, step, turn)),
+                    self._gradient_bytes(inside, step),
+                    self._activation_bytes(inside, *windows["forward"]),
+                )
+
+    def _lookups(
+        self, inside: Sequence[Part], step: TraceStep
+    ) -> dict[tuple[Phase, str, str], float]:
+        """On the host: the outermost events; on a device: the kernels that were launched within."""
+        found: dict[tuple[Phase, str, str], float] = defaultdict(float)
+        if not self.trace.device:
+            for part in inside:
+                if part.outermost and part.lookup is not None:
+                    found[part.phase, *part.lookup] += part.event.end_us - part.event.start_us
+        for event, part in self._launched_in(step):
+            if part.lookup is not None and event.collective is None:
+                found[part.phase, *part.lookup] += event.end_us - event.start_us
+        return dict(found)
+
+    def _launched_in(self, step: TraceStep) -> Iterator[tuple[DeviceEvent, Part]]:
+        """Device work of a step with what launched it."""
+        for event in self.trace.device:
+            part = self.launched.get(event.correlation) if event.correlation is not None else None
+            if part is not None and step.start_us <= part.event.start_us < step.end_us:
+                yield event, part
+
+    def _calls(self, inside: Sequence[Part], step: TraceStep, turn: float) -> Iterator[_Call]:
+        """Collectives, named as `predictor.iteration.graph.part_of` names them."""
+        ranks = self.trace.world_size or 1
+        if self.trace.device:
+            for event, part in self._launched_in(step):
+                call = event.collective
+                if call is not None:
+                    backward = part.phase == "backward"
+                    kind = _exchange(call.op, call.size_bytes, ranks, backward, part.ids)
+                    yield _Call(kind, event.end_us - event.start_us)
+            return
+        main = _main_thread(inside)
+        working = Intervals.merged(
+            (p.event.start_us, p.event.end_us)
+            for p in inside
+            if p.event.thread == main and re.match(r"aten::|fbgemm::", p.event.name)
+        )
+        for part in inside:
+            ran = part.event
+            if not ran.name.startswith("gloo:"):
+                continue
+            info, took = info_of_host(ran), ran.end_us - ran.start_us
+            ids = "int" in (ran.dtypes or ("",))[0].lower()
+            backward = ran.start_us >= turn
+            kind = _exchange(info.op or ran.name, info.size_bytes, ranks, backward, ids)
+            beside = working.within(ran.start_us, ran.end_us) / took if took > 0 else 1.0
+            yield _Call(kind, took, beside)
 
     def _on_device(self, step: TraceStep) -> dict[Phase, float]:
         """Kernels by the phase of the ops that launched them; copies within the device count."""
         times = dict.fromkeys(PHASES, 0.0)
-        for event in self.trace.device:
-            part = self.launched.get(event.correlation) if event.correlation is not None else None
+        for event, part in self._launched_in(step):
             crosses = event.kind == "memcpy" and "DtoD" not in event.name
-            if part is None or not part.dense or crosses or event.collective is not None:
-                continue
-            if step.start_us <= part.event.start_us < step.end_us:
+            if part.dense and not crosses and event.collective is None:
                 times[part.phase] += event.end_us - event.start_us
         return times
 
     def _gradient_bytes(self, inside: Sequence[Part], step: TraceStep) -> int | None:
         """All-reduces that the backward starts."""
         sizes: list[int | None] = []
-        for event in self.trace.device:
-            part = self.launched.get(event.correlation) if event.correlation is not None else None
+        for event, part in self._launched_in(step):
             call = event.collective
-            if call is None or part is None or call.op != "all_reduce" or part.phase != "backward":
-                continue
-            if step.start_us <= part.event.start_us < step.end_us:
+            if call is not None and call.op == "all_reduce" and part.phase == "backward":
                 sizes.append(call.size_bytes)
         if not self.trace.device:
             turn = min(p.event.start_us for p in inside if p.phase == "backward")
@@ -296,6 +397,156 @@ def _on_host(
         left = Intervals.merged([window]) - (other | step)
         times[phase] = float((left.ends - left.starts).sum())
     return times
+
+
+SPLITS_BYTES = 8 * 8 * 3
+"""For each rank of an exchange: a message of at most so much announces lengths, it carries none;
+three numbers for each of the seven sharding types, and the ids of no batch are so few."""
+
+
+def _exchange(op: str, size: int | None, ranks: int, backward: bool, ids: bool) -> str:
+    """Which exchange of TorchRec a collective is; what is none is called by its own name."""
+    if op == "all_to_all" and ids:
+        return "exchanges.splits" if size and size <= SPLITS_BYTES * ranks else "exchanges.ids"
+    if op == "all_to_all":
+        return f"exchanges.{'backward' if backward else 'forward'}.all_to_all"
+    if backward and op in ("all_reduce", "all_gather"):
+        return "exchanges.gradients" if op == "all_reduce" else "exchanges.backward.gather"
+    # gloo reduces all and keeps a part
+    if not backward and op in ("all_reduce", "reduce_scatter"):
+        return "exchanges.forward.reduce"
+    return op
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measured time of a job's steps.
+
+    Args:
+        what: ``lookups.WAY MODULE.TYPE``, or as `predictor.iteration.graph.part_of`, or ``step``.
+        rank: None: of all ranks, such as an exchange without its waiting.
+        ms: median over steps.
+        noise: 1-sigma relative error of that median.
+    """
+
+    what: str
+    rank: int | None
+    ms: float
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class TracedPhases:
+    """The phases of a traced job, medians over ``steps`` steps."""
+
+    measured: tuple[Measured, ...]
+    steps: int
+    notes: tuple[str, ...]
+
+
+def measured_phases(
+    traces: Sequence[RankTrace], modules: Sequence[str], batch_size: int | None = None
+) -> TracedPhases:
+    """What the phases of each rank took.
+
+    Args:
+        modules: names of the model's embedding modules, which end the paths in the traces.
+        batch_size: samples per rank that the model says; None: not compared.
+
+    Raises:
+        InputError: no step was traced whole, ranks disagree on what they exchanged, or the traces
+            are of another batch size.
+    """
+    readers = {trace.rank: _Steps(trace) for trace in traces}
+    steps = {rank: {s.index: s for s in reader.steps()} for rank, reader in readers.items()}
+    common = sorted(set.intersection(*(set(of) for of in steps.values()))) if steps else []
+    if not common:
+        raise InputError(
+            "no step of these traces holds a forward and a backward on every rank; record whole "
+            "training steps with ProfilerActivity.CPU (and CUDA on a GPU)"
+        )
+    if batch_size is not None:
+        _check_batch(readers.values(), batch_size)
+    found: list[Measured] = []
+    for rank, of in steps.items():
+        rows = [of[i] for i in common]
+        for way, module, kind in dict.fromkeys(key for row in rows for key in row.lookups):
+            what = f"lookups.{way} {_module(module, modules)}.{_short(kind)}"
+            found.append(_median(what, rank, [r.lookups.get((way, module, kind), 0) for r in rows]))
+        for phase in PHASES:
+            found.append(_median(f"dense.{phase}", rank, [row.times[phase] for row in rows]))
+    found += _exchanges(steps, common)
+    found.append(_median("step", None, [max(of[i].us for of in steps.values()) for i in common]))
+    notes: tuple[str, ...] = ()
+    ranks = max((t.world_size or 1 for t in traces), default=1)
+    if len(traces) < ranks:
+        notes = (
+            f"traces of {len(traces)} of {ranks} ranks: what an exchange waits for a rank that was "
+            "not traced counts as its own time",
+        )
+    return TracedPhases(tuple(m for m in found if m.ms > 0), len(common), notes)
+
+
+def _exchanges(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) -> list[Measured]:
+    """The least over ranks of every call: that of the rank that came last."""
+    times: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(common))
+    beside: dict[str, list[float]] = defaultdict(list)
+    for place, index in enumerate(common):
+        by_kind: dict[str, dict[int, list[_Call]]] = defaultdict(lambda: {r: [] for r in steps})
+        for rank, of in steps.items():
+            for call in of[index].calls:
+                by_kind[call.kind][rank].append(call)
+        for kind, of_ranks in by_kind.items():
+            counts = {rank: len(calls) for rank, calls in of_ranks.items()}
+            if len(set(counts.values())) > 1:
+                said = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
+                raise InputError(
+                    f"ranks disagree on step {index}: of {kind} {said} were traced; give traces "
+                    "of the same steps of one run"
+                )
+            for calls in zip(*of_ranks.values(), strict=True):
+                last = min(calls, key=lambda call: call.us)
+                times[kind][place] += last.us
+                beside[kind].append(last.beside)
+    return [_median(k, None, us_of, sum(beside[k]) / len(beside[k])) for k, us_of in times.items()]
+
+
+def _median(what: str, rank: int | None, times_us: Sequence[float], more: float = 0.0) -> Measured:
+    """The middle time, and its error: that of a median of so many, with what else is known."""
+    middle = median(times_us)
+    spread = median(abs(t - middle) for t in times_us) / middle if middle > 0 else 0.0
+    noise = MEDIAN_ERROR * spread / math.sqrt(len(times_us))
+    return Measured(what, rank, us(middle), math.hypot(noise, more))
+
+
+MEDIAN_ERROR = 1.4826 * 1.2533
+"""Of normal times: standard deviation over median absolute deviation, times the error of a median
+over that of a mean."""
+
+
+def _module(path: str, modules: Sequence[str]) -> str:
+    """The model's module at a path of the traced one."""
+    return next((m for m in modules if path == m or path.endswith(f".{m}")), path)
+
+
+def _short(kind: str) -> str:
+    try:
+        return ShardingType(kind).short
+    except ValueError:
+        return kind
+
+
+def _check_batch(readers: Iterable[_Steps], batch_size: int) -> None:
+    try:
+        traced, _ = _batch_size(readers)
+    except InputError:
+        return  # no shapes: the times say nothing of it either
+    if traced != batch_size:
+        raise InputError(
+            f"the traces are of {traced} samples per rank, by the shapes of the loss, the model of "
+            f"{batch_size}; give the batch size of the traced job",
+            inputs=("batch_size",),
+        )
 
 
 def _main_thread(inside: Sequence[Part]) -> int:

@@ -1,0 +1,134 @@
+"""What a job that ran has taught of a profile: factors on its costs, and the evidence behind them.
+
+A cost is multiplied by several factors: one of its group, one of its kind, and of lookups one each
+for kernel, sharding type and table. `factors_in` says which; their logarithms are what
+`predictor.learn` estimates. The constants of the profile stay as they are.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import prod
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LOOKUPS, EXCHANGES, DENSE, HOST = "lookups", "exchanges", "dense", "host"
+FIXED = "fixed"
+"""The part of a time that no factor touches."""
+PROFILE_GROUPS = {
+    LOOKUPS: ("embedding",),
+    EXCHANGES: ("collectives.intra", "collectives.inter"),
+    DENSE: ("gemm", "elementwise"),
+    HOST: ("overheads",),
+}
+"""What the costs of a group come from."""
+
+Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def lookup_part(way: str, kernel: str, sharding_type: str, table: str = "") -> str:
+    """The name of what a table's lookups take; ``way`` is ``forward`` or ``backward``."""
+    return f"{LOOKUPS}.{way}.{kernel}.{sharding_type}" + (f"/{table}" if table else "")
+
+
+def factors_in(part: str) -> tuple[str, ...]:
+    """Names of the factors that multiply a part of a time.
+
+    ``exchanges.ids`` has ``exchanges`` and ``exchanges.ids``; the lookups of a table have
+    ``lookups``, ``lookups.WAY.KERNEL``, ``lookups.WAY.TYPE`` and ``lookups.WAY/TABLE``.
+    """
+    if part == FIXED:
+        return ()
+    kind, _, table = part.partition("/")
+    group, *rest = kind.split(".")
+    if group != LOOKUPS:
+        return (group,) if not rest else (group, kind)
+    way, kernel, sharding_type = rest
+    every = (group, f"{group}.{way}.{kernel}", f"{group}.{way}.{sharding_type}")
+    return (*every, f"{group}.{way}/{table}") if table else every
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Factor(_Strict):
+    """What the costs of a group, or of one table in it, are multiplied by.
+
+    Args:
+        error: 1-sigma relative error that is left.
+        evidence_ms: measured time that it had a part in.
+    """
+
+    group: str
+    table: str | None = None
+    factor: Above
+    error: Ms
+    evidence_ms: Ms
+
+    @property
+    def name(self) -> str:
+        """As `factors_in` gives it."""
+        return self.group if self.table is None else f"{self.group}/{self.table}"
+
+
+class Evidence(_Strict):
+    """One measured time, and what the profile's own constants make of it.
+
+    Args:
+        what: was measured, on which rank.
+        noise: 1-sigma relative error of the measurement.
+        parts_ms: part -> its predicted time; they add up.
+    """
+
+    what: str
+    measured_ms: Above
+    noise: Above
+    parts_ms: dict[str, Ms]
+
+
+class Remaining(_Strict):
+    """Errors of a profile group after learning, as `predictor.cost.errors.ErrorSize` has them."""
+
+    shared: Ms
+    own: Ms
+
+
+class Learned(_Strict):
+    """Factors learned from a job.
+
+    Args:
+        model: its name; factors of tables hold for that model alone.
+        plans: that ran.
+        machine, date: where and when.
+        steps: behind the medians.
+        errors: profile group -> what is left.
+        evidence: all of it, so that more can be joined and correlations are kept.
+    """
+
+    model: str
+    plans: tuple[str, ...]
+    machine: str
+    steps: int = Field(ge=1)
+    date: str
+    factors: tuple[Factor, ...]
+    errors: dict[str, Remaining]
+    evidence: tuple[Evidence, ...]
+
+    @cached_property
+    def _by_name(self) -> dict[str, float]:
+        return {factor.name: factor.factor for factor in self.factors}
+
+    def factor(self, part: str) -> float:
+        """What a part of a time is multiplied by."""
+        return prod(self._by_name.get(name, 1.0) for name in factors_in(part))
+
+    def for_model(self, model: str) -> Learned:
+        """Without the factors of tables where it is another model."""
+        if model == self.model:
+            return self
+        general = tuple(factor for factor in self.factors if factor.table is None)
+        # not `model_copy`, which also copies what is cached
+        return Learned(**(dict(self) | {"factors": general}))

@@ -1,0 +1,159 @@
+"""From traces of a job to a profile that is right about it: `predictor.learn` with files around."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from predictor.errors import InputError
+from predictor.hardware.learned import Learned
+from predictor.hardware.loader import list_hardware
+from predictor.learn import STEP, Unmatched, learn
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_check import model_mismatch
+from predictor.model.plan_json import load_plan
+from predictor.trace.phases import Measured, measured_phases
+from predictor.trace.read import load_traces
+from shardopt.api.given_plans import fit_plan
+from shardopt.api.request import Machine
+from shardopt.api.setting import Setting, resolve
+from shardopt.measure.machine import machine
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What traces taught.
+
+    Args:
+        before_ms, after_ms: the plan's iteration by the profile, and with what was learned.
+        measured_ms: of a step.
+        notes: for the user.
+    """
+
+    learned: Learned
+    unmatched: tuple[Unmatched, ...]
+    before_ms: float
+    after_ms: float
+    measured_ms: float
+    notes: tuple[str, ...] = ()
+
+    def as_object(self) -> dict[str, Any]:
+        """For ``--json``: ``factors`` and ``unmatched``, and what they come to."""
+        return {
+            "factors": [factor.model_dump() for factor in self.learned.factors],
+            "unmatched": [{"name": one.name, "ms": one.ms} for one in self.unmatched],
+            "steps": self.learned.steps,
+            "measured_ms": self.measured_ms,
+            "before_ms": self.before_ms,
+            "after_ms": self.after_ms,
+        }
+
+
+def learn_from_traces(
+    files: Sequence[Path],
+    model: Path,
+    plan: Path,
+    hardware: str | None = None,
+    batch_size: int | None = None,
+) -> tuple[Setting, Lesson]:
+    """What the traces of a job that ran under a plan say of the profile.
+
+    Raises:
+        InputError: the traces are of another model, plan or number of ranks, or hold no whole step.
+        PlanError: the plan does not fit the model.
+    """
+    given = load_plan(plan)
+    setting = resolve(model, Machine(hardware=hardware, batch_size=batch_size), given)
+    doubt = model_mismatch(given, setting.workload)
+    notes = (*setting.notes, *((doubt,) if doubt else ()))
+    fitting = fit_plan(given, setting, where=str(plan))
+    lesson = lesson_of(setting, fitting, plan.stem, files)
+    return setting, replace(lesson, notes=(*notes, *lesson.notes))
+
+
+def lesson_of(
+    setting: Setting, plan: ShardingPlan, name: str, files: Sequence[Path], step_ms: float = 0.0
+) -> Lesson:
+    """What the traces of a plan say.
+
+    Args:
+        step_ms: of steps that no profiler watched; 0: those of the traces count.
+    """
+    found = load_traces(files)
+    if not found.traces:
+        raise InputError("execution traces hold no times; give the Kineto traces")
+    ranks = {trace.rank for trace in found.traces}
+    sizes = {trace.world_size for trace in found.traces if trace.world_size is not None}
+    beyond = [rank for rank in ranks if rank >= plan.world_size]
+    if beyond or sizes - {plan.world_size}:
+        said = f"{max(sizes)} ranks" if sizes else f"rank {max(ranks)}"
+        raise InputError(
+            f"the traces are of {said}, but plan {name} is for {plan.world_size} ranks; give the "
+            "plan of the traced job",
+            inputs=("plan",),
+        )
+    workload, topology = setting.workload, setting.topology
+    phases = measured_phases(found.traces, workload.modules, workload.batch_size)
+    measured = list(phases.measured)
+    if step_ms:
+        measured = [m for m in measured if m.what != STEP]
+        measured.append(Measured(STEP, None, step_ms))
+    lookups = {m.what for m in measured if m.what.startswith("lookups.")}
+    planned = {
+        f"{table.module}.{plan.tables[key].sharding_type.short}"
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+    }
+    others = sorted({what.split(" ", 1)[1] for what in lookups} - planned)
+    if others:
+        raise InputError(
+            f"the traces hold lookups of {', '.join(others)} (module and sharding type), and plan "
+            f"{name} has {', '.join(sorted(planned))}; give the model and plan of the traced job",
+            inputs=("model", "plan"),
+        )
+    about = machine()
+    learned, unmatched = learn(
+        workload,
+        topology,
+        setting.hardware,
+        plan,
+        measured,
+        name=name,
+        steps=phases.steps,
+        machine=found.traces[0].device_name or about["processor"] or about["machine"],
+        date=datetime.now(UTC).date().isoformat(),
+    )
+    after = setting.hardware.model_copy(update={"learned": learned})
+    step = next((m.ms for m in measured if m.what == STEP), 0.0)
+    return Lesson(
+        learned,
+        tuple(unmatched),
+        setting.predict(plan).iteration_ms,
+        replace(setting, hardware=after).predict(plan).iteration_ms,
+        step,
+        (*found.notes, *phases.notes),
+    )
+
+
+def overlay_text(learned: Learned, base: str, folder: Path) -> str:
+    """The profile file that holds what was learned on top of another.
+
+    Args:
+        base: name or path of the profile below.
+        folder: that the file will lie in; a path in it starts there.
+    """
+    if base not in list_hardware():
+        base = os.path.relpath(base, folder)
+        base = base if os.sep in base or base.endswith((".yaml", ".yml")) else f".{os.sep}{base}"
+    data = {"base": base, "learned": learned.model_dump(mode="json", exclude_none=True)}
+    head = (
+        f"# {learned.model} on {learned.machine}: {learned.steps} steps of "
+        f"{', '.join(learned.plans)}, {learned.date}\n"
+        "# Written by `shardopt learn`; factors multiply the costs of the base.\n"
+    )
+    return head + yaml.safe_dump(data, sort_keys=False, width=100)

@@ -1,0 +1,244 @@
+"""Learning from measured phases: the update itself, and factors that come back."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from predictor.errors import InputError
+from predictor.hardware.learned import Factor, Learned, factors_in, lookup_part
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.learn import STEP, learn, predicted_parts, update
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.predict import predict
+from predictor.trace.phases import Measured
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+
+DIM = 64
+ROWS = (400_000, 60_000, 800_000, 5_000)
+RANKS = Topology.uniform(2, 2, hbm_bytes=2**34, ddr_bytes=2**34)
+TRUE = {
+    "lookups": 1.2,
+    "lookups.backward.fused": 1.3,
+    "exchanges": 1.3,
+    "exchanges.ids": 0.6,
+    "dense.backward": 0.8,
+    "host": 1.5,
+}
+
+
+def workload(name: str = "small") -> Workload:
+    tables = tuple(
+        Table(f"t{i}", rows, DIM, (Feature(f"f{i}", 4.0 + 4 * i),)) for i, rows in enumerate(ROWS)
+    )
+    return Workload(name, 1024, tables, DenseArch(13, (64, DIM), (64, 1)))
+
+
+def whole(index: int, rank: int) -> TablePlan:
+    shard = Shard(rank, (0, 0), (ROWS[index], DIM))
+    return TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
+
+
+def halves(index: int) -> TablePlan:
+    half = ROWS[index] // 2
+    shards = tuple(Shard(r, (r * half, 0), (half, DIM)) for r in range(2))
+    return TablePlan(ShardingType.ROW_WISE, ComputeKernel.FUSED, shards)
+
+
+MIXED = ShardingPlan(
+    {"t0": halves(0), "t1": whole(1, 0), "t2": whole(2, 1), "t3": whole(3, 0)}, 2, 2
+)
+OTHER = ShardingPlan(
+    {"t0": whole(0, 0), "t1": halves(1), "t2": whole(2, 1), "t3": whole(3, 1)}, 2, 2
+)
+
+
+def profile(factors: dict[str, float]) -> HardwareProfile:
+    """cpu-gloo, on which costs are so many times as large."""
+    made = tuple(
+        Factor(
+            group=name.partition("/")[0],
+            table=name.partition("/")[2] or None,
+            factor=value,
+            error=0.0,
+            evidence_ms=1.0,
+        )
+        for name, value in factors.items()
+    )
+    learned = Learned(
+        model="small", plans=("p",), machine="m", steps=1, date="d", factors=made, errors={},
+        evidence=(),
+    )  # fmt: skip
+    return load_hardware("cpu-gloo").model_copy(update={"learned": learned})
+
+
+def measure(plan: ShardingPlan, hardware: HardwareProfile) -> list[Measured]:
+    """What an exact clock shows on a machine of that profile."""
+    parts = predicted_parts(workload(), RANKS, hardware.model_copy(update={"learned": None}), plan)
+    assert hardware.learned is not None
+    found = []
+    for (what, rank), of in parts.items():
+        together = what.startswith("exchanges")
+        if what not in (STEP, "fixed", "host") and not (together and rank):
+            ms = sum(ms * hardware.learned.factor(part) for part, ms in of.items())
+            found.append(Measured(what, None if together else rank, ms))
+    return [*found, Measured(STEP, None, predict(workload(), RANKS, hardware, plan).iteration_ms)]
+
+
+def lesson(plan: ShardingPlan, base: HardwareProfile, measured: list[Measured]) -> HardwareProfile:
+    found, unmatched = learn(
+        workload(), RANKS, base, plan, measured, name="p", steps=8, machine="m", date="2026-11-24"
+    )
+    assert not unmatched
+    return base.model_copy(update={"learned": found})
+
+
+def test_the_update_is_the_posterior_that_integration_gives() -> None:
+    prior, noise = np.array([0.3, 0.2]), np.array([0.1, 0.15])
+    shares, ratios = np.array([[1.0, 0.4], [0.2, 1.0]]), np.array([0.25, -0.3])
+    mean, covariance = update(prior, shares, ratios, noise)
+
+    axis = np.linspace(-1.5, 1.5, 601)
+    x = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    missed = (ratios - x @ shares.T) / noise
+    density = np.exp(-0.5 * ((missed**2).sum(1) + ((x / prior) ** 2).sum(1)))
+    density /= density.sum()
+    expected = density @ x
+    spread = (x - expected).T @ ((x - expected) * density[:, None])
+    np.testing.assert_allclose(mean, expected, atol=1e-6)
+    np.testing.assert_allclose(covariance, spread, atol=1e-6)
+    assert covariance[0, 1] < 0  # what one factor takes, the other cannot
+
+
+def test_one_update_of_all_is_an_update_by_each() -> None:
+    prior, shares = np.array([0.3, 0.2]), np.array([[1.0, 1.0]])
+    mean, covariance = update(prior, np.tile(shares, (2, 1)), np.full(2, 0.2), np.full(2, 0.1))
+    once = update(prior, shares, np.array([0.2]), np.array([0.1 / math.sqrt(2)]))
+    np.testing.assert_allclose(mean, once[0])
+    np.testing.assert_allclose(covariance, once[1])
+
+
+def test_no_evidence_leaves_the_prior() -> None:
+    mean, covariance = update(np.array([0.3]), np.zeros((1, 1)), np.array([0.7]), np.array([0.1]))
+    assert mean == 0
+    assert covariance == pytest.approx(0.09)
+
+
+def test_known_factors_come_back() -> None:
+    base, truth = load_hardware("cpu-gloo"), profile(TRUE)
+    learned = lesson(MIXED, base, measure(MIXED, truth)).learned
+    assert learned is not None
+    assert truth.learned is not None
+    for part in (
+        lookup_part("forward", "fused", "row_wise", "t0"),
+        lookup_part("backward", "fused", "table_wise", "t2"),
+        "exchanges.forward.all_to_all",
+        "exchanges.ids",
+        "dense.backward",
+    ):
+        assert learned.factor(part) == pytest.approx(truth.learned.factor(part), rel=0.06), part
+
+
+def test_what_one_plan_taught_predicts_another() -> None:
+    base, truth = load_hardware("cpu-gloo"), profile(TRUE)
+    after = lesson(MIXED, base, measure(MIXED, truth))
+    measured = predict(workload(), RANKS, truth, OTHER).iteration_ms
+    before = predict(workload(), RANKS, base, OTHER)
+    now = predict(workload(), RANKS, after, OTHER)
+    assert abs(now.iteration_ms / measured - 1) < 0.05 < abs(before.iteration_ms / measured - 1)
+    assert now.provenance in ("learned", "not validated")
+
+    def width(low: float, high: float) -> float:
+        return math.log(high / low)
+
+    assert width(*now.interval_ms) < width(*before.interval_ms)
+
+
+def test_a_table_that_is_slower_than_its_like_is_known_by_its_rank() -> None:
+    """Ranks 0 and 1 differ in their tables alone."""
+    truth = profile({"lookups.backward/t2": 1.5})
+    learned = lesson(MIXED, load_hardware("cpu-gloo"), measure(MIXED, truth)).learned
+    assert learned is not None
+    factors = {f.name: f.factor for f in learned.factors}
+    assert factors["lookups.backward/t2"] > 1.1
+    assert factors["lookups.backward/t2"] > factors["lookups.backward/t1"]
+
+
+def test_a_second_plan_joins_the_evidence_of_the_first_in_any_order() -> None:
+    base, truth = load_hardware("cpu-gloo"), profile(TRUE)
+    found = []
+    for plans in ((MIXED, OTHER), (OTHER, MIXED)):
+        after = base
+        for plan in plans:
+            after = lesson(plan, after, measure(plan, truth))
+        assert after.learned is not None
+        assert after.learned.steps == 16
+        found.append({f.name: f.factor for f in after.learned.factors})
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_factors_of_tables_hold_for_their_model_alone() -> None:
+    learned = profile({"lookups": 1.2, "lookups.forward/t0": 2.0}).learned
+    assert learned is not None
+    part = lookup_part("forward", "fused", "row_wise", "t0")
+    assert learned.for_model("small").factor(part) == pytest.approx(2.4)
+    assert learned.for_model("another").factor(part) == pytest.approx(1.2)
+    with pytest.raises(InputError, match="learned from model 'small'"):
+        learn(
+            workload("another"), RANKS, profile({}), MIXED, [], name="p", steps=1, machine="m",
+            date="d",
+        )  # fmt: skip
+
+
+def test_what_is_not_predicted_is_unmatched() -> None:
+    truth = profile({})
+    strange = Measured("lookups.forward ebc.GRID", 0, 3.0)
+    _, unmatched = learn(
+        workload(), RANKS, load_hardware("cpu-gloo"), MIXED, [*measure(MIXED, truth), strange],
+        name="p", steps=1, machine="m", date="d",
+    )  # fmt: skip
+    assert [(one.name, one.ms) for one in unmatched] == [
+        ("lookups.forward ebc.GRID of rank 0", 3.0)
+    ]
+
+
+def test_an_overlay_is_read_back_and_dropped_with_its_constants(tmp_path: Path) -> None:
+    learned = lesson(MIXED, load_hardware("cpu-gloo"), measure(MIXED, profile(TRUE))).learned
+    assert learned is not None
+    data = {"base": "cpu-gloo", "learned": learned.model_dump(mode="json")}
+    (tmp_path / "learned.yaml").write_text(yaml.safe_dump(data))
+    read = load_hardware(str(tmp_path / "learned.yaml"))
+    assert read.learned == learned
+    assert read.group_kind("embedding") == "learned"
+    assert read.groups["gemm"].rel_error <= load_hardware("cpu-gloo").gemm.rel_error
+
+    host = load_hardware("cpu-gloo").overheads.model_dump(mode="json")
+    new = {"base": "learned.yaml", "overheads": host}
+    (tmp_path / "new.yaml").write_text(yaml.safe_dump(new))
+    assert load_hardware(str(tmp_path / "new.yaml")).learned is None
+
+
+def test_a_bound_under_learned_factors_is_below_its_plans() -> None:
+    hardware = lesson(MIXED, load_hardware("cpu-gloo"), measure(MIXED, profile(TRUE)))
+    result = solve(Problem(workload(), RANKS, hardware), Stop(effort=0.1), 0)
+    best = predict(workload(), RANKS, hardware, result.best.plan).iteration_ms
+    assert 0 < result.lower_bound_ms <= best * (1 + 1e-9)
+    assert best == pytest.approx(result.best.iteration_ms)
+
+
+def test_parts_name_their_factors() -> None:
+    assert factors_in("fixed") == ()
+    assert factors_in("exchanges.forward.reduce") == ("exchanges", "exchanges.forward.reduce")
+    assert factors_in(lookup_part("backward", "fused_uvm", "row_wise", "m/t")) == (
+        "lookups",
+        "lookups.backward.fused_uvm",
+        "lookups.backward.row_wise",
+        "lookups.backward/m/t",
+    )

@@ -1,0 +1,164 @@
+"""`shardopt learn` on traces of CPU ranks: what fits, and what says so instead of a traceback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predictor.hardware.loader import load_hardware
+from shardopt.cli.app import main
+
+MODEL = """
+schema: 1
+name: small
+batch_size: 512
+tables:
+  - {name: a, num_embeddings: 40000, embedding_dim: 32, features: [{name: fa, pooling_factor: 8}]}
+  - {name: b, num_embeddings: 90000, embedding_dim: 32, features: [{name: fb, pooling_factor: 4}]}
+dense: {in_features: 4, bottom_mlp: [32], interaction: dot, top_mlp: [16, 1]}
+"""
+STEPS = 3
+
+
+def plan(world_size: int = 2, sharding_type: str = "table_wise") -> dict[str, Any]:
+    rows = {"a": 40000, "b": 90000}
+
+    def shards(rank: int, height: int) -> list[dict[str, Any]]:
+        if sharding_type == "table_wise":
+            return [{"rank": rank, "offset": [0, 0], "size": [height, 32]}]
+        half = height // world_size
+        return [{"rank": r, "offset": [r * half, 0], "size": [half, 32]} for r in range(world_size)]
+
+    tables = {
+        name: {
+            "sharding_type": sharding_type,
+            "compute_kernel": "fused",
+            "shards": shards(i, height),
+        }
+        for i, (name, height) in enumerate(rows.items())
+    }
+    return {
+        "schema": "shardopt.plan/1",
+        "world_size": world_size,
+        "local_world_size": world_size,
+        "hardware": "cpu-gloo",
+        "tables": tables,
+    }
+
+
+def trace(
+    rank: int, *, world_size: int = 2, module: str = "sparse.ebc", batch: int = 512, calls: int = 1
+) -> dict[str, Any]:
+    """Steps of 20 ms: ids for 1 ms, lookups of 2 and 4, outputs of 1, dense of 5 and 6."""
+    events: list[dict[str, Any]] = []
+
+    def add(name: str, at: float, ms: float, tid: int = 1, **args: Any) -> None:
+        cat = "cpu_op" if "::" in name else "user_annotation"
+        events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": 1e3 * at,
+             "dur": 1e3 * ms, "args": args}
+        )  # fmt: skip
+
+    for step in range(STEPS):
+        at = 100 + 20.0 * step
+        add(f"ProfilerStep#{step}", at, 20)
+        add("## forward ##", at, 9.9)
+        for _ in range(calls):
+            sizes = {"Input Dims": [[6144]], "Input type": ["long int"]}
+            add("gloo:all_to_all", at + 0.5 + 0.1 * rank, 1.0 - 0.1 * rank, tid=2, **sizes)
+        add(f"[lookup]_[{module}]_[table_wise]", at + 2, 2)
+        ops = {"Sequence number": 7 + 10 * step}
+        add("fbgemm::split_embedding_codegen_lookup_function", at + 2.5, 1.4, **ops)
+        outputs = {"Input Dims": [[16384]], "Input type": ["float"]}
+        add("gloo:all_to_all", at + 4, 1.0, tid=2, **outputs)
+        shapes = {"Input Dims": [[batch, 1], [batch, 1]], "Input type": ["float", "float"]}
+        loss = {"Sequence number": 8 + 10 * step, **shapes}
+        add("aten::binary_cross_entropy_with_logits", at + 6, 2.9, **loss)
+        add("## backward ##", at + 10, 9.5)
+        node = "autograd::engine::evaluate_function: "
+        add(f"{node}Loss", at + 10.2, 5.0, **{"Sequence number": 8 + 10 * step})
+        add(f"{node}CppNode<SplitLookupFunction>", at + 15.4, 4.0, **ops)
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "gloo", "rank": rank, "world_size": world_size},
+        "traceEvents": events,
+    }
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "model.yaml").write_text(MODEL)
+    write(tmp_path, plan(), [trace(0), trace(1)])
+    return tmp_path
+
+
+def write(job: Path, planned: dict[str, Any], traces: list[dict[str, Any]]) -> None:
+    (job / "plan.json").write_text(json.dumps(planned))
+    (job / "traces").mkdir(exist_ok=True)
+    for old in (job / "traces").iterdir():
+        old.unlink()
+    for i, one in enumerate(traces):
+        (job / "traces" / f"{i}.json").write_text(json.dumps(one))
+
+
+def learn(job: Path, *more: str) -> int:
+    words = ["learn", str(job / "traces"), "--model", str(job / "model.yaml")]
+    words += ["--plan", str(job / "plan.json"), "-o", str(job / "learned.yaml"), *more]
+    return main(words)
+
+
+def test_phases_of_a_trace_become_factors(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert learn(job, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured_ms"] == pytest.approx(20)
+    assert found["steps"] == STEPS
+    assert found["unmatched"] == []
+    assert abs(found["after_ms"] - 20) < abs(found["before_ms"] - 20)
+    spent = {(f["group"], f["table"]): f["evidence_ms"] for f in found["factors"]}
+    assert spent["lookups", None] > 2 * 2 + 2 * 4  # of two ranks, and their share of a step
+    assert ("lookups.backward", "b") in spent
+    learned = load_hardware(str(job / "learned.yaml")).learned
+    assert learned is not None
+    measured = {e.what: e.measured_ms for e in learned.evidence}
+    assert measured["exchanges.ids"] == pytest.approx(0.9)  # of the rank that came last
+    assert measured["lookups.forward ebc.TW of rank 1"] == pytest.approx(2)
+    assert measured["lookups.backward ebc.TW of rank 0"] == pytest.approx(4)
+
+
+def test_a_profile_that_has_learned_learns_more(job: Path) -> None:
+    assert learn(job) == 0
+    (job / "learned.yaml").rename(job / "first.yaml")
+    assert learn(job, "--hardware", str(job / "first.yaml")) == 0
+    learned = load_hardware(str(job / "learned.yaml")).learned
+    assert learned is not None
+    assert learned.steps == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("planned", "traces", "says"),
+    [
+        (plan(), [trace(0), trace(1, calls=2)], "ranks disagree on step 0"),
+        (plan(4, "row_wise"), [trace(0), trace(1)], "the traces are of 2 ranks"),
+        (plan(2, "row_wise"), [trace(0), trace(1)], "hold lookups of ebc.TW"),
+        (plan(), [trace(0, module="sparse.other")], "hold lookups of sparse.other.TW"),
+        (plan(), [trace(0, batch=64), trace(1, batch=64)], "of 64 samples per rank"),
+    ],
+)
+def test_traces_of_something_else_are_refused(
+    job: Path,
+    planned: dict[str, Any],
+    traces: list[dict[str, Any]],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(job, planned, traces)
+    assert learn(job) == 2
+    assert says in capsys.readouterr().err
+    assert not (job / "learned.yaml").exists()
+
+
+def test_traces_of_another_model_are_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job / "model.yaml").write_text(MODEL.replace("name: b,", "name: c,"))
+    assert learn(job) == 2
+    assert "plan.json" in capsys.readouterr().err
