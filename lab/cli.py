@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from lab.suites import ALL, SUITES
-from shardopt.api.request import MAX_SEED, Machine, check_number
+from shardopt.api.request import MAX_SEED, check_number
 from shardopt.cli import app as product
 from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, warmup_rounds
 from shardopt.cli.command import command
@@ -91,11 +91,15 @@ def validate(
         write_accuracy(write_docs, reports)
 
 
+MAX_RANDOM_PLANS = 10_000
+
+
 def batch(
     *,
     folder: Path,
     tasks: str,
     repeat: str | None = None,
+    against: int | None = None,
     rounds: int = 10,
     block: int = 6,
     warmup: str = "auto",
@@ -105,7 +109,7 @@ def batch(
     models: str = "random",
     quiet: bool = False,
 ) -> None:
-    """Draw models, calibrate, and run a dozen plans of each for real.
+    """Draw models, calibrate, and run plans of each for real, a dozen or the planners' own.
 
     After an interruption the same command continues with what is left.
 
@@ -118,16 +122,19 @@ def batch(
         models (NAME): Family that models are drawn from: random (sized by predictions; the
             predictor was developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables,
             scaled down) or shapes (many small tables, few wide ones, weighted, sequences and
-            others), crossed (plans whose ranks wait for each other), architectures (crosses,
-            experts, towers and attention in place of a DLRM) and drifting (windows of data that
-            move).
+            others), architectures (crosses, experts, towers and attention in place of a DLRM) and
+            drifting (windows of data that move).
         repeat (SEEDS): Tasks to measure a second time, after all others.
+        against (N): Run the plan of TorchRec's planner, ours and N random ones of each model, in
+            place of a dozen; `python -m lab validate against-torchrec --data DIR` reports them.
     """
     from lab.tasks.measure import TaskSetSettings, measure_task_set
     from shardopt.cli.output import note
 
     check_number("rounds", rounds, 1, MAX_ROUNDS)
     check_number("block", block, 1, MAX_BLOCK)
+    if against is not None:
+        check_number("against", against, 0, MAX_RANDOM_PLANS)
     settings = TaskSetSettings(
         folder,
         seeds("--tasks", tasks),
@@ -138,67 +145,8 @@ def batch(
         link,
         runtime,
         models,
+        random_plans=against,
         warmup=warmup_rounds(warmup),
-    )
-    measure_task_set(settings, lambda text: note([text], quiet=quiet))
-
-
-MAX_RANDOM_PLANS = 10_000
-
-
-def against(
-    *,
-    folder: Path,
-    tasks: str,
-    rounds: int = 16,
-    block: int = 6,
-    link: float | None = None,
-    runtime: Runtime = Runtime.PLAIN,
-    ranks: int = 2,
-    models: str = "random",
-    random_plans: int = 4,
-    quiet: bool = False,
-) -> None:
-    """Draw models, calibrate, and run the plans of TorchRec's planner and of shardopt of each.
-
-    `python -m lab validate against-torchrec --data DIR` reports the results of the folders in DIR.
-    After an interruption the same command continues with what is left.
-
-    Arguments:
-        folder (FOLDER): Folder for the measurements; it is created, or continued.
-
-    Measurement:
-        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
-        ranks (N): Number of processes; each has one core.
-        models (NAME): Family that models are drawn from: random (sized by predictions; the
-            predictor was developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables,
-            scaled down) or shapes (many small tables, few wide ones, weighted, sequences and
-            others).
-        random_plans (N): Random plans of each task to run beside the chosen ones.
-    """
-    from lab.tasks.against import check_models, draw_planners_task
-    from lab.tasks.measure import TaskSetSettings, measure_task_set
-    from shardopt.cli.output import note
-
-    check_number("rounds", rounds, 1, MAX_ROUNDS)
-    check_number("block", block, 1, MAX_BLOCK)
-    check_number("random_plans", random_plans, 0, MAX_RANDOM_PLANS)
-    check_models(models)
-    tasks_drawn = seeds("--tasks", tasks)
-    # a missing torchrec is told now, not after the minutes of the calibration
-    from shardopt.training import torchrec_planner  # noqa: F401
-
-    settings = TaskSetSettings(
-        folder,
-        tasks_drawn,
-        rounds=rounds,
-        block=block,
-        world_size=ranks,
-        link_gbit_s=link,
-        runtime=runtime,
-        models=models,
-        random_plans=random_plans,
-        draw=draw_planners_task,
     )
     measure_task_set(settings, lambda text: note([text], quiet=quiet))
 
@@ -246,56 +194,6 @@ def search(
     show_summary(make_console(), found)
     if write_docs is not None:
         atomic_write_text(write_docs, benchmarks_text(found))
-
-
-MAX_COUNT = 1_000_000
-MAX_REPEAT = 1000
-
-
-def score(
-    model: Path,
-    machine: Machine,
-    seed: int = 0,
-    count: int = 5000,
-    repeat: int = 5,
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
-    """Measure how many plans per second the predictor scores.
-
-    Search:
-        count (N): Plans to score per round and kind.
-        repeat (N): Number of rounds; the medians are shown.
-    """
-    from shardopt.api.setting import resolve
-    from shardopt.cli.output import note
-
-    check_number("count", count, 1, MAX_COUNT)
-    check_number("repeat", repeat, 1, MAX_REPEAT)
-    setting = resolve(model, machine)
-
-    from lab.planners.score import measure
-
-    note(setting.notes, quiet=quiet)
-    found = measure(setting.problem(), count, repeat, seed)
-    if json:
-        from shardopt.api.cache import versions
-        from shardopt.cli.output import print_json
-        from shardopt.measure.machine import machine as this_machine
-
-        kinds = {
-            name: {"per_second": found.per_second(name), "samples_s": [*samples.seconds]}
-            for name, samples in found.times.items()
-        }
-        head = {**setting.facts(), "seed": seed, "count": count, "repeat": repeat}
-        cost = {"scenarios_cost": found.scenarios_cost}
-        print_json(
-            {**head, "kinds": kinds, **cost, "machine": this_machine(), "versions": versions()}
-        )
-        return
-    for name in found.times:
-        print(f"{found.per_second(name):12,.0f} a second: {name}")
-    print(f"{found.scenarios_cost:12.1f} times the time of a plan: the same in all scenarios")
 
 
 def compare(
@@ -408,9 +306,7 @@ app = typer.Typer(
 app.command("validate", rich_help_panel=MEASURE, epilog=EPILOG)(command(validate))
 for function in (
     batch,
-    against,
     search,
-    score,
     compare,
     transformers,
 ):
@@ -424,11 +320,8 @@ PROGRAMS = {
     "fit megatron": ("lab.fit.megatron", "The constants of Megatron's software."),
     "fit ops": ("lab.fit.ops", "The models of CPU ops that `shardopt bench predict` uses."),
     "fit tables": ("lab.fit.tables", "Prints constants fitted to the public tables."),
-    "ablation": ("lab.tools.ablation", "What each searcher is worth."),
     "figure": ("lab.tools.figure", "The picture of the README."),
-    "live-steps": ("lab.tools.live_steps", "What a monitor costs a job, and what a move saves."),
     "readme": ("lab.pages.accuracy", "The README's tables of accuracy, from docs/accuracy."),
-    "record-answers": ("lab.tools.record_answers", "What shardopt answers in 100 cases."),
     "torchrec-own": ("lab.tools.torchrec_own", "TorchRec's own tests, with our planner."),
     "try-wheel": ("lab.tools.try_wheel", "Every command of a wheel, without torch and scipy."),
 }

@@ -203,9 +203,10 @@ def _gain(folder: Path) -> Iterator[str]:
         if task_set != "all":
             continue
         gain, low, high = (_share(row[column], "+") for column in ("mean gain", "from", "to"))
+        told = _share(foretold[key]["mean foretold"], "+")
         yield (
-            f"| `python -m lab against`: {runtime} runtime, {models} models | {row['tasks']} "
-            f"| {gain} ({low} to {high}) | {_share(foretold[key]['mean foretold'], '+')} "
+            f"| `python -m lab batch --against`: {runtime} runtime, {models} models "
+            f"| {row['tasks']} | {gain} ({low} to {high}) | {told} "
             f"| {row['faster']} faster, {row['equal']} equal, {row['slower']} slower |"
         )
     yield INDEPENDENT

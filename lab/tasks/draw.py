@@ -75,14 +75,12 @@ class Task:
     windows: tuple[Workload, ...] = ()
 
 
-def draw_task(
-    seed: int, *, world_size: int = 2, local_world_size: int = 2, models: str = RANDOM
-) -> Task:
+def draw_task(seed: int, ranks: Topology, models: str = RANDOM) -> Task:
     """The task of a seed: the same on any machine.
 
     Args:
         seed: at least 0.
-        local_world_size: ranks on each host. The plans of a seed depend on it, its model does not.
+        ranks: the plans of a seed depend on how many there are on each host, its model does not.
         models: the family, one of `lab.tasks.models`. The model of another
             than `RANDOM` depends on the seed alone.
 
@@ -90,7 +88,7 @@ def draw_task(
         InputError: a number is out of range.
     """
     hardware = load_hardware(PROFILE)
-    topology = task_topology(hardware, world_size, local_world_size)
+    topology = task_topology(hardware, ranks.world_size, ranks.local_world_size)
     if models == RANDOM:
         return _draw_random(seed, topology, hardware)
     workload = draw_model(models, seed)
@@ -98,11 +96,9 @@ def draw_task(
     return Task(seed, task_name(seed), workload, plans)
 
 
-def draw_workload(seed: int, *, world_size: int, local_world_size: int, models: str) -> Workload:
+def draw_workload(seed: int, ranks: Topology, models: str) -> Workload:
     """The model of a task alone, as `draw_task` has it."""
-    if models != RANDOM:
-        return draw_model(models, seed)
-    return draw_task(seed, world_size=world_size, local_world_size=local_world_size).workload
+    return draw_model(models, seed) if models != RANDOM else draw_task(seed, ranks).workload
 
 
 def _draw_random(seed: int, topology: Topology, hardware: HardwareProfile) -> Task:

@@ -15,22 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from lab.architecture import Architecture, architecture_of
+from lab.tasks.against import draw_planners_task
 from lab.tasks.architectures import draw_architecture_task
-from lab.tasks.crossed import draw_crossed_task
 from lab.tasks.draw import Task, draw_task
 from lab.tasks.drifting import draw_drifting_task
-from lab.tasks.models import (
-    ARCHITECTURES,
-    CROSSED,
-    DRIFTING,
-    RANDOM,
-    check_family,
-)
+from lab.tasks.models import ARCHITECTURES, DRIFTING, FAMILIES, RANDOM, check_family
 from lab.tasks.task_set import (
     CALIBRATION_FILE,
     OLD_FILES,
     SCHEMA,
     TASK_SET_FILE,
+    TaskSet,
     load_task_set,
     load_windows,
     part_path,
@@ -63,25 +58,11 @@ REMEDY = "restore it, or measure into another folder"
 Say = Callable[[str], None]
 
 
-def draw_random_task(settings: TaskSetSettings, seed: int) -> Task:
-    """A task with a dozen plans of every structure, or with the plans of its family."""
-    if settings.models == ARCHITECTURES:
-        return draw_architecture_task(seed, load_task_set(settings.folder))
-    if settings.models == DRIFTING:
-        return draw_drifting_task(seed, load_task_set(settings.folder))
-    if settings.models == CROSSED:
-        return draw_crossed_task(
-            seed,
-            world_size=settings.world_size,
-            local_world_size=settings.local_world_size,
-            hardware=load_task_set(settings.folder).made.profile,
-        )
-    return draw_task(
-        seed,
-        world_size=settings.world_size,
-        local_world_size=settings.local_world_size,
-        models=settings.models,
-    )
+FAMILY_TASKS: Mapping[str, Callable[[int, TaskSet], Task]] = {
+    ARCHITECTURES: draw_architecture_task,
+    DRIFTING: draw_drifting_task,
+}
+"""Families whose models come with plans of their own."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +77,9 @@ class TaskSetSettings:
         link_gbit_s: of the link between two hosts of a rank each; None: all ranks on one host.
         runtime: of the ranks.
         models: the family that models are drawn from.
-        random_plans: how many a task has beside those that were chosen.
+        random_plans: how many a task has beside TorchRec's plan and ours; None: a dozen plans of
+            every structure, or those of the family.
         warmup: rounds before measuring; None lets the samples decide.
-        draw: makes the task of a seed; by then the folder holds the whole calibration.
     """
 
     folder: Path
@@ -110,9 +91,8 @@ class TaskSetSettings:
     link_gbit_s: float | None = None
     runtime: Runtime = Runtime.PLAIN
     models: str = RANDOM
-    random_plans: int = 0
+    random_plans: int | None = None
     warmup: int | None = None
-    draw: Callable[[TaskSetSettings, int], Task] = draw_random_task
 
     @property
     def local_world_size(self) -> int:
@@ -191,11 +171,15 @@ def _check(settings: TaskSetSettings) -> None:
             inputs=("link", "ranks"),
         )
     check_family(settings.models)
-    if settings.random_plans < 0:
-        raise InputError(
-            f"the number of random plans is {settings.random_plans}; it must be at least 0",
-            inputs=("random_plans",),
-        )
+    if settings.random_plans is not None:
+        if settings.models in FAMILY_TASKS:
+            raise InputError(
+                f"models '{settings.models}' come with plans of their own, beside which no "
+                f"planner's would tell anything; choose another of {', '.join(FAMILIES)}",
+                inputs=("models",),
+            )
+        # a missing torchrec is told now, not after the minutes of the calibration
+        from shardopt.training import torchrec_planner  # noqa: F401
 
 
 def _open(settings: TaskSetSettings) -> None:
@@ -332,7 +316,13 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
     From then on the files say what the task is, since what is drawn changes with the calibration
     and with this code.
     """
-    task = settings.draw(settings, seed)
+    task_set = load_task_set(settings.folder)
+    if settings.random_plans is not None:
+        task = draw_planners_task(seed, task_set, settings.models, settings.random_plans)
+    elif settings.models in FAMILY_TASKS:
+        task = FAMILY_TASKS[settings.models](seed, task_set)
+    else:
+        task = draw_task(seed, task_set.ranks, settings.models)
     memory_bytes = environment(BACKEND)["memory_bytes"]
     parts, left_out = split_plans(task.workload, task.plans, memory_bytes)
     if left_out:

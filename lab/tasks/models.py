@@ -439,8 +439,6 @@ def _moved(feature: Feature, rng: random.Random, moves: bool, lost: bool) -> Fea
 
 RANDOM = "random"
 """The family that is drawn in `lab.tasks.draw`."""
-CROSSED = "crossed"
-"""The family that is drawn, with plans of its own, in `lab.tasks.crossed`."""
 ARCHITECTURES = "architectures"
 """The family that is drawn, with plans of its own, in `lab.tasks.architectures`."""
 DRIFTING = "drifting"
@@ -452,7 +450,7 @@ COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
 }
 """Families whose models are sized by counting: name -> the model of a seed."""
 
-FAMILIES = (RANDOM, *COUNTED, CROSSED, ARCHITECTURES, DRIFTING)
+FAMILIES = (RANDOM, *COUNTED, ARCHITECTURES, DRIFTING)
 
 
 def check_family(name: str) -> None:

@@ -17,6 +17,7 @@ from lab.tasks.plans import plan_of, random_plans, row_wise, table_wise
 from lab.transformers import run as transformers
 from lab.validate.public_tables import GEMM_FILE, NCCL_FILE
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
+from predictor.model.topology import Topology
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
@@ -99,9 +100,9 @@ pytest.importorskip("torchrec")
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
-def a_task(seed: int, *, world_size: int, local_world_size: int, models: str) -> Task:
+def a_task(seed: int, topology: Topology, models: str) -> Task:
+    world_size = topology.world_size
     made = with_digest(a_workload(*(a_table(n, 1000 + seed, 8) for n in "ab"), batch_size=16))
-    topology = a_topology(world_size, local_world_size)
     shardings = {
         "whole": tuple(table_wise(t, rank) for rank, t in enumerate(made.tables)),
         "split": tuple(row_wise(t, world_size) for t in made.tables),
@@ -148,50 +149,6 @@ def test_random_plans_of_a_drawn_model_train(seed: int) -> None:
     assert rows is not None
     assert rows.names == list(plans)
     assert len(rows.rounds) == 1
-
-
-KINDS = {
-    "random plans",
-    "plans with one table or shard moved",
-    "neighbours in a local search",
-    "random plans in all of 16 scenarios",
-}
-
-
-def test_json_holds_every_kind(run, model: Path) -> None:
-    done = run("score", model, "--gpus", 2, "--count", 20, "--repeat", 3, "--json")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
-    assert (data["world_size"], data["count"], data["repeat"]) == (2, 20, 3)
-    assert data["kinds"].keys() == KINDS
-    for kind in data["kinds"].values():
-        assert len(kind["samples_s"]) == 3
-        assert kind["per_second"] == pytest.approx(20 / sorted(kind["samples_s"])[1])
-    times = {name: kind["per_second"] for name, kind in data["kinds"].items()}
-    ratio = times["random plans"] / times["random plans in all of 16 scenarios"]
-    assert data["scenarios_cost"] == pytest.approx(ratio)
-    assert data["machine"].keys() >= {"cores", "python", "load_average"}
-
-
-def test_the_console_names_every_kind(run, model: Path) -> None:
-    done = run("score", model, "--gpus", 2, "--count", 5, "--repeat", 1)
-    assert done.code == 0, done.err
-    *lines, last = done.out.splitlines()
-    assert last.endswith("times the time of a plan: the same in all scenarios")
-    assert {line.split(": ")[1] for line in lines} == KINDS
-    assert all(float(line.split()[0].replace(",", "")) > 0 for line in lines)
-
-
-@pytest.mark.parametrize("flags", [("--count", 0), ("--repeat", 0), ("--count", 10**7)])
-def test_numbers_out_of_range_are_refused(run, model: Path, flags: tuple[str, int]) -> None:
-    done = run("score", model, "--gpus", 2, *flags)
-    assert done.code == 2
-    assert f"{flags[0][2:]} is {flags[1]}" in done.err
-
-
-def test_nothing_that_fits_is_said_so(run, model: Path) -> None:
-    done = run("score", model, "--gpus", 2, "--hbm-gib", 0.001, "--ddr-gib", 0.001)
-    assert done.code == 3, done.err
 
 
 SUITE = """\

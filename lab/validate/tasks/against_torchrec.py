@@ -1,6 +1,6 @@
 """The plan of TorchRec's planner against ours, both run for real: gains predicted and measured.
 
-Batches are those of `python -m lab against`. A gain is the share of the iteration time of
+Batches are those of `python -m lab batch --against`. A gain is the share of the iteration time of
 TorchRec's plan that ours saves. What may be left out, and by which rule, is fixed in
 `lab.validate.tasks.gains`.
 """
@@ -66,7 +66,7 @@ def validate_against_torchrec(folder: Path) -> Report:
     """
     batches = load_task_sets(
         folder,
-        "a folder of batches that `python -m lab against` has measured",
+        "a folder of batches that `python -m lab batch --against` has measured",
     )
     found = [
         (batch, task, find_gains(batch, _check_plans(task)))
@@ -110,7 +110,7 @@ def _too_loaded(batch: TaskSet, task: MeasuredTask) -> str:
     quiet = sum((r["other_cores"] or 0.0) <= QUIET for r in task.rows.rounds)
     return (
         f"{batch.name} {task.name}: only {quiet} of {len(task.rows.rounds)} rounds without other "
-        f"work, and {FEWEST_ROUNDS} are needed; measure more rounds with `python -m lab against`"
+        f"work, and {FEWEST_ROUNDS} are needed; measure more rounds with the same command"
     )
 
 
@@ -139,7 +139,7 @@ def _check_plans(task: MeasuredTask) -> MeasuredTask:
     if names[:2] != [THEIRS, OURS]:
         raise InputError(
             f"{task.name}: its plans are {', '.join(names)}, but the first two of a task "
-            f"measured by `python -m lab against` are {THEIRS} and {OURS}"
+            f"measured by `python -m lab batch --against` are {THEIRS} and {OURS}"
         )
     return task
 

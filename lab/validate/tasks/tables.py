@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.tasks.crossed import BALANCED
 from lab.tasks.task_set import TaskSet
 from lab.validate.report import (
     Cell,
@@ -37,6 +36,8 @@ WITHIN = (0.0, 0.02, 0.05, 0.10)
 PICKED = 0.05
 """The same, where one figure stands for all."""
 LOOKUPS_PLAN = "table_wise_by_lookups"
+BALANCED = "balanced"
+"""Of a crossed task: both kinds of tables on every rank."""
 
 ORDER_COLUMNS = (
     *(("what", "text"), ("tasks", "count"), ("plans", "count")),

@@ -63,6 +63,7 @@ def test_a_dlrm_needs_no_capture() -> None:
     assert captured(drawn, "m.ops.json") is drawn.workload
 
 
+@pytest.mark.slow
 def test_plans_are_few_and_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence cannot be replicated on CPUs, so structures that do are left out."""
     hardware = load_hardware("cpu-gloo")

@@ -29,7 +29,7 @@ from predictor.model.workload import Feature
 from predictor.predict import predict
 from predictor.units import GIB
 from shardopt.bench.job import RANK_BYTES, rank_bytes
-from tests.builders import a_table, a_workload
+from tests.builders import a_table, a_topology, a_workload
 from tests.quick import quick_first
 
 SEEDS = quick_first(1, (0, 7, 6))
@@ -43,7 +43,7 @@ def task(seed: int, local: int = 2) -> Task:
 @cache
 def drawn(seed: int, local: int) -> Task:
     """Drawn once, however a test names its arguments."""
-    return draw_task(seed, local_world_size=local)
+    return draw_task(seed, a_topology(2, local))
 
 
 def times(made: Task, local: int = 2) -> dict[str, float]:
@@ -57,7 +57,7 @@ def times(made: Task, local: int = 2) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_seed_gives_one_task() -> None:
-    again = draw_task(0)
+    again = draw_task(0, a_topology(2, 2))
     assert again == task(0)
     assert list(again.plans) == list(task(0).plans)
 
@@ -164,4 +164,4 @@ def test_columns_are_cut_as_fbgemm_takes_them() -> None:
 
 def test_a_seed_below_zero_is_refused() -> None:
     with pytest.raises(InputError, match="seed is -1; it must be at least 0"):
-        draw_task(-1)
+        draw_task(-1, a_topology(2, 2))

@@ -82,10 +82,12 @@ def _measured(monkeypatch: pytest.MonkeyPatch, folder: Path, task: Any) -> None:
     from lab.tasks import measure
 
     jobs = []
+    monkeypatch.setitem(measure.FAMILY_TASKS, "drifting", lambda seed, task_set: task)
+    monkeypatch.setattr(measure, "load_task_set", lambda folder: None)
     monkeypatch.setattr(measure, "_calibrate", lambda settings, say: None)
     monkeypatch.setattr(measure, "run_bench", lambda job, path, say: jobs.append(job))
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
-    settings = TaskSetSettings(folder / "set", [3], models="drifting", draw=lambda s, n: task)
+    settings = TaskSetSettings(folder / "set", [3], models="drifting")
     measure_task_set(settings, lambda text: None)
     assert task.windows == load_windows(settings.folder, "task-003")
     for plan in task.plans:

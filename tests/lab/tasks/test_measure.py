@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lab.tasks import task_set as parts
 from lab.tasks.draw import Task
 from lab.tasks.measure import TaskSetSettings, measure_task_set
 from predictor.errors import InputError
+from predictor.model.topology import Topology
 from shardopt.bench.job import Job
 from shardopt.bench.rows import check_continues, read_rows, write_rows
 from shardopt.bench.run import new_rows
@@ -25,14 +27,11 @@ from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}
 
 
-def a_task(
-    seed: int, plans: int, *, world_size: int, local_world_size: int, models: str = "random"
-) -> Task:
+def a_task(seed: int, plans: int, topology: Topology) -> Task:
     name = f"task-{seed:03d}"
     made = with_digest(a_workload(a_table("t", rows=100 + seed, dim=8)))
-    topology = a_topology(world_size, local_world_size)
     found = {
-        f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % world_size)])
+        f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % topology.world_size)])
         for at in range(plans)
     }
     return Task(seed, name, made, found)
@@ -52,9 +51,9 @@ class Lab:
     def calibrate(self, asked: TaskSetSettings, say: Callable[[str], None]) -> None:
         self.calls.append("calibrate")
 
-    def draw_task(self, seed: int, **how: Any) -> Task:
+    def draw_task(self, seed: int, ranks: Topology, models: str) -> Task:
         self.drawn.append(seed)
-        return a_task(seed, self.plans, **how)
+        return a_task(seed, self.plans, ranks)
 
     def run_bench(self, job: Job, path: Path, say: Callable[[str], None]) -> None:
         self.calls.append(path.name)
@@ -94,9 +93,15 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(measure, "_calibrate", found.calibrate)
     monkeypatch.setattr(measure, "draw_task", found.draw_task)
     monkeypatch.setattr(measure, "run_bench", found.run_bench)
+    monkeypatch.setattr(measure, "load_task_set", ranks_of)
     monkeypatch.setattr(measure, "environment", lambda backend: dict(MACHINE))
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
     return found
+
+
+def ranks_of(folder: Path) -> SimpleNamespace:
+    about = json.loads((folder / "batch.json").read_text())
+    return SimpleNamespace(ranks=a_topology(2, about["local_world_size"]))
 
 
 def asked(folder: Path, tasks: list[int], **more: Any) -> TaskSetSettings:
@@ -280,7 +285,7 @@ def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
         ({"world_size": 3}, "number of ranks is 3"),
         ({"repeats": [5]}, "task 5 is to be repeated"),
         ({"models": "shape"}, "no models 'shape'"),
-        ({"random_plans": -1}, "random plans is -1"),
+        ({"models": "drifting", "random_plans": 4}, "models 'drifting'"),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(

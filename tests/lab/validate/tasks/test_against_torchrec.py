@@ -274,7 +274,7 @@ def test_a_task_with_too_few_quiet_rounds_is_named(report: Report, lab: Any) -> 
     assert [row["task"] for row in table(found, "tasks")] == ["batch-1 task-002"]
     assert found.skipped == (
         "batch-1 task-001: only 5 of 5 rounds without other work, and 6 are needed; measure more "
-        "rounds with `python -m lab against`",
+        "rounds with the same command",
     )
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from lab.pages.scores import scores_object
-from lab.tasks.crossed import BALANCED, CROSSED, SAME_RANK
 from lab.validate.report import Scores
 from lab.validate.tasks.ablations import SUMS
-from lab.validate.tasks.tables import over_balanced, synchronisation
+from lab.validate.tasks.tables import BALANCED, over_balanced, synchronisation
+
+CROSSED, SAME_RANK = "crossed", "same_rank"
 
 
 def task(plans: dict[str, tuple[float, float, float]]) -> Any:
