@@ -177,12 +177,12 @@ def search(
         write_docs (FILE): Also write the results to this Markdown page, such as
             docs/benchmarks.md.
     """
-    from lab.pages.planners_page import benchmarks_text, show_summary
+    from lab.pages.planners_page import benchmarks_text, summary
+    from lab.planners.rows import rows_by_instance
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
     from search.stop import Stop
     from shardopt.cli.output import check_writable, note
     from shardopt.files import atomic_write_text
-    from shardopt.report.console import make_console
 
     check_number("seed", seed, 0, MAX_SEED)
     Stop(effort)
@@ -191,7 +191,7 @@ def search(
     names = [name.strip() for name in (planners or "").split(",") if name.strip()]
     selection = SuiteSelection(only, check_planners(names), effort, seed)
     found = run_suite(load_suite(suite), rows, selection, lambda text: note([text], quiet=quiet))
-    show_summary(make_console(), found)
+    print("\n".join(summary(rows_by_instance(found))))
     if write_docs is not None:
         atomic_write_text(write_docs, benchmarks_text(found))
 

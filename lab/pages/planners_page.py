@@ -6,8 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rich.console import Console
-
 from lab.planners.rows import (
     MANY_TABLES,
     MUCH,
@@ -36,36 +34,6 @@ from lab.planners.rows import (
     without_plan,
 )
 from shardopt.formatting import number, percent, plural
-from shardopt.report.console import heading, line, show, table
-
-OBJECTIVES = (
-    ("By shardopt's prediction", ours_predicted, time_ms, SHARDOPT),
-    ("By TorchRec's rating", ours_rated, rated_ms, RATED),
-)
-
-
-def show_summary(console: Console, rows: Sequence[SearchRow]) -> None:
-    """One table per objective, and the time to a plan as good as TorchRec's."""
-    fields = rows_by_instance(rows)
-    for title, ours, value, needs in OBJECTIVES:
-        heading(console, title, "plans that fit by the same planner's memory count")
-        made = table("<against", ">better", ">equal", ">worse", ">median gain", ">only ours")
-        for name in others(rows):
-            one = against(fields, name, ours, value, needs)
-            if one.instances:
-                gain = "-" if one.median_gain is None else percent(one.median_gain)
-                counts = (one.better, one.equal, len(one.worse))
-                made.add_row(name, *map(str, counts), gain, str(one.only_ours))
-        show(console, made)
-    found = speed(fields)
-    if as_good := shares(found):
-        line(
-            console,
-            f"With {MANY_TABLES} tables or more, a plan as good as TorchRec's is found after "
-            f"{percent(statistics.median(as_good))} of its time in the median, "
-            f"{percent(max(as_good))} at worst.",
-        )
-
 
 HEAD = """# Benchmarks of the search
 
@@ -124,7 +92,7 @@ instances are built around a known packing and have no host memory; `-tw` allows
 def benchmarks_text(rows: Sequence[SearchRow]) -> str:
     """The page."""
     fields = rows_by_instance(rows)
-    parts = [HEAD, *_states(rows), *_summary(fields), PLANNERS, *_by_instance(fields)]
+    parts = [HEAD, *_states(rows), *summary(fields), PLANNERS, *_by_instance(fields)]
     parts += _machines(rows)
     return "\n".join(parts).rstrip("\n") + "\n"
 
@@ -140,7 +108,8 @@ def _states(rows: Sequence[SearchRow]) -> Iterator[str]:
         yield UNKNOWN
 
 
-def _summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
+def summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
+    """Lines on who is better by how much, and how soon."""
     yield f"## In short: {len(fields)} instances\n"
     yield "### (a) by shardopt's prediction\n"
     yield from _against(fields, ours_predicted, time_ms, SHARDOPT)

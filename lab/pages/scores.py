@@ -155,7 +155,7 @@ _SHOWN = ("system", "profile", "accels", "round", "interaction", "gpus", "local_
 
 def scores_object(scores: Scores) -> dict[str, Any]:
     """Column key -> value for each row, fractions as they are; null where there is none."""
-    keys = scores.keys or [title for title, _ in scores.columns]
+    keys = [title for title, _ in scores.columns]
     rows = [dict(zip(keys, map(_plain, row), strict=True)) for row in scores.rows]
     return {"about": scores.about, "rows": rows}
 

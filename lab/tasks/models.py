@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import TypeVar
 
+from lab.criteo import CAPPED_ROWS, MULTI_HOT, criteo_tables
 from predictor.errors import InputError, did_you_mean
 from predictor.model.distribution import Distribution, ReuseHistogram, Uniform, Zipf
 from predictor.model.workload import DcnV2, DenseArch, Feature, Optimizer, Table, Workload
@@ -134,15 +135,6 @@ def _capped(tables: Sequence[Table], rows: int) -> list[Table]:
     return [replace(t, num_embeddings=min(rows, t.num_embeddings)) for t in tables]
 
 
-CRITEO_ROWS = (
-    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956),
-    *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152),
-    *(12_973, 108, 36),
-)
-CRITEO_IDS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-CRITEO_ALPHA = 1.1
-"""Assumed; configs/models/dlrm_dcnv2_criteo1tb.yaml says why."""
-
 REUSE = {
     "2021": (0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011, 0.005, 0.002, 0.001),
     "2021 parts": (0.423, 0.165, 0.167, 0.121, 0.073, 0.031, 0.011, 0.004, 0.002, 0.001, 0.001),
@@ -166,17 +158,7 @@ def draw_published(seed: int, rng: random.Random) -> Workload:
 def _dcnv2(name: str, rng: random.Random) -> Workload:
     """26 tables of one width, most of them tiny; one has half of all ids."""
     dim = pick(rng, (16, 32, 64))
-    tables = [
-        Table(
-            f"cat_{i}",
-            rows,
-            dim,
-            # a bag of h ids reads h shuffled copies of one law; see the model file
-            (Feature(f"c_{i}", float(h), distribution=Zipf(CRITEO_ALPHA, (h - 1) / 2)),),
-            optimizer=Optimizer.ADAGRAD,
-        )
-        for i, (rows, h) in enumerate(zip(CRITEO_ROWS, CRITEO_IDS, strict=True))
-    ]
+    tables = criteo_tables(CAPPED_ROWS, MULTI_HOT, dim, Optimizer.ADAGRAD, ("cat", "c"))
     part = pick(rng, (4, 8))
     dense = DenseArch(
         in_features=13,

@@ -6,7 +6,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,6 @@ def _fits(shape: TransformerShape) -> bool:
 OPS = "ops.csv"
 BUCKETS = "buckets.csv"
 MACHINE = "machine.json"
-TRACES = "traces.csv"
 TIMES = ("steps", "alone", "captured")
 """Of a round that counts: what was timed -> shape -> ms of every rank."""
 KIB = 1024
@@ -335,32 +334,6 @@ BUCKET = RowKind(
 )
 
 
-@dataclass(frozen=True)
-class TracedStep:
-    """A step that was traced: its ops, and how many of them each trace holds in order."""
-
-    shape: str
-    ops: int
-    in_execution_trace: int
-    in_kineto: int
-
-    @property
-    def found(self) -> int:
-        """Ops that both traces hold, at least."""
-        return min(self.in_execution_trace, self.in_kineto)
-
-
-TRACED_STEP = RowKind(
-    what="traced step",
-    keys=("shape", "ops", "in_execution_trace", "in_kineto"),
-    parse=lambda of: TracedStep(
-        of["shape"], int(of["ops"]), int(of["in_execution_trace"]), int(of["in_kineto"])
-    ),
-    fields=asdict,
-    remedy=REMEDY,
-)
-
-
 def write_ops(folder: Path, steps: Mapping[str, RankCalls]) -> None:
     """Rows of ops and buckets of every shape."""
     lines = [
@@ -396,15 +369,3 @@ def read_ops(folder: Path) -> dict[str, RankCalls]:
         name: training_step({part: tuple(rows) for part, rows in of.items()}, buckets[name])
         for name, of in parts.items()
     }
-
-
-def read_traces(folder: Path) -> tuple[int, int, int] | None:
-    """(steps, ops, fewest of them that their traces hold in order); None where none was traced.
-
-    Raises:
-        InputError: the file cannot be read, or a line of it.
-    """
-    if not (folder / TRACES).exists():
-        return None
-    rows = read_rows(folder / TRACES, TRACED_STEP)
-    return len(rows), sum(row.ops for row in rows), sum(row.found for row in rows)

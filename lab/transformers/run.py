@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.transformers.files import MACHINE, OPS, TRACES, calibrations, rounds_of, targets, write_ops
-from lab.transformers.worker import time_rounds, trace_families
+from lab.transformers.files import MACHINE, OPS, calibrations, rounds_of, targets, write_ops
+from lab.transformers.worker import record_step, step_calls, time_rounds
 from predictor.iteration.op_graph import RankCalls
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
@@ -44,14 +44,9 @@ def run_transformers(
         report(f"{count} rank{'' if count == 1 else 's'}: {done} of {rounds} rounds are there")
         if done < rounds:
             run_ranks(time_rounds, count, folder, rounds)
-    if not (folder / TRACES).exists():
-        report("traces of a shape of each family")
-        run_ranks(trace_families, 1, folder)
 
 
 def list_steps() -> dict[str, RankCalls]:
     """The ops of every shape that is captured or predicted, none of them run."""
-    from lab.transformers.worker import record_step, step_calls
-
     shapes = {shape.name: shape for n in RANKS for shape in (*calibrations(n), *targets(n))}
     return {name: step_calls(record_step(shape)) for name, shape in shapes.items()}

@@ -18,33 +18,24 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
+from lab.criteo import RARE_AS_ONE_ROWS, UNCAPPED_ROWS, criteo_tables
 from lab.runtimes.examples import ExamplesBuilder, load_examples
-from lab.validate.report import ComparedRow, Report, data_folder, noise_of
-from lab.validate.torchrec_p4d import UNCAPPED_ROWS, ZIPF_ALPHA
+from lab.validate.report import ComparedRow, Report, compare_tables, noise_of, time_of
 from predictor import units
-from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
+from predictor.csv_rows import MOST_RANKS, Row, count, number
 from predictor.errors import InputError, did_you_mean
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import list_hardware, load_hardware
-from predictor.iteration.critical_path import critical_path
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.timeline import simulate
-from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DcnV2, DenseArch, Feature, QComm, Table, Workload
-from predictor.predict import iteration_interval
+from predictor.model.workload import DcnV2, DenseArch, QComm, Table, Workload
 
 FILE = "dlrm_published_throughput.csv"
 COLUMNS = (
     *("source", "date", "model", "gpu", "gpu_mem", "gpus", "model_size", "emb_gb", "tables", "dim"),
     *("global_batch", "precision", "phase", "iter_ms"),
 )
-SMALL_ROWS = (
-    *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209),
-    *(10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35),
-)
-"""Criteo 1 TB with ids that occur fewer than 15 times as one: the head of the table."""
 LARGE_FROM = 100_000
 """Tables of so many rows grow as rarer ids are kept; smaller ones have all their ids already."""
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "mixed precision": "fp16", "amp": "fp16"}
@@ -130,7 +121,7 @@ class Run:
     def rows(self) -> tuple[int, ...]:
         """Rows of every table: those of the nearest published list, grown to the bytes given."""
         small = self.size in ("small", "")
-        known = SMALL_ROWS if small else UNCAPPED_ROWS
+        known = RARE_AS_ONE_ROWS if small else UNCAPPED_ROWS
         if small or self.embedding_gib is None:
             return known
         large = sum(size for size in known if size >= LARGE_FROM)
@@ -160,16 +151,8 @@ class Run:
 
     def workload(self) -> Workload:
         """The model and its batch per rank."""
-        tables = tuple(
-            Table(
-                f"t_cat_{i}",
-                size,
-                self.dim,
-                (Feature(f"cat_{i}", 1.0, distribution=Zipf(ZIPF_ALPHA, 0.0)),),
-                optimizer="exact_sgd",
-            )
-            for i, size in enumerate(self.rows())
-        )
+        rows = self.rows()
+        tables = criteo_tables(rows, (1,) * len(rows), self.dim, "exact_sgd")
         wire = "fp16" if self.dtype == "fp16" else "fp32"
         interaction = DcnV2(3, 512) if "dcn" in self.model.lower() else "dot"
         bottom, top = (512, 256, self.dim), (1024, 1024, 512, 256, 1)
@@ -184,16 +167,14 @@ def validate_dlrm_published(folder: Path) -> Report:
     Raises:
         InputError: the folder or the table is not there.
     """
-    data_folder(folder, [FILE], every=True)
-    table = read_table(folder / FILE, COLUMNS, _parse)
-    rows = [_compared(run) for run in table.rows]
+    rows, skipped = compare_tables(folder, {FILE: (COLUMNS, lambda row: _compared(_parse(row)))})
     rows.sort(key=lambda row: PARTS.index(row.part))
     repeats = [(tuple(v for k, v in r.name.items() if k != "date"), r.measured_ms) for r in rows]
     return Report(
         "dlrm-published",
         tuple(rows),
         UNFUSED,
-        tuple(table.problems),
+        tuple(skipped),
         NOTES,
         held_out=PARTS[1:],
         noise={"the same on other dates, with other software": noise_of(repeats)},
@@ -207,8 +188,10 @@ def _parse(row: Row) -> Run:
     if precision.lower() not in PRECISIONS:
         known = ", ".join(PRECISIONS)
         raise ValueError(f"precision is '{precision}'; known are {known}")
-    if count(row, "tables") != len(SMALL_ROWS):
-        raise ValueError(f"tables is {row['tables']}; the rows of {len(SMALL_ROWS)} are known")
+    if count(row, "tables") != len(RARE_AS_ONE_ROWS):
+        raise ValueError(
+            f"tables is {row['tables']}; the rows of {len(RARE_AS_ONE_ROWS)} are known"
+        )
     try:
         day = date.fromisoformat(row["date"].strip())
     except ValueError:
@@ -279,11 +262,7 @@ def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
     )
     scorer = PlanScorer(workload, topology, hardware)
     builder = ExamplesBuilder(scorer, run.plan(), first_gpu=run.first_gpu, shared_link=through_host)
-    graph = builder.build()
-    timeline = simulate(graph, keep_steps=True)
-    time = float(timeline.iteration_ms[0])
-    path = critical_path(graph, timeline)
-    return time, iteration_interval(time, path, hardware, topology, runtime.software_error)
+    return time_of(builder.build(), hardware, topology, runtime.software_error)
 
 
 def place(

@@ -6,25 +6,22 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lab.criteo import criteo_tables
 from lab.runtimes.hugectr import HugeCtrBuilder, Runtime, runtime_of_round
-from lab.validate.report import ComparedRow, Report, data_folder
+from lab.validate.report import ComparedRow, Report, data_folder, time_of
 from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number, read_table
 from predictor.errors import InputError
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.critical_path import critical_path
-from predictor.iteration.timeline import simulate
-from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
-from predictor.predict import iteration_interval
+from predictor.model.workload import DcnV2, DenseArch, Workload
 
 ROWS_FILE = "mlperf_dlrm_measured_iteration_time.csv"
 CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
@@ -301,8 +298,6 @@ def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
 
 
 DIM = 128
-ZIPF_ALPHA = 1.1
-"""Of the Criteo ids; configs/models/dlrm_dcnv2_criteo1tb.yaml says where it comes from."""
 BOTTOM, TOP = (512, 256, 128), (1024, 1024, 512, 256, 1)
 _FORM = r"(?P<form>pcie|sxm|nvl)?"
 _PATTERN = re.compile(
@@ -405,27 +400,14 @@ def _topology(system: System, hardware: HardwareProfile) -> Topology:
     )
 
 
-def _tables(rows: tuple[int, ...], hot: tuple[int, ...], optimizer: str) -> tuple[Table, ...]:
-    return tuple(
-        Table(
-            f"t_cat_{i}",
-            size,
-            DIM,
-            (Feature(f"cat_{i}", float(h), distribution=Zipf(ZIPF_ALPHA, (h - 1) / 2)),),
-            optimizer=optimizer,
-        )
-        for i, (size, h) in enumerate(zip(rows, hot, strict=True))
-    )
-
-
 def _dcnv2(system: System, planner: Planner) -> Workload:
-    tables = _tables(planner.rows, planner.multi_hot, "exact_adagrad")
+    tables = criteo_tables(planner.rows, planner.multi_hot, DIM, "exact_adagrad")
     dense = DenseArch(13, BOTTOM, TOP, DcnV2(3, 512), "fp16", "adagrad")
     return Workload(DCNV2, _local(system), tables, dense)
 
 
 def _dlrm(system: System, planner: Planner) -> Workload:
-    tables = _tables(planner.rows, (1,) * len(planner.rows), "exact_sgd")
+    tables = criteo_tables(planner.rows, (1,) * len(planner.rows), DIM, "exact_sgd")
     dense = DenseArch(13, BOTTOM, TOP, "dot", "fp16", "sgd")
     return Workload(system.benchmark, _local(system), tables, dense)
 
@@ -463,7 +445,6 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
     parts = parts_of(systems)
     times: dict[tuple[object, ...], tuple[float, tuple[float, float]]] = {}
     rows: list[ComparedRow] = []
-    recent: list[ComparedRow] = []
     for system, part in zip(systems, parts, strict=True):
         case = case_of(system, planner)
         if isinstance(case, str):
@@ -472,9 +453,9 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
         key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
                system.global_batch, planner.matrix(system))  # fmt: skip
         if key not in times:
-            times[key] = _predicted(case)
+            graph = case.builder().build()
+            times[key] = time_of(graph, case.hardware, case.topology)
         rows.append(_compared(case, *times[key], part))
-        recent += rows[-1:] if part == TEST and system.version >= (4, 0) else []
     later = [r for r in rows if r.part == TEST and r.name["profile"] in FIT_PROFILES]
     never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]
     parts_of_rows = {
@@ -486,8 +467,7 @@ def validate_mlperf_dlrm(folder: Path) -> Report:
         },
     }
     kept = {name: found for name, found in parts_of_rows.items() if found}
-    notes = tuple(plan_change(systems, planner))
-    return Report("mlperf-dlrm", tuple(rows), TEST, tuple(skipped), notes, kept)
+    return Report("mlperf-dlrm", tuple(rows), TEST, tuple(skipped), parts=kept)
 
 
 def by_profile(rows: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
@@ -525,15 +505,6 @@ def is_fitted(system: System) -> bool:
     return system.version <= LAST_FIT_ROUND and profile_of(system.accelerator) in FIT_PROFILES
 
 
-def _predicted(case: Case) -> tuple[float, tuple[float, float]]:
-    """Time of an iteration and its 90 % interval."""
-    graph = case.builder().build()
-    timeline = simulate(graph, keep_steps=True)
-    time = float(timeline.iteration_ms[0])
-    path = critical_path(graph, timeline)
-    return time, iteration_interval(time, path, case.hardware, case.topology)
-
-
 def _compared(
     case: Case, predicted_ms: float, interval_ms: tuple[float, float], part: str
 ) -> ComparedRow:
@@ -557,27 +528,3 @@ def _compared(
         source=f"MLPerf Training {system.round}, {system.org}",
         interval_ms=interval_ms,
     )
-
-
-def plan_change(systems: list[System], planner: Planner) -> Iterator[str]:
-    """What the change of plan from v3.0 to v3.1 alone is predicted to bring, in words."""
-    before = [s for s in systems if s.version == (3, 0) and s.org == "NVIDIA"]
-    after = [s for s in systems if s.version == (3, 1) and s.org == "NVIDIA"]
-    for old in before:
-        new = next((s for s in after if (s.gpus, s.global_batch) == (old.gpus, old.global_batch)
-                    and s.benchmark == DCNV2), None)  # fmt: skip
-        matrix = planner.matrix(new) if new is not None else None
-        if new is None or matrix is None:
-            continue
-        was, now = _with(old, planner, None), _with(old, planner, matrix)
-        measured = new.measured_ms / old.measured_ms - 1
-        yield (
-            f"v3.0 to v3.1 on {old.gpus} {old.accelerator}: measured {measured:+.1%}; the new "
-            f"plan alone is predicted to change it by {now / was - 1:+.1%}, the rest is software"
-        )
-
-
-def _with(system: System, planner: Planner, matrix: Matrix | None) -> float:
-    case = case_of(system, planner, matrix)
-    assert isinstance(case, Case)
-    return case.builder().iteration_ms()

@@ -9,19 +9,17 @@ of its lookups. Bytes are those that the file counts: one read and one write a d
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.validate.report import (
     ComparedRow,
     Report,
-    data_folder,
+    compare_tables,
     kernel_interval,
-    merged_lines,
     no_profile,
 )
 from predictor.cost.ops.op_time import OpTimes
-from predictor.csv_rows import Row, number, read_table
+from predictor.csv_rows import Row, number
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
@@ -60,73 +58,37 @@ CODE_BYTES = {"mx4": 0.5}
 """Format of quantised values -> bytes of one; each group of them has a scale of one byte."""
 
 
-@dataclass(frozen=True)
-class MeasuredOp:
-    """One row of the file.
-
-    Args:
-        name: what names it, by the file's columns.
-        kernels: that share the bytes.
-        op: that each of them runs, by PyTorch's name.
-    """
-
-    name: dict[str, str | int | float]
-    profile: str
-    bytes_moved: float
-    kernels: int
-    op: str
-    fitted: bool
-    time_ms: float
-    source: str
-
-    @property
-    def predicted_ms(self) -> float:
-        """With the shipped constants."""
-        times = OpTimes(load_hardware(self.profile), "fp32")
-        return self.kernels * times.cost(_call(self.op, self.bytes_moved / self.kernels)).ms
-
-
 def validate_ops(folder: Path) -> Report:
     """Predict every op in ``folder`` with the shipped constants.
 
     Raises:
         InputError: the folder or the file is not there, or cannot be read.
     """
-    data_folder(folder, [FILE], every=True)
-    table = read_table(folder / FILE, COLUMNS, _parse)
-    rows = tuple(
-        ComparedRow(
-            {**op.name, "profile": op.profile},
-            op.time_ms,
-            op.predicted_ms,
-            family=f"{op.profile} {op.name['op']}",
-            part=GAVE if op.fitted else PART,
-            source=op.source,
-            interval_ms=kernel_interval(
-                load_hardware(op.profile), ["elementwise", "memory"], op.predicted_ms
-            ),
-        )
-        for op in table.rows
-    )
-    return Report("ops", rows, PART, tuple(merged_lines(table.problems)))
+    rows, skipped = compare_tables(folder, {FILE: (COLUMNS, _compared)})
+    return Report("ops", tuple(rows), PART, tuple(skipped))
 
 
-def _parse(row: Row) -> MeasuredOp:
+def _compared(row: Row) -> ComparedRow:
     time_ms = number(row, "time_us") * 1e-3
     profile = profile_of_device(row["gpu"])
     if profile is None:
         raise ValueError(no_profile(row["gpu"]))
     if row["mode"] not in DIRECTIONS:
         raise ValueError(f"mode is '{row['mode']}'; known are {', '.join(DIRECTIONS)}")
-    return MeasuredOp(
-        {column: row[column] for column in ("gpu", "op", "impl", "shape", "dtype", "mode")},
-        profile,
-        _bytes(row),
-        _kernels(row, load_hardware(profile)),
-        next((op for word, op in OPS.items() if word in row["op"]), "clone"),
-        tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED,
+    hardware = load_hardware(profile)
+    moved, kernels = _bytes(row), _kernels(row, hardware)
+    op = next((op for word, op in OPS.items() if word in row["op"]), "clone")
+    predicted_ms = kernels * OpTimes(hardware, "fp32").cost(_call(op, moved / kernels)).ms
+    fitted = tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED
+    return ComparedRow(
+        {name: row[name] for name in ("gpu", "op", "impl", "shape", "dtype", "mode")}
+        | {"profile": profile},
         time_ms,
-        f"{row['source']} {row['pr']}",
+        predicted_ms,
+        family=f"{profile} {row['op']}",
+        part=GAVE if fitted else PART,
+        source=f"{row['source']} {row['pr']}",
+        interval_ms=kernel_interval(hardware, ["elementwise", "memory"], predicted_ms),
     )
 
 

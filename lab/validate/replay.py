@@ -139,5 +139,4 @@ def _group_table(models: Sequence[ModelCalls], count: int, fit: OpModels) -> Sco
         tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
         f"ops of the models' replays, {count} rank(s); on top of them a replay takes "
         f"{1e3 * fit.op_ms:.1f} us a call and {fit.stretch - 1:+.1%}",
-        ("op", "share of replays", "law against time"),
     )

@@ -10,19 +10,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.errors import Z_90, error_size
-from predictor.errors import InputError
+from predictor.csv_rows import Row, read_table
+from predictor.errors import InputError, ShardoptError
 from predictor.hardware.device_names import PROFILES
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import simulate
+from predictor.model.topology import Topology
+from predictor.predict import iteration_interval
 from shardopt.calibrate.fitting import Array, gmae, mape
 
 __all__ = ["gmae", "mape"]
@@ -196,14 +203,12 @@ class Scores:
             ``interval`` (three fractions).
         rows: a cell a column; None or NaN where there is no figure.
         about: what the figures are, one line.
-        keys: of the columns in JSON; their titles unless given.
     """
 
     name: str
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[Cell, ...], ...]
     about: str = ""
-    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -322,6 +327,49 @@ def data_folder(folder: Path, needed: Sequence[str], *, every: bool = False) -> 
             inputs=("data",),
         )
     return folder
+
+
+Builder = Callable[[Row], ComparedRow]
+"""Predicts a row of a table; a ValueError or an error of ours says why it is left out."""
+Tables = Mapping[str, tuple[tuple[str, ...], Builder]]
+"""File -> the columns that are read, and the builder of its rows."""
+
+
+def compare_tables(folder: Path, tables: Tables) -> tuple[list[ComparedRow], list[str]]:
+    """Every row of some tables with its prediction, and ``file:line: why`` of those left out.
+
+    Raises:
+        InputError: the folder or a file is not there, or cannot be read.
+    """
+    data_folder(folder, tuple(tables), every=True)
+    rows: list[ComparedRow] = []
+    skipped: list[str] = []
+    for name, (columns, build) in tables.items():
+        table = read_table(folder / name, columns, partial(_built, build))
+        rows += table.rows
+        skipped += table.problems
+    return rows, merged_lines(skipped)
+
+
+def _built(build: Builder, row: Row) -> ComparedRow:
+    try:
+        return build(row)
+    except ShardoptError as error:
+        raise ValueError(str(error)) from error
+
+
+def time_of(
+    graph: Graph, hardware: HardwareProfile, topology: Topology, software_error: float = 0.0
+) -> tuple[float, tuple[float, float]]:
+    """Time of an iteration in ms and its 90 % interval.
+
+    Args:
+        software_error: 1-sigma, relative, of a release that did other things.
+    """
+    timeline = simulate(graph, keep_steps=True)
+    time = float(timeline.iteration_ms[0])
+    path = critical_path(graph, timeline)
+    return time, iteration_interval(time, path, hardware, topology, software_error)
 
 
 SMALL_BYTES = 2**20

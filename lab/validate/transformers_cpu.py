@@ -21,7 +21,6 @@ from lab.transformers.files import (
     Rounds,
     read_ops,
     read_rounds,
-    read_traces,
     rounds_file,
 )
 from lab.transformers.op_fits import errors_by_group, fit_sync
@@ -95,7 +94,6 @@ def validate_transformers_cpu(folder: Path) -> Report:
             "kernel models are fitted on steps of other shapes; no target was run for its "
             "prediction: its ops come from fake tensors",
             *map(_noise_note, predictors),
-            *_trace_notes(folder),
         ),
         scores=(
             _summary_table(rows, naive, held),
@@ -208,17 +206,6 @@ def _held_out(predictor: _Predictor) -> list[ComparedRow]:
     return found
 
 
-def _trace_notes(folder: Path) -> list[str]:
-    traced = read_traces(folder)
-    if traced is None:
-        return []
-    steps, ops, found = traced
-    return [
-        f"execution and Kineto traces of {steps} steps hold {found} of the {ops} ops of their "
-        "lists, in order"
-    ]
-
-
 def _noise_note(predictor: _Predictor) -> str:
     rounds = predictor.rounds
     spread = float(np.median(list(rounds.spread.values())))
@@ -310,5 +297,4 @@ def _group_table(predictor: _Predictor) -> Scores:
         f"ops of captured steps, {predictor.ranks} rank(s); on top of them a step takes "
         f"{1e3 * predictor.models.op_ms:.1f} us a call and "
         f"{predictor.models.stretch - 1:+.1%}",
-        ("op", "share of step", "law against time"),
     )

@@ -21,7 +21,6 @@ from lab.validate.tasks.gains import (
     QUIET,
     Gain,
     TaskGains,
-    fastest_of,
     find_gains,
 )
 from predictor.errors import InputError
@@ -38,8 +37,6 @@ WORDS = {
     DRAWN: "random plans",
 }
 ALL = "all"
-MANY = 20
-"""Plans of a task from which on the fastest of them says what there is to gain."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,6 @@ def validate_against_torchrec(folder: Path) -> Report:
         scores=(
             _summary(groups),
             _foretold(groups),
-            *_reach(tasks),
             _by_task(tasks),
             _calibrated(batches),
         ),
@@ -278,37 +274,6 @@ def _foretold_line(tasks: Sequence[Sequence[Gain]]) -> tuple[Cell, ...]:
 def _means(tasks: Sequence[Sequence[Gain]], what: str) -> list[float]:
     """The mean over the plans of each task."""
     return [statistics.fmean(getattr(gain, what) for gain in task) for task in tasks]
-
-
-def _reach(tasks: Sequence[TaskGains]) -> Iterator[Scores]:
-    """What the fastest of all plans of a task gains, where there are many plans."""
-    columns = (
-        *(("task", "text"), ("runtime", "text"), ("models", "text"), ("plans", "count")),
-        *(("fastest", "text"), ("its gain", "signed"), ("noise", "share"), ("our gain", "signed")),
-        ("TorchRec's plan", "text"),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for task in tasks:
-        gains = [*task.chosen.values(), *task.drawn]
-        if len(gains) + 1 < MANY:
-            continue
-        best = fastest_of(gains)
-        words = "within noise of the fastest" if best.within_noise else "slower than the fastest"
-        rows.append(
-            (
-                *(task.name, task.batch.runtime, task.batch.models, best.plans),
-                *(best.name, best.gain, best.noise, task.chosen[OURS].measured, words),
-            )
-        )
-    if rows:
-        yield Scores(
-            "room to gain",
-            columns,
-            tuple(rows),
-            "Gain of the fastest of all measured plans: the one that is fastest in the even rounds "
-            "timed in the odd ones, and the other way round, so that luck does not pick. Noise: "
-            "its standard error; within noise is up to twice that.",
-        )
 
 
 def _by_task(tasks: Sequence[TaskGains]) -> Scores:

@@ -6,8 +6,6 @@ Why: docs/decisions/0024-gains.md.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lab.tasks.against import THEIRS
@@ -186,48 +184,3 @@ def _gains(batch: TaskSet, part: TaskPrediction, whole: MeasuredTask) -> list[Ga
 
 def _gain_of(plan: PlanSummary) -> float:
     return 1 - plan.ratio.value if plan.ratio else math.nan
-
-
-def halves(gain: Gain) -> tuple[float, float]:
-    """The measured gain in the even rounds alone, and in the odd ones."""
-    theirs, ours = gain.theirs.rounds_ms, gain.ours.rounds_ms
-    even, odd = (
-        1 - statistics.median(a / b for a, b in zip(ours[part], theirs[part], strict=True))
-        for part in (slice(0, None, 2), slice(1, None, 2))
-    )
-    return even, odd
-
-
-@dataclass(frozen=True)
-class FastestPlan:
-    """What the fastest of all measured plans of a task saves, without the luck of being picked.
-
-    Args:
-        name: the plan that is fastest over all rounds.
-        gain: mean of two: the plan that is fastest in the even rounds, timed in the odd ones, and
-            the other way round.
-        noise: standard error of a plan's gain, from how much the two halves of the rounds differ
-            over all plans.
-    """
-
-    plans: int
-    name: str
-    gain: float
-    noise: float
-
-    @property
-    def within_noise(self) -> bool:
-        """Whether TorchRec's plan cannot be told from the fastest one."""
-        return self.gain <= 2 * self.noise
-
-
-def fastest_of(gains: Sequence[Gain]) -> FastestPlan:
-    """The fastest of some plans of one task, TorchRec's included; at least one other."""
-    pairs = [(0.0, 0.0), *(halves(gain) for gain in gains)]
-    even = max(pairs, key=lambda pair: pair[0])[1]
-    odd = max(pairs, key=lambda pair: pair[1])[0]
-    # the mean of both halves has half of the variance of a half, and their difference has twice it
-    noise = math.sqrt(sum((a - b) ** 2 for a, b in pairs[1:]) / len(gains)) / 2
-    fastest = max(gains, key=lambda gain: gain.measured)
-    name = fastest.ours.name if fastest.measured > 0 else THEIRS
-    return FastestPlan(len(pairs), name, (even + odd) / 2, noise)

@@ -6,23 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lab.fit.hugectr import Rows, fit_dcnv2, fit_hybrid
 from lab.runtimes.hugectr import (
     HugeCtrBuilder,
     HybridRule,
-    HybridSplit,
     Runtime,
-    direct,
     runtime_of_round,
-    switches_of,
     uplink_size,
 )
-from predictor.cost.collectives import Collectives
 from predictor.cost.loads import Load
-from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -74,21 +68,6 @@ def test_every_constant_costs_time() -> None:
     ):
         made.use(replace(HUGECTR_V31, **change))
         assert made.iteration_ms() > base, change
-
-
-def test_the_step_is_paid_once() -> None:
-    made = builder()
-    base = made.iteration_ms()
-    made.use(replace(HUGECTR_V31, step_us=HUGECTR_V31.step_us + 100))
-    assert made.iteration_ms() - base == pytest.approx(0.1)
-
-
-def test_no_host_time_and_the_wire_is_in_half_precision() -> None:
-    made = builder()
-    graph = made.build()
-    assert all(op.host_ms == 0 for op in graph.ops)
-    assert made.workload.qcomm.forward == "fp16"
-    assert made.workload.dense.data_type == "fp16"
 
 
 def test_replicated_tables_are_reduced_not_exchanged() -> None:
@@ -206,14 +185,6 @@ def test_the_shipped_constants_are_those_of_the_fit() -> None:
 RULE = HybridRule(duplicates=0.03, bandwidth_ratio=0.7)
 
 
-def hybrid_workload(batch: int = 4096, alpha: float = 1.1, tables: int = 3) -> Workload:
-    made = tuple(
-        Table(f"t{i}", 10 ** (3 + i), 16, (Feature(f"f{i}", 1.0, distribution=Zipf(alpha)),))
-        for i in range(tables)
-    )
-    return Workload("small", batch, made, DenseArch(13, (16,), (8, 1), "dot", "fp16", "sgd"))
-
-
 def test_a_row_at_the_threshold_is_twice_on_a_rank_with_the_chance_asked_for() -> None:
     batch, ranks = 65536, 8
     share = RULE.threshold(batch, ranks, 1) / batch
@@ -226,61 +197,6 @@ def test_across_hosts_an_exchange_and_a_reduction_cost_the_same() -> None:
     """``t`` occurrences leave their host with chance (h - 1) / h; one gradient goes round."""
     assert RULE.threshold(65536, 64, 8) == pytest.approx(8 * 0.7 * 8 / 7)
     assert RULE.threshold(1024, 64, 8) == RULE.threshold(65536, 64, 8)
-
-
-@given(st.integers(2, 20000), st.floats(0, 2), st.sampled_from([(4, 1), (8, 1), (64, 8)]))
-def test_shares_are_shares(batch: int, alpha: float, shape: tuple[int, int]) -> None:
-    split = HybridSplit.of(hybrid_workload(batch, alpha), RULE, *shape)
-    assert -1e-9 <= split.infrequent <= 1 + 1e-9
-    assert 0 <= split.needed <= 1 - split.infrequent + 1e-9
-    assert 0 <= split.elements <= 16 * (1e3 + 1e4 + 1e5)
-
-
-def test_larger_batches_have_more_frequent_rows() -> None:
-    small, large = (HybridSplit.of(hybrid_workload(batch), RULE, 64, 8) for batch in (512, 4096))
-    assert large.infrequent < small.infrequent
-    assert large.elements > small.elements
-
-
-def test_rows_drawn_alike_are_frequent_all_or_none() -> None:
-    split = HybridSplit.of(hybrid_workload(64, alpha=0.0, tables=1), RULE, 64, 8)
-    assert (split.infrequent, split.elements) == (1.0, 0.0)
-    every = HybridSplit.of(hybrid_workload(4096, alpha=0.0, tables=1), RULE, 64, 8)
-    assert (every.infrequent, every.elements) == (0.0, 16e3)
-
-
-@pytest.mark.parametrize("name", ["a100-80gb", "h100-pcie", "gb200"])
-def test_direct_access_has_the_latency_and_the_bandwidth_of_an_all_to_all(name: str) -> None:
-    ranks = Topology.uniform(8, 8, hbm_bytes=1, ddr_bytes=1)
-    engine = Collectives(load_hardware(name), ranks)
-    size = 2.0**37
-    assert direct(engine, 0.0) == engine.floor_ms("all_to_all", "intra")
-    assert direct(engine, size) == pytest.approx(engine.all_to_all(size, "intra"), rel=0.02)
-    assert direct(engine, 1e6) <= engine.all_to_all(1e6, "intra") * (1 + 1e-9)
-
-
-def test_only_cards_without_nvlink_have_uplinks() -> None:
-    found = {
-        name: switches_of(load_hardware(name).collectives.intra.all_to_all, 8)
-        for name in list_hardware()
-    }
-    assert found["l40"] == found["h100-pcie"] == (4, 4)
-    assert not any(found[name] for name in ("a100-80gb", "h100-sxm", "gb200", "v100-32gb"))
-    assert switches_of(load_hardware("l40").collectives.intra.all_to_all, 4) == ()
-
-
-@given(st.floats(0, 1e9))
-def test_equal_parts_are_those_of_the_curve(size: float) -> None:
-    assert uplink_size(np.full((2, 8), size), (4, 4), 4) == pytest.approx(np.full((2, 1), size))
-
-
-@given(st.lists(st.floats(0, 1e9), min_size=8, max_size=8), st.sampled_from([(4, 4), (5, 3)]))
-def test_the_load_is_at_most_that_of_all_sending_as_much_as_the_busiest(
-    sent: list[float], switches: tuple[int, ...]
-) -> None:
-    size = float(uplink_size(np.array([sent]), switches, 4)[0, 0])
-    assert size <= max(sent) * (1 + 1e-9)
-    assert size >= float(uplink_size(np.array([sent]) / 2, switches, 4)[0, 0])
 
 
 def test_the_fuller_switch_counts_in_either_direction() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from lab.runtimes.megatron import (
     MegatronRuntime,
     MegatronStep,
     load_megatron,
-    misalignment,
     pipeline_ms,
     schedule,
     segment_kernels,
@@ -66,26 +64,6 @@ def test_the_host_waits_for_every_all_reduce() -> None:
     assert found == pytest.approx(launches + sum(reduced), rel=0.01)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    tensor=st.sampled_from([1, 2, 4]),
-    data=st.sampled_from([1, 2]),
-    pipeline=st.sampled_from([1, 2, 4]),
-)
-def test_more_work_takes_longer_however_it_is_split(tensor: int, data: int, pipeline: int) -> None:
-    model = replace(MODEL, tensor=tensor, data=data, pipeline=pipeline)
-    more = [
-        model,
-        replace(model, layers=16),
-        replace(model, global_batch=32),
-        replace(model, recompute=True),
-        replace(model, sequence=1024),
-        replace(model, vocabulary=2 * MODEL.vocabulary),
-    ]
-    times = MegatronStep(A100, RUNTIME).iteration_ms(more)
-    assert (times[1:] > times[0]).all()
-
-
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_every_constant_counts(name: str) -> None:
     model = replace(MODEL, pipeline=2, vocabulary=50257)
@@ -96,18 +74,6 @@ def test_every_constant_counts(name: str) -> None:
     assert slower is (name != "send_gb_s")
 
 
-def test_many_at_once_are_each_as_alone() -> None:
-    models = [
-        MODEL,
-        replace(MODEL, pipeline=4),
-        replace(MODEL, tensor=2, data=2),
-        replace(MODEL, pipeline=4, micro_batch=1),
-        replace(MODEL, global_batch=8),
-    ]
-    together = MegatronStep(A100, RUNTIME).iteration_ms(models)
-    assert together == pytest.approx(np.array([iteration_ms(model) for model in models]))
-
-
 def test_replicas_add_the_reduction_of_their_gradients() -> None:
     step = MegatronStep(A100, RUNTIME)
     two = replace(MODEL, data=2, global_batch=32)
@@ -116,25 +82,6 @@ def test_replicas_add_the_reduction_of_their_gradients() -> None:
     assert both - alone == pytest.approx(step.reduce_ms(two))
     far = MegatronStep(A100, RUNTIME, gpus_per_node=1)
     assert far.reduce_ms(two) > step.reduce_ms(two)
-
-
-def test_shares_of_an_iteration() -> None:
-    """A slow host leaves kernels next to nothing, a fast one waits for nothing."""
-    slow, fast = (
-        MegatronStep(A100, replace(RUNTIME, kernel_us=us)).shares(MODEL) for us in (5e4, 1e-6)
-    )
-    for found in (slow, fast):
-        assert sum(found.values()) == pytest.approx(1.0)
-    assert slow["overheads"] > 0.99
-    assert fast["overheads"] == pytest.approx(0.0, abs=1e-6)
-    assert fast["collectives"] == 0.0
-    split = MegatronStep(A100, RUNTIME).shares(replace(MODEL, tensor=2, data=2))
-    assert split["collectives"] > 0
-
-
-def test_misalignment_halves_the_load_step_by_step() -> None:
-    shapes = [(8, 16, 64), (8, 12, 64), (8, 6, 64), (8, 16, 50257)]
-    assert [misalignment(shape) for shape in shapes] == [0, 1, 2, 3]
 
 
 def test_the_shipped_runtime_names_a_profile_and_its_rows() -> None:
@@ -167,13 +114,6 @@ def flops(kernels: Iterable[Kernel]) -> float:
 def test_what_does_not_divide_is_refused(changes: dict[str, int], text: str) -> None:
     with pytest.raises(InputError, match=text):
         replace(SMALL_MODEL, **changes)  # type: ignore[arg-type]
-
-
-def test_counts_of_an_iteration() -> None:
-    assert SMALL_MODEL.gpus == 4
-    assert SMALL_MODEL.micro_batches == 8
-    assert SMALL_MODEL.hidden_bytes == 2 * 4 * 512 * 1024
-    assert replace(SMALL_MODEL, tensor=4).layer_parameters == 3 * 1024**2
 
 
 @given(
@@ -281,17 +221,3 @@ def test_equal_stages_leave_the_known_bubble(
     """(m + p - 1) (f + b): Narayanan et al. 2021, section 2.2.1."""
     found = pipeline_ms([f] * stages, [b] * stages, 0.0, micro_batches)
     assert float(found) == pytest.approx((micro_batches + stages - 1) * (f + b))
-
-
-@given(data=st.data(), stages=st.integers(2, 4), micro_batches=st.integers(1, 5))
-def test_many_at_once_are_each_as_alone_and_never_faster_with_more_work(
-    data: st.DataObject, stages: int, micro_batches: int
-) -> None:
-    rows = st.lists(st.lists(TIMES, min_size=stages, max_size=stages), min_size=3, max_size=3)
-    forward, backward = np.array(data.draw(rows)), np.array(data.draw(rows))
-    send = np.array(data.draw(st.lists(TIMES, min_size=3, max_size=3)))
-    found = pipeline_ms(forward, backward, send, micro_batches)
-    alone = [pipeline_ms(forward[i], backward[i], send[i], micro_batches) for i in range(3)]
-    assert found == pytest.approx(np.array(alone))
-    assert (pipeline_ms(forward + 1.0, backward, send, micro_batches) >= found).all()
-    assert (pipeline_ms(forward, backward, send, micro_batches + 1) >= found - 1e-9).all()

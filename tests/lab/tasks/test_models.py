@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.criteo import CAPPED_ROWS, MULTI_HOT
 from lab.tasks.models import (
     BATCH,
     COUNT,
     COUNTED,
-    CRITEO_IDS,
-    CRITEO_ROWS,
     FAMILIES,
     MAX_TABLES_BYTES,
     PIPELINES,
@@ -112,9 +111,9 @@ def test_dcnv2_keeps_what_is_published() -> None:
     for seed in (0, 5, 10):
         made = draw_model("published", seed)
         assert kind(made) == "dcnv2"
-        assert [t.lookups_per_sample for t in made.tables] == [float(n) for n in CRITEO_IDS]
+        assert [t.lookups_per_sample for t in made.tables] == [float(n) for n in MULTI_HOT]
         cap = max(t.num_embeddings for t in made.tables)
-        assert [t.num_embeddings for t in made.tables] == [min(n, cap) for n in CRITEO_ROWS]
+        assert [t.num_embeddings for t in made.tables] == [min(n, cap) for n in CAPPED_ROWS]
         assert isinstance(made.dense.interaction, DcnV2)
 
 

@@ -21,7 +21,6 @@ from lab.transformers.files import (
     training_step,
     write_ops,
 )
-from lab.transformers.worker import count_in_order
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError, ShardoptError
 from predictor.iteration.op_graph import RankCalls
@@ -157,12 +156,6 @@ def test_broken_rounds_are_named_by_line(tmp_path: Path, line: str) -> None:
     rounds_file(tmp_path, 1).write_text(f"{round_line(1)}\n{line}\n")
     with pytest.raises(InputError, match=r"rounds-1.jsonl:2: not a round"):
         read_rounds(tmp_path, 1)
-
-
-def test_ops_are_found_in_the_order_of_the_list() -> None:
-    trace = ["linear", "addmm", "add_", "dropout", "bernoulli_", "mul"]
-    assert count_in_order(["addmm", "add", "mul"], trace) == 3
-    assert count_in_order(["mul", "addmm"], trace) == 1
 
 
 def test_a_rank_that_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,9 @@ from lab.validate.dlrm_published import (
     validate_dlrm_published,
 )
 from lab.validate.report import Report
-from predictor.errors import InputError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Feature, Table
 from predictor.units import gib
-from tests.public_data import every_table
 
 ROW = {
     "source": "README",
@@ -83,31 +81,12 @@ def test_bad_rows_are_named_and_left_out(
     assert report.skipped[0].startswith(f"{FILE}:2: {words}")
 
 
-def test_the_table_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=FILE):
-        validate_dlrm_published(tmp_path)
-
-
-def test_sixteen_cards_of_a_dgx_2_have_a_profile(tmp_path: Path) -> None:
-    size = {"model_size": "xlarge", "emb_gb": "142", "global_batch": "65536"}
-    report = report_of(tmp_path, size | {"gpu": "V100 (DGX-2)", "gpus": "16"}, size | {"gpus": "8"})
-    sixteen, eight = report.rows
-    assert sixteen.name["profile"] == "v100-dgx2"
-    assert eight.name["profile"] == "v100-32gb"
-    assert sixteen.predicted_ms < eight.predicted_ms
-
-
 def test_one_hop_over_nvlink_made_the_mesh_faster(tmp_path: Path) -> None:
     """From NCCL 2.8 on no card sends through the other socket's memory."""
     size = {"model_size": "large", "emb_gb": "82", "gpus": "8", "global_batch": "65536"}
     report = report_of(tmp_path, size, size | {"date": "2020-12-01"})
     before, after = (row.predicted_ms for row in report.rows)
     assert after < 0.7 * before
-
-
-def test_the_name_of_the_model_gives_the_interaction(tmp_path: Path) -> None:
-    dot, cross = (row.predicted_ms for row in report_of(tmp_path, {}, {"model": "DCNv2 TF2"}).rows)
-    assert cross > dot
 
 
 def tables_of(rows: list[int]) -> list[Table]:
@@ -126,13 +105,3 @@ def test_a_table_larger_than_a_card_is_cut_into_columns() -> None:
     assert large.sharding_type is ShardingType.COLUMN_WISE
     assert sum(shard.size[1] for shard in large.shards) == 128
     assert plan.tables["t1"].sharding_type is ShardingType.TABLE_WISE
-
-
-@every_table
-def test_public_rows(folder: Path) -> None:
-    """Nothing was fitted on them."""
-    report = validate_dlrm_published(folder)
-    found = report.by_part()
-    assert found[UNFUSED].mape < 0.15
-    assert found[FUSED].mape < 0.15
-    assert not report.skipped

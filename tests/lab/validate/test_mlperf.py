@@ -11,13 +11,10 @@ from lab.runtimes.hugectr import runtime_of_round
 from lab.validate.mlperf import (
     CONFIGS_FILE,
     FIT,
-    LATER,
     LOGGED_PLANS,
-    NEVER,
     PLANS_FILE,
     ROWS_FILE,
     TEST,
-    Case,
     Knobs,
     Matrix,
     Planner,
@@ -26,13 +23,10 @@ from lab.validate.mlperf import (
     case_of,
     parts_of,
     profile_of,
-    row_ranges,
     validate_mlperf_dlrm,
 )
-from lab.validate.report import Summary
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import table_problem
-from tests.public_data import every_table
 
 ROWS = (100_000, 400_000, 50, 2_000_000)
 HOT = (3, 20, 1, 10)
@@ -117,11 +111,6 @@ def test_the_software_of_a_round_may_be_older_than_the_round() -> None:
     assert system(round="v3.1").software == (3, 1)
 
 
-def test_row_ranges_tile_the_rows() -> None:
-    shards = row_ranges(10, 4, [5, 6, 7])
-    assert [(s.rank, s.offset[0], s.size[0]) for s in shards] == [(5, 0, 3), (6, 3, 3), (7, 6, 4)]
-
-
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_plans_tile_every_table(matrix: Matrix) -> None:
     plan = matrix.plan([f"t{i}" for i in range(4)], ROWS, 128)
@@ -138,26 +127,6 @@ def test_a_bucket_of_a_node_spreads_over_its_gpus_and_reduces_there() -> None:
     plan = MATRICES[1].plan([f"t{i}" for i in range(4)], ROWS, 128)
     assert plan.tables["t3"].sharding_type is ShardingType.TABLE_ROW_WISE
     assert {s.rank for s in plan.tables["t3"].shards} == {4, 5, 6, 7}
-
-
-def predicted(**changes: object) -> float:
-    case = case_of(system(**changes), PLANNER)
-    assert isinstance(case, Case)
-    return case.builder().iteration_ms()
-
-
-def test_time_grows_with_the_batch_and_falls_with_the_hardware() -> None:
-    assert predicted(global_batch=16384) < predicted(global_batch=32768)
-    slow = predicted(accelerator="NVIDIA L40S")
-    assert predicted(accelerator="NVIDIA H200-SXM5-141GB") < predicted() < slow
-
-
-def test_hosts_meet_over_the_network() -> None:
-    assert predicted(nodes=2, global_batch=32768) > predicted()
-
-
-def test_the_older_model_and_its_runtime_work() -> None:
-    assert 0 < predicted(benchmark="dlrm", round="v2.1") < predicted()
 
 
 def test_what_cannot_be_predicted_says_why() -> None:
@@ -206,36 +175,9 @@ def test_a_table_with_every_kind_of_row(tmp_path: Path) -> None:
     assert f"{ROWS_FILE}:5: iter_ms_median is '?', not a number" in text
 
 
-@every_table
-def test_later_rounds_on_the_fitted_accelerators(folder: Path) -> None:
-    """The bar on H100-SXM at 4 to 128 GPUs from v4.0 on: 5 % mean absolute error.
-
-    Eight of eleven systems are the same configuration, so it counts once beside them.
-    """
-    report = validate_mlperf_dlrm(folder)
-    rows = {
-        name: [r for r in report.counted if r.name["profile"] == name]
-        for name in ("h100-sxm", "h200-sxm")
-    }
-    assert len(rows["h100-sxm"]) == 11
-    assert Summary.of(rows["h100-sxm"]).mape < 0.05
-    assert Summary.of(rows["h200-sxm"]).mape < 0.12
-    once = report.by_part()[f"{LATER}, h100-sxm, one row a configuration"]
-    assert once.n == 4
-    assert once.mape < 0.08
-    assert report.by_part()[LATER].n + report.by_part()[NEVER].n == report.summary.n
-
-
 def test_systems_that_ran_the_same_count_once(tmp_path: Path) -> None:
     gpu = "v4.0,{},box,dlrm_dcnv2,1,4,4,NVIDIA H100-SXM5-80GB,NVLink,cpu,{},{}\n"
     runs = (("a", 16384, 2.0), ("b", 16384, 2.4), ("c", 32768, 5.0))
     write(tmp_path, "".join(gpu.format(*run) for run in runs), "")
     rows = by_configuration(validate_mlperf_dlrm(tmp_path).rows)
     assert [row.measured_ms for row in rows] == [2.2, 5.0]
-
-
-@every_table
-def test_cards_without_nvlink_that_were_never_fitted(folder: Path) -> None:
-    rows = validate_mlperf_dlrm(folder).rows
-    errors = [abs(r.error) for r in rows if r.name["profile"] in ("l40", "l40s")]
-    assert max(errors) < 0.12

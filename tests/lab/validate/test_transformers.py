@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lab.cli import main
 from lab.fit.megatron import START, fit, measured, predicted, split_rows
 from lab.runtimes.megatron import MegatronStep, load_megatron
 from lab.validate.transformers import (
@@ -25,7 +23,6 @@ from lab.validate.transformers import (
     read_single,
     validate_transformers,
 )
-from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from tests.public_data import FULL, every_table
 
@@ -51,12 +48,6 @@ def test_rows_of_timings_that_the_fit_saw_are_no_headline(tmp_path: Path) -> Non
     assert "sums of 1 timing" in report.notes[-1]
 
 
-def test_predictions_do_not_see_the_measurements(tmp_path: Path) -> None:
-    first = validate_transformers(single(tmp_path, f"{OTHER_ROW},200.0", f"{FITTED_ROW},1.0"))
-    second = validate_transformers(single(tmp_path, f"{FITTED_ROW},9e3", f"{OTHER_ROW},0.5"))
-    assert {r.predicted_ms for r in first.rows} == {r.predicted_ms for r in second.rows}
-
-
 @pytest.mark.parametrize(
     ("row", "text"),
     [
@@ -78,11 +69,6 @@ def test_a_row_that_cannot_be_read_is_named_and_left_out(
     assert text in report.skipped[0]
 
 
-def test_a_folder_without_either_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=SINGLE_FILE):
-        validate_transformers(tmp_path)
-
-
 def test_several_nodes_count_apart(tmp_path: Path) -> None:
     row = "18.4,256,1024,8,6144,48,40,2048,8,32,1,9603.6"
     (tmp_path / MULTI_FILE).write_text(f"{MULTI_HEADER}\n{row}\n")
@@ -92,18 +78,6 @@ def test_several_nodes_count_apart(tmp_path: Path) -> None:
     model = read_multi(tmp_path).rows[0][1]
     assert model.recompute
     assert model.local_vocabulary % 128 == 0
-
-
-def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    single(tmp_path, f"{FITTED_ROW},218.1", f"{UNSEEN_ROW},200.0", "1,2")
-    assert main(["validate", "transformers", "--data", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["n"] == len(found["rows"]) == 1
-    row = found["rows"][0]
-    assert (row["part"], row["measured_ms"], row["tensor_parallel"]) == (UNSEEN, 200.0, 4)
-    assert found["mape"] == pytest.approx(abs(row["predicted_ms"] / 200.0 - 1))
-    assert [r["part"] for r in found["other_rows"]] == ["fit"]
-    assert found["skipped"]["count"] == 1
 
 
 def test_the_fit_finds_the_constants_behind_rows(tmp_path: Path) -> None:

@@ -91,14 +91,6 @@ def test_broken_rows_are_named(folder: Path) -> None:
         validate_transformers_cpu(folder)
 
 
-def test_traces_are_told(folder: Path) -> None:
-    assert not any("Kineto" in note for note in validate_transformers_cpu(folder).notes)
-    header = "shape,ops,in_execution_trace,in_kineto"
-    (folder / "traces.csv").write_text(f"{header}\na,10,9,10\nb,5,5,5\n")
-    note = validate_transformers_cpu(folder).notes[-1]
-    assert "2 steps hold 14 of the 15 ops" in note
-
-
 def test_rounds_of_other_ops_are_refused(folder: Path) -> None:
     path = rounds_file(folder, 1)
     whole = json.loads(path.read_text())

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lab import cli as app
 from lab.pages.scores import scores_object
 from lab.suites import run_suites
 from lab.tasks.against import OURS, SHIPPED, THEIRS
@@ -158,19 +157,6 @@ def test_further_parts_are_held_against_their_own_first_plan(lab: Any) -> None:
     assert names == [THEIRS, OURS, "random_1", "random_2"]
 
 
-def test_where_nothing_is_to_be_gained_it_says_so(lab: Any) -> None:
-    plans = {f"random_{n}": 1.0 + 0.001 * n for n in range(1, 20)}
-    SOURCE.update(dict.fromkeys(plans, "row_wise"))
-    measured(lab, 1, {THEIRS: 1.0, OURS: 1.01, **plans})
-    measured(lab, 2, {THEIRS: 1.0, OURS: 0.9, **plans})
-    equal, slower = table(validate_against_torchrec(lab.root), "room to gain")
-    assert (equal["plans"], equal["TorchRec's plan"]) == (21, "within noise of the fastest")
-    assert slower["TorchRec's plan"] == "slower than the fastest"
-    assert slower["fastest"] == OURS
-    assert slower["its gain"] == pytest.approx(0.1, abs=0.01)
-    assert slower["our gain"] == pytest.approx(0.1)
-
-
 def second_batch(lab: Any, **about: str) -> Path:
     """The batch once more, as another runtime or family would have it."""
     folder = lab.folder.with_name("batch-2")
@@ -281,25 +267,6 @@ def test_a_task_with_too_few_quiet_rounds_is_named(report: Report, lab: Any) -> 
 def test_rows_of_another_batch_are_refused(lab: Any) -> None:
     with pytest.raises(InputError, match="task-001: its plans are table_wise_by_lookups"):
         validate_against_torchrec(lab.root)
-
-
-@pytest.mark.parametrize(("made", "words"), [(True, "holds no task set"), (False, "no such direc")])
-def test_a_folder_without_batches(tmp_path: Path, made: bool, words: str) -> None:
-    folder = tmp_path / "none"
-    if made:
-        folder.mkdir()
-    with pytest.raises(InputError, match=words):
-        validate_against_torchrec(folder)
-
-
-def test_the_command_prints_it(
-    report: Report, lab: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = app.main(["validate", "against-torchrec", "--data", str(lab.root), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert code == 0
-    assert found["n"] == 5
-    assert found["scores"]["tasks"]["rows"] == table(report, "tasks")
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,25 +239,6 @@ def test_an_empty_folder_asks_for_data(tmp_path: Path, capsys: pytest.CaptureFix
     assert "holds no task set" in capsys.readouterr().err
     assert app.main(["validate", "torchrec-cpu", "--data", str(tmp_path / "none")]) == 2
     assert "no such directory" in capsys.readouterr().err
-
-
-def test_command_json_and_page(lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    page = tmp_path / "accuracy.md"
-    words = ["validate", "torchrec-cpu", "--data", str(lab.root)]
-    assert app.main([*words, "--json", "--write-docs", str(page)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["n"] == len(found["rows"]) == 8
-    assert {"measured_ms", "predicted_ms", "plan", "task", "batch"} <= set(found["rows"][0])
-    errors = [abs(r["predicted_ms"] / r["measured_ms"] - 1) for r in found["rows"]]
-    assert found["mape"] == pytest.approx(np.mean(errors))
-    assert found["scores"]["picking"]["rows"][0]["tasks"] == 2
-    text = page.read_text()
-    assert "(accuracy/torchrec-cpu-tasks.csv)" in text
-    tables = tmp_path / "accuracy"
-    assert (tables / "torchrec-cpu-truth-against-truth.csv").is_file()
-    assert "batch-1 task-001,loopback,base,45,4," in (tables / "torchrec-cpu-tasks.csv").read_text()
-    assert app.main(words) == 0
-    assert "picking" in capsys.readouterr().out
 
 
 def test_fresh_tasks_are_told_apart(
