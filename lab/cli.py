@@ -106,7 +106,7 @@ def batch(
     link: float | None = None,
     runtime: Runtime = Runtime.PLAIN,
     ranks: int = 2,
-    models: str = "random",
+    models: str = "shapes",
     quiet: bool = False,
 ) -> None:
     """Draw models, calibrate, and run plans of each for real, a dozen or the planners' own.
@@ -119,11 +119,10 @@ def batch(
     Measurement:
         tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
         ranks (N): Number of processes; each has one core.
-        models (NAME): Family that models are drawn from: random (sized by predictions; the
-            predictor was developed on it), published (DLRM-DCNv2, RM1 to RM3 and Meta's tables,
-            scaled down) or shapes (many small tables, few wide ones, weighted, sequences and
-            others), architectures (crosses, experts, towers and attention in place of a DLRM) and
-            drifting (windows of data that move).
+        models (NAME): Family that models are drawn from: published (DLRM-DCNv2, RM1 to RM3 and
+            Meta's tables, scaled down), shapes (many small tables, few wide ones, weighted,
+            sequences and others), architectures (crosses, experts, towers and attention in place of
+            a DLRM) and drifting (windows of data that move).
         repeat (SEEDS): Tasks to measure a second time, after all others.
         against (N): Run the plan of TorchRec's planner, ours and N random ones of each model, in
             place of a dozen; `python -m lab validate against-torchrec --data DIR` reports them.

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import csv
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 from lab.programs import existing_folder, make_parser
-from lab.validate.report import ComparedRow, Summary, kernel_interval, no_profile
+from lab.validate.report import (
+    ComparedRow,
+    Summary,
+    Tables,
+    compare_tables,
+    kernel_interval,
+    no_profile,
+)
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.cost.gemm import gemm_ms
-from predictor.csv_rows import Row, count, number, read_table
+from predictor.csv_rows import Row, count, number
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
@@ -97,7 +104,7 @@ def _collectives(profile: str, ranks: int) -> Collectives:
     return Collectives(hw, topology)
 
 
-TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Row], ComparedRow]]] = {
+TABLES: Tables = {
     "nccl_tests_measured.csv": (
         ("gpu", "ranks", "collective", "size_bytes", "time_us"),
         _nccl_tests,
@@ -105,7 +112,7 @@ TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[Row], ComparedRow]]] = {
     "gemm_bf16_measured.csv": (("gpu", "m", "n", "k", "time_us"), _gemm_bf16),
     "primus_dlrm_step_measured.csv": (("gpu", "kind", "m", "n", "k", "ms"), _primus_product),
 }
-"""File -> its columns, and how a row is predicted; rows that cannot be are left out."""
+"""Rows that cannot be predicted are left out."""
 
 
 def scores(path: Path) -> Iterator[tuple[str, Summary]]:
@@ -114,7 +121,7 @@ def scores(path: Path) -> Iterator[tuple[str, Summary]]:
     Raises:
         InputError: the file cannot be read.
     """
-    rows = read_table(path, *TABLES[path.name]).rows
+    rows, _ = compare_tables(path.parent, {path.name: TABLES[path.name]})
     for part in dict.fromkeys(row.part for row in rows):
         of = [row for row in rows if row.part == part]
         yield part, Summary.of(of)

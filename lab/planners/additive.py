@@ -20,7 +20,6 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,9 +195,15 @@ class TableMover:
 
     Args:
         costs: of each shard of every option in ms, a list a table, in the space's order.
+        placer: on the same costs.
     """
 
-    def __init__(self, objective: Objective, costs: Sequence[Sequence[float]]) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        costs: Sequence[Sequence[float]],
+        placer: GreedyPartitioner,
+    ) -> None:
         self.objective = objective
         self.world = objective.problem.topology.world_size
         self.cost = {
@@ -206,20 +211,13 @@ class TableMover:
             for options, table in zip(objective.space.options, costs, strict=True)
             for option, cost in zip(options, table, strict=True)
         }
-        self.partitioner = GreedyPartitioner(objective, self)
-        self.phases = lru_cache(maxsize=1 << 16)(self._phases)
+        self.placer = placer
         tied = {table for group in objective.space.co_locate for table in group}
         self.free = [t not in tied for t in range(len(costs))]
         self.ranked = [
             sorted(options, key=lambda o: (self.cost[o] * o.num_shards, self.cost[o]))
             for options in objective.space.options
         ]
-
-    def _phases(self, option: Option) -> Array:
-        """Costs of an option's shards, as `GreedyPartitioner` takes them."""
-        found = np.zeros((option.num_shards, PHASES))
-        found[:, FORWARD] = self.cost[option]
-        return found
 
     def loads(self, assignment: Assignment) -> Array:
         """Sum of shard costs on every rank in ms, ``[ranks]``."""
@@ -299,7 +297,7 @@ class TableMover:
         """The option on the ranks of least cost with room for it; None if there are none."""
         phases = np.zeros((len(loads), PHASES))
         phases[:, FORWARD] = loads
-        ranks = self.partitioner.best_ranks(option, phases, used)
+        ranks = self.placer.best_ranks(option, phases, used)
         if ranks is None:
             return None
         after = loads.copy()
@@ -419,7 +417,7 @@ class _Search:
         )
         self.placer = GreedyPartitioner(self.objective, self.rated)
         self.balancer = Balancer(self.objective, self.rated)
-        self.mover = TableMover(self.objective, costs)
+        self.mover = TableMover(self.objective, costs, self.placer)
 
     def best(self) -> AdditivePlan:
         """The best plan of all starts."""

@@ -120,21 +120,7 @@ def _row(name: str, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any
         "ops": ops,
         "host_us_an_op": round(1e3 * (median(original) - median(replay)) / ops, 3),
         "coverage": sum(of["us"] for of in every) / total if total else 1.0,
-        "classes_ms": _classes([each[0]["classes_ms"] for each in rounds]),
         "not_replayed": every[0]["reasons"],
-    }
-
-
-def _classes(rounds: Sequence[dict[str, list[dict[str, float]]]]) -> dict[str, dict[str, float]]:
-    """Class of op -> model and replay -> median over all captures of rank 0."""
-    both = {w: [taken for of in rounds for taken in of[w]] for w in ("original", "replay")}
-    kinds = sorted({kind for captures in both.values() for taken in captures for kind in taken})
-    return {
-        kind: {
-            which: round(median(taken.get(kind, 0.0) for taken in captures), 4)
-            for which, captures in both.items()
-        }
-        for kind in kinds
     }
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
-import re
 import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -85,15 +83,6 @@ WARM_UP = 6
 TURNS = 4
 BLOCK = 4
 """Steps that count, after one that finds the caches full of the other's tensors."""
-CAPTURES = 3
-CLASSES = (
-    ("collectives", ("c10d::",)),
-    ("lookups", ("fbgemm::", "aten::embedding", "aten::_embedding")),
-    ("products", ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul")),
-    ("convolutions", ("aten::conv", "aten::mkldnn_conv")),
-)
-"""Class -> how its ops begin; the rest is elementwise and views."""
-OP = re.compile(r"(?!profiler)[a-z_0-9]+::\w+")
 
 
 def capture(name: str, folder: Path) -> None:
@@ -116,8 +105,7 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
 
     Returns:
         Of each rank ``replay_ms`` and ``original_ms`` (steps), ``calls_us`` (of each call of the
-        program, the median), ``classes_ms`` (model and replay -> class of op -> a capture each),
-        and the ``usage`` of the machine before and after.
+        program, the median), and the ``usage`` of the machine before and after.
 
     Raises:
         RankDiedError: a rank failed.
@@ -198,17 +186,10 @@ def _times(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
                     timers.steps(1 + BLOCK)
     _barrier()
     after = usage()
-    classes: dict[str, Any] = {"original": [], "replay": []}
-    for _ in range(CAPTURES if step is not None else 0):
-        assert step is not None
-        classes["original"].append(_by_class(step))
-        with torch.no_grad():
-            classes["replay"].append(_by_class(replay.step))
     return {
         "replay_ms": replay_ms,
         "original_ms": original_ms,
         "calls_us": timers.medians_us(),
-        "classes_ms": classes,
         "coverage": replay.coverage(),
         "usage": [asdict(before), asdict(after)],
     }
@@ -243,28 +224,6 @@ def _block(step: Callable[[], None]) -> list[float]:
         step()
         spans.append(round((time.perf_counter_ns() - start) / 1e6, 4))
     return spans
-
-
-def _by_class(step: Callable[[], None]) -> dict[str, float]:
-    """Times of classes of ops in one captured step, outermost ops alone."""
-    from torch.profiler import ProfilerActivity, profile
-
-    _barrier()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        step()
-    spent: dict[str, float] = defaultdict(float)
-    for event in profiler.events():
-        above = event.cpu_parent
-        while above is not None and OP.fullmatch(above.name) is None:
-            above = above.cpu_parent
-        if above is None and OP.fullmatch(event.name):
-            spent[class_of(event.name)] += event.time_range.elapsed_us() / 1e3
-    return {kind: round(ms, 4) for kind, ms in spent.items()}
-
-
-def class_of(op: str) -> str:
-    """The class of an op, by its name."""
-    return next((kind for kind, starts in CLASSES if op.startswith(starts)), "elementwise")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ Why: docs/decisions/0024-gains.md.
 
 from __future__ import annotations
 
-from lab.tasks.draw import PROFILE, Task, draw_workload
+from lab.tasks.draw import PROFILE, Task
+from lab.tasks.models import draw_model
 from lab.tasks.plans import random_plans, signature, their_plan
 from lab.tasks.task_set import TaskSet, task_name
 from predictor.hardware.loader import load_hardware
@@ -38,7 +39,7 @@ def draw_planners_task(seed: int, task_set: TaskSet, models: str, count: int) ->
         InputError: TorchRec's planner finds no plan.
     """
     ranks = task_set.ranks
-    workload = draw_workload(seed, ranks, models)
+    workload = draw_model(models, seed)
     theirs = their_plan(workload, ranks, seed)
     plans = {THEIRS: theirs, OURS: _search(workload, ranks, task_set.made.profile)}
     shipped = _search(workload, ranks, load_hardware(PROFILE))

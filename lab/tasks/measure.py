@@ -19,7 +19,7 @@ from lab.tasks.against import draw_planners_task
 from lab.tasks.architectures import draw_architecture_task
 from lab.tasks.draw import Task, draw_task
 from lab.tasks.drifting import draw_drifting_task
-from lab.tasks.models import ARCHITECTURES, DRIFTING, FAMILIES, RANDOM, check_family
+from lab.tasks.models import ARCHITECTURES, DRIFTING, FAMILIES, SHAPES, check_family
 from lab.tasks.task_set import (
     CALIBRATION_FILE,
     OLD_FILES,
@@ -90,7 +90,7 @@ class TaskSetSettings:
     world_size: int = 2
     link_gbit_s: float | None = None
     runtime: Runtime = Runtime.PLAIN
-    models: str = RANDOM
+    models: str = SHAPES
     random_plans: int | None = None
     warmup: int | None = None
 

@@ -419,8 +419,7 @@ def _moved(feature: Feature, rng: random.Random, moves: bool, lost: bool) -> Fea
     return replace(feature, pooling_factor=pooling, distribution=law, id_order=order)
 
 
-RANDOM = "random"
-"""The family that is drawn in `lab.tasks.draw`."""
+SHAPES = "shapes"
 ARCHITECTURES = "architectures"
 """The family that is drawn, with plans of its own, in `lab.tasks.architectures`."""
 DRIFTING = "drifting"
@@ -428,11 +427,11 @@ DRIFTING = "drifting"
 
 COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
     "published": draw_published,
-    "shapes": draw_shape,
+    SHAPES: draw_shape,
 }
 """Families whose models are sized by counting: name -> the model of a seed."""
 
-FAMILIES = (RANDOM, *COUNTED, ARCHITECTURES, DRIFTING)
+FAMILIES = (*COUNTED, ARCHITECTURES, DRIFTING)
 
 
 def check_family(name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import combinations
 
 from lab.tasks.models import pick, whole
@@ -233,25 +232,10 @@ SPARE = (
 """Structures similar to others; every task leaves out some of them, by its seed."""
 
 
-@dataclass(frozen=True)
-class TaskPlans:
-    """Plans by name, the best first, its predicted time, and how many are close to it."""
-
-    plans: dict[str, ShardingPlan]
-    best_ms: float
-    close: int
-
-
-def quick_ms(workload: Workload, topology: Topology, hardware: HardwareProfile) -> float:
-    """About what the best plan takes, without any search."""
-    plans = structures(workload, topology, random.Random(0))
-    return float(PlanScorer(workload, topology, hardware).score(list(plans.values())).min())
-
-
 def task_plans(
     seed: int, workload: Workload, topology: Topology, hardware: HardwareProfile
-) -> TaskPlans:
-    """The plans of a task.
+) -> dict[str, ShardingPlan]:
+    """The plans of a task by name, the best predicted first.
 
     Args:
         seed: of the search, of the random plan, and of which structures are left out.
@@ -273,8 +257,7 @@ def task_plans(
     left_out = _pick_spare(seed, plans, close, len(plans) + len(near) - MAX_PLANS)
     kept = {name: plan for name, plan in (plans | near).items() if name not in left_out}
     order = sorted(kept, key=lambda name: name != best)
-    made = {name: plan_of(workload, topology, kept[name]) for name in order}
-    return TaskPlans(made, best_ms, len(close - left_out))
+    return {name: plan_of(workload, topology, kept[name]) for name in order}
 
 
 def _find_neighbours(

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab.tasks.models import RANDOM
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingPlan
@@ -96,7 +95,7 @@ SCHEMA = "shardopt.lab-batch/1"
 """Of the file that describes a task set."""
 TASK_SET_FILE = "batch.json"
 CALIBRATION_FILE = "calibration.rows.csv"
-OLD_FILES = {"models": RANDOM, "runtime": Runtime.TUNED.value}
+OLD_FILES = {"models": "random", "runtime": Runtime.TUNED.value}
 """What a file of a task set means that does not say it."""
 BASE = "cpu-gloo"
 FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")

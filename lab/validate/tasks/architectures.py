@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.architecture import architecture_of
-from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets, task_reference
+from lab.tasks.task_set import MeasuredTask, TaskSet, task_reference
 from lab.validate.report import Cell, Report, Scores, geomean, relative_errors, shape_errors
 from lab.validate.tasks.ablations import FULL
-from lab.validate.tasks.gains import quiet_part
+from lab.validate.tasks.gains import load_quiet
 from lab.validate.tasks.tables import (
     Array,
     Pair,
@@ -80,13 +80,8 @@ def validate_architectures(folder: Path) -> Report:
     Raises:
         InputError: there is no task set, or a file of one is broken or of another machine.
     """
-    batches = load_task_sets(
-        folder,
-        "a folder of task sets of architectures that `python -m lab batch` has measured",
-    )
-    measured = [(batch, quiet_part(task, BESIDE)) for batch in batches for task in batch.tasks]
-    tasks = [_predict(batch, task) for batch, task in measured if _is_enough(task)]
-    loaded = [(batch, task) for batch, task in measured if not _is_enough(task)]
+    found = load_quiet(folder, "architectures", BESIDE, FEWEST_ROUNDS)
+    tasks = [_predict(batch, task) for batch, task in found.tasks]
     return Report(
         NAME,
         tuple(
@@ -98,13 +93,7 @@ def validate_architectures(folder: Path) -> Report:
         ),
         headline=PLANS,
         held_out=(SEEN,),
-        skipped=(
-            *(text for batch in batches for text in batch.skipped),
-            *(
-                f"{batch.name} {task.name}: fewer than {FEWEST_ROUNDS} rounds without other work"
-                for batch, task in loaded
-            ),
-        ),
+        skipped=found.skipped,
         notes=(
             "measured: the median over all iterations of a plan on rank 0, in rounds in which "
             f"other work kept no more than {BESIDE:g} of a core busy; it had what the ranks left, "
@@ -115,12 +104,8 @@ def validate_architectures(folder: Path) -> Report:
             "captured, without using any iteration of a task; corrected for drift of the machine "
             "as in torchrec-cpu",
         ),
-        scores=_scores(tasks, batches),
+        scores=_scores(tasks, found.batches),
     )
-
-
-def _is_enough(task: MeasuredTask) -> bool:
-    return len(task.rows.rounds) >= FEWEST_ROUNDS
 
 
 def _predict(batch: TaskSet, task: MeasuredTask) -> ArchitectureTask:

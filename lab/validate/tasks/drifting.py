@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.tasks.drifting import HEDGED, JOINT, MISLED, NOMINAL, REGRET, THEIRS
-from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
+from lab.tasks.task_set import MeasuredTask, TaskSet
 from lab.tasks.windows import in_window, split_window
 from lab.validate.report import Cell, ComparedRow, Report, Scores
-from lab.validate.tasks.gains import QUIET, has_enough, quiet_part
+from lab.validate.tasks.gains import QUIET, load_quiet
 from lab.validate.tasks.task_prediction import predict_task
 from predictor.errors import InputError
 from shardopt.bench.summary import Ratio, median_interval, ratio_of
@@ -132,23 +132,13 @@ def validate_drifting(folder: Path) -> Report:
         InputError: there is no task set, or a file of one is broken, of another machine, or
             without the plans of a task of drifting data.
     """
-    batches = load_task_sets(
-        folder, "a folder of task sets of drifting data that `python -m lab batch` has measured"
-    )
-    measured = [(batch, quiet_part(task)) for batch in batches for task in batch.tasks]
-    tasks = [_checked(DriftTask(batch, task)) for batch, task in measured if has_enough(task)]
-    loaded = [(batch, task) for batch, task in measured if not has_enough(task)]
+    found = load_quiet(folder, "drifting data")
+    tasks = [_checked(DriftTask(batch, task)) for batch, task in found.tasks]
     return Report(
         NAME,
         tuple(row for task in tasks for row in task.rows()),
         headline=PLANS,
-        skipped=(
-            *(text for batch in batches for text in batch.skipped),
-            *(
-                f"{batch.name} {task.name}: too few rounds without other work"
-                for batch, task in loaded
-            ),
-        ),
+        skipped=found.skipped,
         notes=(
             "plans are chosen on the calibration of the task set, without any iteration of a task",
             "measured: every plan in every window in turns, in one process group; ratios are "

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lab.tasks.against import THEIRS
 from lab.tasks.plans import PREFIX
-from lab.tasks.task_set import MeasuredTask, TaskSet
+from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
 from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
 from search.expected_gain import ExpectedGain, expected_gain
 from search.problem import Problem
@@ -135,6 +136,48 @@ def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
 def has_enough(part: MeasuredTask) -> bool:
     """Whether its gains have an interval."""
     return len(part.rows.rounds) >= FEWEST_ROUNDS
+
+
+@dataclass(frozen=True)
+class QuietTasks:
+    """Tasks of some task sets, in the rounds that no other work disturbed.
+
+    Args:
+        skipped: a line for each task that is left out.
+    """
+
+    batches: tuple[TaskSet, ...]
+    tasks: tuple[tuple[TaskSet, MeasuredTask], ...]
+    skipped: tuple[str, ...]
+
+
+def load_quiet(
+    folder: Path, models: str, most: float = QUIET, fewest: int = FEWEST_ROUNDS
+) -> QuietTasks:
+    """The tasks of every task set in a folder that have enough quiet rounds.
+
+    Args:
+        models: what the task sets are of, for the message where there are none.
+        most: cores that other work may keep busy in a round that counts.
+        fewest: rounds of a task that count.
+
+    Raises:
+        InputError: there is no task set, or a file of one is broken, or of another machine.
+    """
+    batches = load_task_sets(
+        folder, f"a folder of task sets of {models} that `python -m lab batch` has measured"
+    )
+    measured = [(batch, quiet_part(task, most)) for batch in batches for task in batch.tasks]
+    left_out = (
+        f"{batch.name} {task.name}: fewer than {fewest} rounds without other work"
+        for batch, task in measured
+        if len(task.rows.rounds) < fewest
+    )
+    return QuietTasks(
+        tuple(batches),
+        tuple(pair for pair in measured if len(pair[1].rows.rounds) >= fewest),
+        (*(text for batch in batches for text in batch.skipped), *left_out),
+    )
 
 
 def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains | None:

@@ -14,6 +14,7 @@ from lab.planners.additive import (
     AdditiveBound,
     AdditivePlan,
     TableMover,
+    _Rated,
     solve_additive,
     stack_options,
 )
@@ -24,6 +25,7 @@ from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.baselines.torchrec_planner import torchrec_plan
 from search.objective import Objective
+from search.partitioner import GreedyPartitioner
 from search.problem import Problem
 from search.space.enumerate import enumerate_space
 from search.space.filters import prune
@@ -195,7 +197,7 @@ def test_a_table_that_is_put_back_leaves_the_costliest_rank() -> None:
     problem = a_problem(a_workload(*tables), hosts(4))
     objective, torchrec = counted(problem), torchrec_of(problem)
     costs = [[torchrec.cost_ms(o) for o in table] for table in objective.space.options]
-    mover = TableMover(objective, costs)
+    mover = TableMover(objective, costs, GreedyPartitioner(objective, _Rated(objective, torchrec)))
     whole = [next(o for o in table if o.label == "TW/fused") for table in objective.space.options]
     start = tuple((o, (0,)) for o in whole)
     found, spent = mover.descend(start, 10_000)

@@ -16,7 +16,7 @@ from lab.replay.calibrate import (
     side_by_side,
     time_rounds,
 )
-from lab.replay.side_by_side import capture, class_of, measure
+from lab.replay.side_by_side import capture, measure
 from shardopt.replay.calls import FIT, TEST
 
 NAMES = ("mlp", "mlp a")
@@ -25,15 +25,10 @@ NAMES = ("mlp", "mlp a")
 def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]:
     first = {"wall_s": 5.0, "busy_s": 100.0, "own_s": 1.0}
     last = {"wall_s": 15.0, "busy_s": 109.0 + 10 * others, "own_s": 10.0}
-    classes = {
-        "original": [{"products": 2.0}, {"products": 9.0}, {"products": 3.0}],
-        "replay": [{"products": 1.0, "elementwise": 0.5}] * 3,
-    }
     return {
         "original_ms": [original, original + 1, original + 50],
         "replay_ms": [replay] * 3,
         "calls_us": [replay * 100.0],
-        "classes_ms": classes,
         "usage": [first, last],
         "coverage": {"total": 4, "us": 3.0, "total_us": 4.0, "reasons": {}},
     }
@@ -89,8 +84,6 @@ def test_rows_are_medians_over_rounds(made: list[str], tmp_path: Path) -> None:
     assert row["ratio"] == pytest.approx(7 / 11)
     assert row["host_us_an_op"] == pytest.approx(1000.0)
     assert row["coverage"] == 0.75
-    assert row["classes_ms"]["products"] == {"original": 3.0, "replay": 1.0}
-    assert row["classes_ms"]["elementwise"] == {"original": 0.0, "replay": 0.5}
     (model,) = replays(NAMES, tmp_path)
     assert model.part == TEST
     assert model.replay_ms == (6.0, 7.0, 8.0)
@@ -130,11 +123,3 @@ def test_each_call_of_a_replay_is_timed(tmp_path: Path) -> None:
     # timers take time of their own, which is subtracted
     assert 0.5 < sum(of["calls_us"]) / 1e3 / min(of["replay_ms"]) < 2
     assert of["original_ms"] == []
-
-
-def test_classes_of_ops() -> None:
-    assert class_of("aten::addmm") == "products"
-    assert class_of("aten::convolution_backward") == "convolutions"
-    assert class_of("fbgemm::permute_2D_sparse_data") == "lookups"
-    assert class_of("c10d::allreduce_") == "collectives"
-    assert class_of("aten::relu") == "elementwise"

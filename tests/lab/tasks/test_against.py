@@ -43,13 +43,13 @@ def a_model() -> Workload:
 def a_set(monkeypatch: pytest.MonkeyPatch) -> TaskSet:
     model = a_model()
     monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.005))
-    monkeypatch.setattr(against, "draw_workload", lambda seed, *_: model)
+    monkeypatch.setattr(against, "draw_model", lambda *_: model)
     return load_task_set(FOLDER)
 
 
 @pytest.mark.slow
 def test_both_planners_plans_theirs_first(a_set: TaskSet) -> None:
-    task = draw_planners_task(3, a_set, "random", 2)
+    task = draw_planners_task(3, a_set, "shapes", 2)
     assert list(task.plans)[:2] == [THEIRS, OURS]
     assert list(task.plans)[-2:] == ["random_1", "random_2"]
     assert task.workload == a_model()
@@ -73,7 +73,7 @@ def test_the_shipped_profiles_plan_stands_once(
         return plans[-1]
 
     monkeypatch.setattr(against, "_search", searched)
-    assert SHIPPED not in draw_planners_task(3, a_set, "random", 2).plans
+    assert SHIPPED not in draw_planners_task(3, a_set, "shapes", 2).plans
     assert used == [a_set.made.profile.name, load_hardware(PROFILE).name]
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
     answer = torchrec_planner.TorchRecAnswer(None, 0.1, None)
     monkeypatch.setattr(torchrec_planner, "plan_with_torchrec", lambda *_: answer)
     with pytest.raises(InputError, match="no plan for task 3 that fits"):
-        draw_planners_task(3, a_set, "random", 2)
+        draw_planners_task(3, a_set, "shapes", 2)
 
 
 @pytest.mark.parametrize(

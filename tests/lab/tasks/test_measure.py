@@ -133,7 +133,7 @@ def test_calibration_first_then_tasks_then_repeats(tmp_path: Path, lab: Lab) -> 
         "world_size": 2,
         "local_world_size": 2,
         "block": 3,
-        "models": "random",
+        "models": "shapes",
         "runtime": "plain",
         "environment": MACHINE,
         "tasks": [0, 3, 7],
@@ -219,8 +219,8 @@ def test_another_runtime_or_family_is_refused(tmp_path: Path, lab: Lab) -> None:
     lab.calls = []
     with pytest.raises(InputError, match="runtime was 'tuned', now it is 'plain'"):
         measure_task_set(asked(tmp_path, [1]), quiet)
-    with pytest.raises(InputError, match="models was 'random', now it is 'shapes'"):
-        measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED, models="shapes"), quiet)
+    with pytest.raises(InputError, match="models was 'shapes', now it is 'published'"):
+        measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED, models="published"), quiet)
     assert lab.calls == []
 
 
@@ -230,9 +230,11 @@ def test_a_folder_that_says_neither_is_tuned_and_random(tmp_path: Path, lab: Lab
     about = json.loads(path.read_text())
     del about["runtime"], about["models"]
     path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="models was 'random', now it is 'shapes'"):
+        measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED), quiet)
+    path.write_text(json.dumps({**about, "models": "shapes"}))
     with pytest.raises(InputError, match="runtime was 'tuned', now it is 'plain'"):
         measure_task_set(asked(tmp_path, [1]), quiet)
-    measure_task_set(asked(tmp_path, [1], runtime=Runtime.TUNED), quiet)
 
 
 def test_plans_that_are_too_many_run_in_parts(
