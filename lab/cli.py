@@ -206,7 +206,7 @@ def compare(
     """Compare CPU models with the benchmarks generated from their traces.
 
     Calibration models are measured as well: their calls are timed inside their replays, and the
-    kernel models that `bench predict --data DIR` uses are fitted on them.
+    kernel models that `python -m lab predict DIR --data FOLDER` uses are fitted on them.
 
     Options:
         output (-o DIR): Folder for cpu.json (models and their replays) and calls.jsonl (timed
@@ -238,6 +238,23 @@ def compare(
         _run(names, output, rounds, here, quiet)
 
 
+def predict(folder: Path, *, data: Path, hardware: str = "cpu-gloo") -> None:
+    """Predict a generated benchmark with kernel models fitted on replays of this machine.
+
+    Prints the JSON of `shardopt bench predict`.
+
+    Options:
+        data (DIR): Folder that `python -m lab compare` wrote.
+        hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
+    """
+    from lab.replay.calls import fit_replays, read_replays
+    from shardopt.cli.output import print_json
+    from shardopt.replay.predict import predict
+
+    models = read_replays(data)
+    print_json(predict(folder, hardware, lambda ranks: fit_replays(models, ranks)))
+
+
 def _check_folder(place: Path) -> None:
     from predictor.errors import InputError
 
@@ -249,10 +266,10 @@ def _check_folder(place: Path) -> None:
 
 def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
     from lab.replay.calibrate import prepare, replays, side_by_side, time_rounds
+    from lab.replay.calls import FILE, write_models
     from lab.replay.side_by_side import summary
     from shardopt.api.cache import versions
     from shardopt.cli.output import note, write_json
-    from shardopt.replay.calls import FILE, write_models
 
     for name in prepare(names, work):
         note([f"{name}: benchmark made"], quiet=quiet)
@@ -307,6 +324,7 @@ for function in (
     batch,
     search,
     compare,
+    predict,
     transformers,
 ):
     app.command(function.__name__, rich_help_panel=MEASURE)(command(function))

@@ -15,12 +15,12 @@ import numpy as np
 import yaml
 
 from lab.programs import make_parser
+from lab.replay.calls import FIT, ModelCalls, fit_replays, read_replays
 from lab.validate.replay import predict_held_out
 from lab.validate.report import Summary
 from predictor import units
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.hardware.loader import CpuOps
-from shardopt.replay.calls import FIT, ModelCalls, fit_replays, read_replays
 
 MACHINE = "Intel(R) Xeon(R) Processor, 2 cores, 24 GiB, Linux"
 VERSIONS = "torch 2.13.0+cpu, fbgemm 1.8.0"

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lab.replay.calls import FIT, TEST, ModelCalls
 from lab.replay.side_by_side import capture, measure
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import Usage, other_cores
-from shardopt.replay.calls import FIT, TEST, ModelCalls, group_calls
-from shardopt.replay.predict import list_ranks
+from shardopt.replay.predict import group_calls, list_ranks
 
 LISTED = "listed.json"
 TRIES = 3

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lab.replay.op_fit import CapturedStep
 from lab.transformers.files import GradientSync
 from predictor.cost.ops.cpu_ops import VIEW, OpModels, group_of
 from predictor.iteration.op_graph import CollectiveStart
-from shardopt.replay.op_fit import CapturedStep
 
 LEAST_SHARE = 1e-3
 

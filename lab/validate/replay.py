@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from lab.replay.calls import FIT, TEST, ModelCalls, captured_step, fit_replays, read_replays
 from lab.transformers.op_fits import errors_by_group
 from lab.validate.report import ComparedRow, Report, Scores, errors_by_ranks
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.hardware.loader import load_hardware
-from shardopt.replay.calls import FIT, TEST, ModelCalls, captured_step, fit_replays, read_replays
 from shardopt.replay.predict import OP_MODELS, predict_ranks
 
 NAME = "replay"

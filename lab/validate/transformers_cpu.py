@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.replay.op_fit import CapturedStep, fit_models
 from lab.transformer import FAMILIES, TransformerShape, parse_shape
 from lab.transformers.files import (
     OPS,
@@ -29,7 +30,6 @@ from predictor.cost.ops.cpu_ops import OpModels
 from predictor.errors import InputError
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
 from predictor.iteration.timeline import simulate
-from shardopt.replay.op_fit import CapturedStep, fit_models
 
 NAME = "transformers-cpu"
 RANKS = (1, 2)

@@ -45,8 +45,8 @@ def cluster(
     Options:
         from_nvidia_smi (FILE): Output of `nvidia-smi topo -m` on one host; lines of `nvidia-smi -L`
             in the same file name the GPU.
-        hosts (N|FILE): Number of hosts, or the scheduler's list: a name a line, node[01-04], or
-            with slots=8.
+        hosts (N|LIST|FILE): Number of hosts, a list such as 'node[01-04,07]', or the scheduler's
+            file: a name a line, node[01-04], or with slots=8.
         output (-o FILE): Write the cluster file here instead of printing it.
     """
     from shardopt.cli.output import check_writable, note, print_json

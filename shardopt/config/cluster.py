@@ -72,6 +72,7 @@ class ClusterSection(Section):
     hosts: Any = Field(description="the number of hosts, or a list of them")
     ranks_per_host: Ranks = Field(description="the number of ranks (GPUs) of a host")
     nvlink_domain: Ranks | None = None
+    nics_per_host: Ranks | None = None
     hardware: Name | None = None
     levels: Any = None
     hbm_gib: Any = None
@@ -116,7 +117,8 @@ def load_cluster(path: str | Path) -> ClusterConfig:
 
     Args:
         path: a YAML file with ``schema: 1``, ``hosts``, ``ranks_per_host``; optional are ``name``,
-            ``nvlink_domain`` (ranks; divides a host or consists of whole hosts), ``hardware``
+            ``nvlink_domain`` (ranks; divides a host or consists of whole hosts),
+            ``nics_per_host`` (network cards, where a rank has none of its own), ``hardware``
             (profile name, or path relative to this file), ``levels`` (what joins the hosts),
             ``hbm_gib`` and ``ddr_gib`` (GiB per rank: one number, or a list with one per rank).
             ``hosts`` is their number, or a list of names or mappings, in the order of the ranks.
@@ -143,7 +145,10 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     problems.raise_if_any()
     assert section is not None
     domain = _domain(section, levels, ranks, problems)
-    network = _network_levels(levels, hosts, local, domain, problems)
+    shared = max(1.0, local / (section.nics_per_host or local))
+    if shared > 1 and len(hosts) * local > domain and all(of.link == "nvlink" for of in levels):
+        levels = [*levels, LevelSection(name="hosts")]
+    network = _network_levels(levels, hosts, local, domain, shared, problems)
 
     def profile_of(given: str | None) -> str | None:
         """A profile's name as it is; a path made relative to the cluster file."""
@@ -249,6 +254,7 @@ def _network_levels(
     hosts: Sequence[HostSection],
     local: int,
     domain: int,
+    shared: float,
     problems: Problems,
 ) -> tuple[NetworkLevel, ...]:
     """What joins the hosts, or the NVLink domains that span hosts.
@@ -256,6 +262,7 @@ def _network_levels(
     Args:
         local: ranks of a host.
         domain: ranks joined by NVLink.
+        shared: ranks to a network card, of which a profile has one a rank.
     """
     first = sum(level.link == "nvlink" for level in levels)
     known = [level.name for level in levels[first:]]
@@ -273,7 +280,7 @@ def _network_levels(
                 level.name,
                 units,
                 local,
-                oversubscription=level.oversubscription or 1.0,
+                oversubscription=shared * (level.oversubscription or 1.0),
                 gbit_s=level.gbit_s,
                 latency_us=level.latency_us or 0.0,
             )

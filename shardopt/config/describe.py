@@ -37,9 +37,12 @@ def read_hosts(path: str | Path) -> list[tuple[str, int | None]]:
     Raises:
         InputError: a line is none of these, or a host is there twice; names the line.
     """
+    return _read_lines(decode(read_bytes(path, "list of hosts"), path).splitlines(), path)
+
+
+def _read_lines(lines: Sequence[str], path: str | Path) -> list[tuple[str, int | None]]:
     found: dict[str, int | None] = {}
-    text = decode(read_bytes(path, "list of hosts"), path)
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].strip()
         if not words:
             continue
@@ -184,16 +187,20 @@ def _domain(path: str | Path, joined: dict[str, frozenset[str]]) -> int:
 
 
 def hosts_of(text: str) -> list[tuple[str, int | None]]:
-    """Hosts given by their number or in a file, with their GPUs where those are known.
+    """Hosts given by number, by name or in a file, with their GPUs where those are known.
 
     Raises:
         InputError: the number is out of range, or the file cannot be used.
     """
     if not text.isascii() or not text.isdigit():
-        return read_hosts(text)
+        # a list as a scheduler prints it, unless a file has that name
+        is_list = not Path(text).exists() and ("[" in text or "," in text)
+        return _read_lines([text], "--hosts") if is_list else read_hosts(text)
     if len(text) > 9 or not 1 <= int(text) <= MOST_RANKS:
         raise InputError(
-            f"hosts is {text}; give 1 to {MOST_RANKS}, or a file of names", inputs=("hosts",)
+            f"hosts is {text}; give 1 to {MOST_RANKS}, a list such as node[01-04], or a file of "
+            "names",
+            inputs=("hosts",),
         )
     return [(str(number), None) for number in range(int(text))]
 
@@ -231,16 +238,20 @@ def describe(
     if profile is None:
         why = f"no profile ships for {host.gpu_name}" if host.gpu_name else "no line names the GPU"
         notes.append(f"{why}: the default profile will be taken unless one is named")
-    if len(hosts) > 1 and host.nics < ranks:
+    if host.nics < ranks:
+        cards = f"{host.nics} network cards for {ranks} GPUs"
         notes.append(
-            f"{host.nics} network cards for {ranks} GPUs: profiles count one a GPU, so exchanges "
-            "between hosts will take longer; give a profile with the nic_gbit_s of a GPU's share"
+            f"{cards}: exchanges between hosts are priced at a GPU's share of a card"
+            if host.nics
+            else f"{cards}: nothing is known of the network between hosts, and one card a GPU is "
+            "assumed; give nics_per_host if there are fewer"
         )
     found = {
         "schema": 1,
         "hosts": len(hosts),
         "ranks_per_host": ranks,
         "nvlink_domain": domain,
+        **({"nics_per_host": host.nics} if host.nics else {}),
         **({"hardware": profile} if profile else {}),
     }
     return found, notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +30,10 @@ from shardopt.config.ops_file import ops_text, with_ops_digest
 from shardopt.config.schema import SCHEMA_VERSION
 from shardopt.files import atomic_write_text
 
+ALL_UNIFORM = "index_distribution of every feature is uniform"
+"""A note in files that are written from a module; no longer true once statistics are filled in."""
+SOME_UNIFORM = "index_distribution of features without statistics is uniform"
+_TRAILING = re.compile(r"[ \t]+#[^\n]*")
 _CONSTRAINTS = tuple(Constraints.__dataclass_fields__)
 
 
@@ -194,7 +199,8 @@ def fill_model(
             inputs=("model",),
         )
     edits: dict[int, _Edit] = {}
-    for feature in _features(tables):
+    features = list(_features(tables))
+    for feature in features:
         name = _get(feature, "name")
         new = values.get(name.value) if isinstance(name, ScalarNode) else None
         made = _moved(feature, source, target) if new is None else _replaced(feature, new, text)
@@ -202,7 +208,9 @@ def fill_model(
     for start in sorted(edits, reverse=True):
         edit = edits[start]
         text = text[: edit.start] + edit.text + text[edit.end :]
-    return text
+    whole = all(getattr(_get(of, "name"), "value", None) in values for of in features)
+    rest = "" if whole else rf"\g<1>{SOME_UNIFORM}\n"
+    return re.sub(rf"^(#\s*){ALL_UNIFORM}\n", rest, text, flags=re.MULTILINE) if values else text
 
 
 def _features(tables: SequenceNode) -> Iterator[MappingNode]:
@@ -213,14 +221,19 @@ def _features(tables: SequenceNode) -> Iterator[MappingNode]:
 
 
 def _replaced(feature: MappingNode, values: Mapping[str, object], text: str) -> Iterator[_Edit]:
-    """New values in place of those that are there; the others behind the last one."""
+    """New values in place of those that are there; the others behind the last one.
+
+    A comment behind an old value goes with it.
+    """
     added = ""
     for key, value in values.items():
         line = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
         plain = line.removesuffix("...\n").strip()
         old = _get(feature, key)
         if old is not None:
-            yield _Edit(old.start_mark.index, _end(old), plain)
+            end = _end(old)
+            comment = None if feature.flow_style else _TRAILING.match(text, end)
+            yield _Edit(old.start_mark.index, comment.end() if comment else end, plain)
         elif feature.flow_style:
             added += f", {key}: {plain}"
         else:

@@ -13,7 +13,8 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from typing import Any
 import numpy as np
 
 from predictor.cost.collectives import Collectives
-from predictor.cost.ops.cpu_ops import OpModels
+from predictor.cost.ops.cpu_ops import OpModels, OpRow
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware, load_op_models
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.op_graph import (
+    CallGroup,
     CollectiveStart,
+    CollectiveWait,
+    Event,
     RankCalls,
     RankTimes,
     op_graph,
@@ -38,11 +42,11 @@ from predictor.units import GIB
 from shardopt.extras import needs_torchrec
 from shardopt.ranks.launch import python_path
 from shardopt.ranks.scratch import scratch_folder
-from shardopt.replay.calls import fit_replays, group_calls, read_replays
 from shardopt.replay.launch import check_benchmark
 
+Fit = Callable[[int], OpModels]
 OP_MODELS = "cpu-gloo"
-"""The profile whose kernel models price ops, unless a folder of measurements is given."""
+"""The profile whose kernel models price ops."""
 COLLECTIVES = {
     "alltoall_base_": "all_to_all",
     "alltoall_": "all_to_all",
@@ -56,13 +60,13 @@ COLLECTIVES = {
 """Collective by c10d's name -> method of `predictor.cost.collectives.Collectives`."""
 
 
-def predict(folder: Path, hardware: str, data: Path | None = None) -> dict[str, Any]:
+def predict(folder: Path, hardware: str, fit: Fit | None = None) -> dict[str, Any]:
     """Predicted time of an iteration, and what of it rests on recorded times.
 
     Args:
         hardware: profile of CPU ranks, for its collectives.
-        data: a folder that `python -m lab compare` wrote: kernel models of ops are fitted on it.
-            None: those stored with the profile `OP_MODELS`.
+        fit: kernel models of ops by number of ranks. None: those stored with the profile
+            `OP_MODELS`.
 
     Raises:
         InputError: no data of a benchmark, a profile of GPUs, or ranks that do not run the same
@@ -71,7 +75,7 @@ def predict(folder: Path, hardware: str, data: Path | None = None) -> dict[str, 
     """
     count = int(check_benchmark(folder, program=False)["world_size"])
     profile = load_cpu_profile(hardware)
-    models = load_models(data, count)
+    models = (fit or stored_models)(count)
     lists = list_ranks(folder)
     ranks = [group_calls(of) for of in lists]
     return {
@@ -80,15 +84,9 @@ def predict(folder: Path, hardware: str, data: Path | None = None) -> dict[str, 
     }
 
 
-def load_models(data: Path | None, ranks: int) -> OpModels:
-    """Kernel models of ops: stored ones, or fitted on a folder, which needs scipy; see `predict`.
-
-    Raises:
-        InputError: the folder holds no replays.
-    """
-    if data is None:
-        return OpModels.of_group(load_op_models(OP_MODELS), ranks)
-    return fit_replays(read_replays(data), ranks)
+def stored_models(ranks: int) -> OpModels:
+    """Kernel models of ops that come with shardopt."""
+    return OpModels.of_group(load_op_models(OP_MODELS), ranks)
 
 
 def load_cpu_profile(hardware: str) -> HardwareProfile:
@@ -153,6 +151,68 @@ def list_ranks(folder: Path) -> list[dict[str, Any]]:
             raise InputError(f"{folder}: its ops cannot be listed: {' '.join(words)}")
         found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
         return found
+
+
+def group_calls(of: Mapping[str, Any], calls_us: Sequence[float] | None = None) -> RankCalls:
+    """Group the equal calls of a rank.
+
+    Args:
+        of: what `shardopt.replay.op_list` finds of the rank.
+        calls_us: of each call of the program, its time in a replay.
+    """
+    calls = of["calls"]
+    inside: dict[int, list[OpRow]] = {}
+    for op in of["ops"]:
+        row = OpRow(op["kind"], tuple(op["sizes"]), tuple(op["reuse"]))
+        inside.setdefault(op["call"], []).append(row)
+    for at, _ in of["replaced"]:
+        inside[at] = []
+    found: dict[Any, CallGroup] = {}
+    for at, segment in enumerate(_segments(of["events"], len(calls))):
+        if at not in inside:
+            continue
+        op, us, _ = calls[at]
+        ms = None if calls_us is None else calls_us[at] / 1e3
+        one = CallGroup(segment, op, tuple(inside[at]), 1, us, ms)
+        key = (segment, op, tuple((row.kind, row.sizes) for row in one.rows), us is None)
+        found[key] = _add(found[key], one) if key in found else one
+    events = tuple(_event(event, of) for event in of["events"])
+    left_out = tuple((item["op"], item["us"]) for item in of["left_out"])
+    return RankCalls(tuple(found.values()), events, left_out)
+
+
+def _segments(events: Sequence[Mapping[str, Any]], count: int) -> list[int]:
+    """Of each call, how many events come before it."""
+    found, passed = [], 0
+    for at in range(count):
+        while passed < len(events) and events[passed]["after"] < at:
+            passed += 1
+        found.append(passed)
+    return found
+
+
+def _add(first: CallGroup, second: CallGroup) -> CallGroup:
+    rows = tuple(
+        replace(
+            a,
+            reuse=tuple(x + y for x, y in zip(a.reuse, b.reuse, strict=True)),
+            count=a.count + b.count,
+        )
+        for a, b in zip(first.rows, second.rows, strict=True)
+    )
+    us, ms = _sum(first.us, second.us), _sum(first.ms, second.ms)
+    return replace(first, rows=rows, count=first.count + second.count, us=us, ms=ms)
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
+
+
+def _event(event: Mapping[str, Any], of: Mapping[str, Any]) -> Event:
+    if "kind" not in event:
+        return CollectiveWait(event["waits_for"])
+    size = of["calls"][event["call"]][2] or 0
+    return CollectiveStart(event["kind"], size, tuple(of["groups"][event["group"]]))
 
 
 def collective_ms(starts: Sequence[CollectiveStart], collectives: Collectives) -> float | None:

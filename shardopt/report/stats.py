@@ -43,8 +43,8 @@ def show_stats(
 ) -> None:
     """A table of features, the hottest rows, and the lines for model.yaml."""
     heading(console, "Features", f"{found[0].samples:,} samples")
-    columns = ("~feature", ">rows", ">ids/sample", ">empty", ">distinct")
-    made = table(*columns, ">alpha", ">q", ">fit", ">KS", ">hottest")
+    columns = ("~feature", ">rows", ">ids/sample", ">empty", ">distinct ids")
+    made = table(*columns, ">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest")
     for feature in found:
         made.add_row(*_cells(feature))
     show(console, made)
@@ -211,6 +211,14 @@ def _explain(console: Console, found: Sequence[FeatureStats], hints: Hints) -> N
             console,
             f"No Zipf distribution fits {', '.join(poor)} well: use the file.",
             style="yellow",
+        )
+    if any(of and of.fit for of in seen.values()):
+        line(
+            console,
+            "Zipf: the k-th most frequent id has a probability proportional to (k + q)^-alpha; a "
+            "larger alpha is more skewed, a larger q flattens the head. error: of the number of "
+            "distinct ids that the fit gives. KS: the largest difference between its cumulative "
+            "distribution and the data's (0: none).",
         )
     if any(not feature.rows_given for feature in found):
         line(console, f"Rows are the largest id plus one; {hints.rows}.")

@@ -14,7 +14,7 @@ from predictor.model.captured import CapturedDense
 from predictor.model.workload import Table, Workload
 from shardopt.config.model import read_dense
 from shardopt.config.schema import PIPELINES
-from shardopt.config.write import with_digest, write_model
+from shardopt.config.write import ALL_UNIFORM, with_digest, write_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
@@ -127,7 +127,7 @@ def to_yaml(
     guessed: dict[str, object] = {
         f"train_pipeline is {written.train_pipeline}": train_pipeline,
         **_guessed_dense(workload.dense, dense_data_type, dense_optimizer, example_inputs),
-        "index_distribution of every feature is uniform": None,
+        ALL_UNIFORM: None,
         **_guessed_optimizers(options, chosen),
     }
     notes = ["Written from a module. Guessed, so correct what is otherwise:"]

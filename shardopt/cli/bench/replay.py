@@ -104,7 +104,6 @@ def replay(
 def predict(
     folder: Path,
     hardware: str = "cpu-gloo",
-    data: Path | None = None,
     json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -115,15 +114,13 @@ def predict(
 
     Machine:
         hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
-        data (DIR): Fit kernel models on this folder, which `python -m lab compare` wrote. Without
-            it, those that come with shardopt are used.
     """
     from shardopt.cli.output import print_json
     from shardopt.replay.predict import predict
     from shardopt.report.bench.replay import show_prediction
     from shardopt.report.console import make_console
 
-    result = predict(folder, hardware, data)
+    result = predict(folder, hardware)
     if json:
         print_json(result)
     else:

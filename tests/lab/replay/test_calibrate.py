@@ -16,8 +16,8 @@ from lab.replay.calibrate import (
     side_by_side,
     time_rounds,
 )
+from lab.replay.calls import FIT, TEST
 from lab.replay.side_by_side import capture, measure
-from shardopt.replay.calls import FIT, TEST
 
 NAMES = ("mlp", "mlp a")
 

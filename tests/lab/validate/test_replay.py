@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("scipy")
 
+from lab.replay.calls import FILE, FIT, read_replays, write_models
 from lab.suites import COMMITTED
 from lab.validate.replay import validate_replay
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from shardopt.replay.calls import FILE, FIT, read_replays, write_models
-from shardopt.replay.predict import OP_MODELS, load_models, predict_ranks
+from shardopt.replay.predict import OP_MODELS, predict_ranks, stored_models
 
 FOLDER = COMMITTED / "replay"
 
@@ -26,7 +26,7 @@ def test_figures_are_those_of_the_committed_rows() -> None:
     one = next(model for model in models if model.name == "dlrm 2 ranks wide")
     row = next(row for row in report.counted if row.name["model"] == one.name)
     # what the package stores is the fit on the same rows
-    again = predict_ranks(one.ranks, load_models(None, 2), load_hardware(OP_MODELS))
+    again = predict_ranks(one.ranks, stored_models(2), load_hardware(OP_MODELS))
     assert row.predicted_ms == pytest.approx(again["predicted_ms"])
     assert row.measured_ms == median(one.replay_ms)
     assert all(cells[4] == 0 for cells in report.scores[1].rows)

@@ -54,6 +54,7 @@ def test_it_is_printed_where_no_file_is_named(run, topology: Path) -> None:
         "hosts: 1",
         "ranks_per_host: 2",
         "nvlink_domain: 2",
+        "nics_per_host: 1",
         "hardware: h100-sxm",
     ]
     assert done.err == ""

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from predictor.cost.collectives import Collectives
 from predictor.errors import InputError
-from shardopt.config.describe import HostTopology, hosts_of, read_host, read_hosts
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.topology import NetworkLevel, Topology
+from predictor.units import GIB, MIB
+from shardopt.config.cluster import load_cluster
+from shardopt.config.describe import (
+    HostTopology,
+    describe,
+    hosts_of,
+    read_host,
+    read_hosts,
+    write_cluster,
+)
 
 
 def read(folder: Path, text: str) -> list[tuple[str, int | None]]:
@@ -94,6 +109,13 @@ def test_a_number_of_hosts_is_bounded(text: str) -> None:
         hosts_of(text)
 
 
+def test_hosts_as_a_scheduler_prints_them() -> None:
+    assert hosts_of("gpu[01-08]") == [(f"gpu{i:02d}", None) for i in range(1, 9)]
+    assert hosts_of("a,b") == [("a", None), ("b", None)]
+    with pytest.raises(InputError, match="--hosts:1: got '3-1'"):
+        hosts_of("gpu[3-1]")
+
+
 Link = Callable[[int, int], str]
 
 
@@ -117,6 +139,25 @@ def read_matrix(folder: Path, text: str) -> HostTopology:
 def test_groups_that_nvlink_joins(domain: int, tmp_path: Path) -> None:
     text = matrix(8, lambda i, j: "NV12" if i // domain == j // domain else "SYS", nics=3)
     assert read_matrix(tmp_path, text) == HostTopology(8, domain, 3, None)
+
+
+def test_cards_are_counted_into_the_file(tmp_path: Path) -> None:
+    """2 for 8 GPUs are a quarter of the bandwidth between hosts."""
+    keys, notes = describe(HostTopology(8, 8, 2, None), hosts_of("gpu[1-2]"), "h100-sxm")
+    assert any("2 network cards for 8 GPUs" in note for note in notes)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(write_cluster(keys))
+    profile = load_hardware("h100-sxm")
+    size, own = np.float64(256 * MIB), profile.collectives.inter.nic_gbit_s
+
+    def all_to_all_ms(hardware: HardwareProfile, network: tuple[NetworkLevel, ...]) -> float:
+        topology = Topology.uniform(16, 8, hbm_bytes=GIB, ddr_bytes=GIB)
+        return float(Collectives(hardware, replace(topology, network=network)).all_to_all(size))
+
+    shared = all_to_all_ms(profile, load_cluster(path).network)
+    assert shared == pytest.approx(all_to_all_ms(profile.with_nic(own / 4), ()))
+    path.write_text(write_cluster({**keys, "nics_per_host": 8}))
+    assert load_cluster(path).network == ()
 
 
 def test_one_gpu_and_its_name(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from predictor.model.plan import ShardingType
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Workload
 from shardopt.config import load_model
-from shardopt.config.write import fill_model, model_text, with_digest, write_model
+from shardopt.config.write import (
+    ALL_UNIFORM,
+    SOME_UNIFORM,
+    fill_model,
+    model_text,
+    with_digest,
+    write_model,
+)
 from tests.builders import a_table, a_workload, random_workload
 
 
@@ -86,15 +93,25 @@ def fill(*names: str) -> str:
     return fill_model(TEXT, values, Path("/m/model.yaml"), Path("/m/sub/copy.yaml"))
 
 
-def test_values_change_and_comments_stay() -> None:
+def test_values_change_and_comments_on_others_stay() -> None:
     text = fill("x", "y", "z", "w")
     tables = yaml.safe_load(text)["tables"]
     for feature in (*tables[0]["features"], tables[1]["features"][0]):
         assert feature.items() >= NEW.items(), feature
     assert tables[0]["features"][0]["id_order"] == "random"
-    for comment in ("# a comment", "# of users", "# guessed", "# the end of y", "# has no values"):
+    for comment in ("# a comment", "# of users", "# the end of y", "# has no values"):
         assert comment in text
+    assert "# guessed" not in text
     assert text.endswith("dense: {in_features: 13}\n")
+
+
+def test_the_note_on_uniform_features_is_of_those_that_are() -> None:
+    text = f"# made\n#   {ALL_UNIFORM}\n{TEXT}"
+    paths = Path("/m/model.yaml"), Path("/m/copy.yaml")
+    some, every = (fill_model(text, dict.fromkeys(n, NEW), *paths) for n in ("xy", "xyzwv"))
+    assert f"# made\n#   {SOME_UNIFORM}\n# a comment" in some
+    assert every.startswith("# made\n# a comment")
+    assert fill_model(text, {}, *paths) == text
 
 
 def test_other_files_are_named_from_the_copy() -> None:

@@ -22,10 +22,9 @@ from predictor.iteration.op_graph import op_graph, rank_times
 from predictor.iteration.timeline import simulate
 from predictor.model.op_calls import OpCall
 from predictor.model.topology import Topology
-from shardopt.replay.calls import group_calls
 from shardopt.replay.generate import generate
 from shardopt.replay.op_list import list_ops
-from shardopt.replay.predict import collective_ms, list_ranks, load_models, predict
+from shardopt.replay.predict import collective_ms, group_calls, list_ranks, predict, stored_models
 from tests.shardopt.replay.captured import capture
 
 MODELS = OpModels({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
@@ -116,7 +115,7 @@ def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     result = predict(tmp_path / "b", "cpu-gloo")
     assert result["without_law"] == {}
     assert result["recorded_share"] == 0
-    models = load_models(None, 1)
+    models = stored_models(1)
     step = step_calls(record_step(SHAPE))
     own = [row for part in step.calls for row in part.rows if row.kind != VIEW]
     rank = group_calls(list_ranks(tmp_path / "b")[0])
@@ -129,8 +128,6 @@ def test_profiles_of_gpus_and_folders_without_data(tmp_path: Path, traces: Path)
     generate([traces], tmp_path / "b")
     with pytest.raises(InputError, match="give cpu-gloo"):
         predict(tmp_path / "b", "h100-sxm")
-    with pytest.raises(InputError, match="python -m lab compare"):
-        predict(tmp_path / "b", "cpu-gloo", tmp_path)
     with pytest.raises(InputError, match="no benchmark"):
         predict(tmp_path, "cpu-gloo")
 

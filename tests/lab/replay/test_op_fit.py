@@ -11,8 +11,8 @@ from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
 
+from lab.replay.op_fit import CapturedStep, fit_models
 from lab.transformers.op_fits import errors_by_group, fit_sync
-from shardopt.replay.op_fit import CapturedStep, fit_models
 
 HOST_MS = 0.002
 

@@ -11,7 +11,7 @@ from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveW
 
 pytest.importorskip("scipy")
 
-from shardopt.replay.calls import (
+from lab.replay.calls import (
     CALL_BYTES,
     FILE,
     FIT,

@@ -3,7 +3,7 @@
 A file has a line of JSON per model; a prediction from it needs no benchmark. A replay runs no
 modules and no autograd between its ops, so models that were fitted on training steps do not fit it.
 `shardopt bench predict` uses the fit that is stored with a profile
-(`predictor.hardware.loader`); here it is made anew, on a user's folder or for held-out errors.
+(`predictor.hardware.loader`); here it is made anew, on measured rows or for held-out errors.
 
 Why: docs/decisions/0028-plans-from-the-bound.md.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lab.replay.op_fit import CapturedStep, fit_models
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import (
@@ -27,7 +28,6 @@ from predictor.iteration.op_graph import (
     RankCalls,
 )
 from shardopt.measure.store import Fields, RowKind, read_rows, write_rows
-from shardopt.replay.op_fit import CapturedStep, fit_models
 
 FILE = "calls.jsonl"
 FIT, TEST = "fit", "test"
@@ -49,68 +49,6 @@ class ModelCalls:
     part: str
     replay_ms: tuple[float, ...]
     ranks: tuple[RankCalls, ...]
-
-
-def group_calls(of: Mapping[str, Any], calls_us: Sequence[float] | None = None) -> RankCalls:
-    """Group the equal calls of a rank.
-
-    Args:
-        of: what `shardopt.replay.op_list` finds of the rank.
-        calls_us: of each call of the program, its time in a replay.
-    """
-    calls = of["calls"]
-    inside: dict[int, list[OpRow]] = {}
-    for op in of["ops"]:
-        row = OpRow(op["kind"], tuple(op["sizes"]), tuple(op["reuse"]))
-        inside.setdefault(op["call"], []).append(row)
-    for at, _ in of["replaced"]:
-        inside[at] = []
-    found: dict[Any, CallGroup] = {}
-    for at, segment in enumerate(_segments(of["events"], len(calls))):
-        if at not in inside:
-            continue
-        op, us, _ = calls[at]
-        ms = None if calls_us is None else calls_us[at] / 1e3
-        one = CallGroup(segment, op, tuple(inside[at]), 1, us, ms)
-        key = (segment, op, tuple((row.kind, row.sizes) for row in one.rows), us is None)
-        found[key] = _add(found[key], one) if key in found else one
-    events = tuple(_event(event, of) for event in of["events"])
-    left_out = tuple((item["op"], item["us"]) for item in of["left_out"])
-    return RankCalls(tuple(found.values()), events, left_out)
-
-
-def _segments(events: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Of each call, how many events come before it."""
-    found, passed = [], 0
-    for at in range(count):
-        while passed < len(events) and events[passed]["after"] < at:
-            passed += 1
-        found.append(passed)
-    return found
-
-
-def _add(first: CallGroup, second: CallGroup) -> CallGroup:
-    rows = tuple(
-        replace(
-            a,
-            reuse=tuple(x + y for x, y in zip(a.reuse, b.reuse, strict=True)),
-            count=a.count + b.count,
-        )
-        for a, b in zip(first.rows, second.rows, strict=True)
-    )
-    us, ms = _sum(first.us, second.us), _sum(first.ms, second.ms)
-    return replace(first, rows=rows, count=first.count + second.count, us=us, ms=ms)
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
-
-
-def _event(event: Mapping[str, Any], of: Mapping[str, Any]) -> Event:
-    if "kind" not in event:
-        return CollectiveWait(event["waits_for"])
-    size = of["calls"][event["call"]][2] or 0
-    return CollectiveStart(event["kind"], size, tuple(of["groups"][event["group"]]))
 
 
 def write_models(path: Path, models: Sequence[ModelCalls]) -> None:
