@@ -334,6 +334,7 @@ PROGRAMS = {
     "fit derive": ("lab.fit.derive", "Profiles of cards that no public table measures."),
     "fit hugectr": ("lab.fit.hugectr", "The constants of HugeCTR's runtimes."),
     "fit known-errors": ("lab.fit.known_errors", "How far the shipped profiles can be trusted."),
+    "fit links": ("lab.fit.links", "Curves of collectives within a host."),
     "fit megatron": ("lab.fit.megatron", "The constants of Megatron's software."),
     "fit ops": ("lab.fit.ops", "The models of CPU ops that `shardopt bench predict` uses."),
     "fit tables": ("lab.fit.tables", "Prints constants fitted to the public tables."),

@@ -15,6 +15,7 @@ import yaml
 
 from lab.fit.cards import CARDS, TENSOR_SHEETS, Card
 from lab.fit.known_errors import Facts, with_facts
+from lab.fit.profile_text import FlowLists
 from lab.programs import existing_folder, make_parser
 from predictor.cost.collectives import OPS
 from predictor.hardware.loader import list_hardware, load_hardware
@@ -230,21 +231,13 @@ def _inter(card: Card, like: HardwareProfile) -> dict[str, Any]:
     return found
 
 
-class _Dumper(yaml.SafeDumper):
-    """Lists of plain values on one line, as in the files written by hand."""
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
-        """A flow sequence."""
-        return super().represent_sequence(tag, sequence, flow_style=True)
-
-
 def text_of(card: Card) -> str:
     """The file of a card, with the ranges and errors that the shipped one states."""
     head = (
         f"# {card.title}\n# Written by `python -m lab fit derive`: change the rules there, "
         "not the figures here.\n"
     )
-    text = head + yaml.dump(derive(card), Dumper=_Dumper, sort_keys=False, width=96)
+    text = head + yaml.dump(derive(card), Dumper=FlowLists, sort_keys=False, width=96)
     if card.name not in list_hardware():
         return text
     return with_facts(text, GROUP_NAMES, Facts.stated(load_hardware(card.name)))

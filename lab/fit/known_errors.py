@@ -17,6 +17,7 @@ import yaml
 
 from lab.fit.cards import CARDS, Card
 from lab.fit.links import gpu_fits, held_out_errors, rows_behind
+from lab.fit.profile_text import set_key
 from lab.programs import existing_folder, make_parser
 from lab.validate.collectives import (
     ACROSS_LARGE,
@@ -113,48 +114,6 @@ def with_facts(text: str, groups: Sequence[str], facts: Facts) -> str:
     return text
 
 
-def set_key(text: str, path: Sequence[str], value: Any, after: str | None = None) -> str:
-    """``text`` with one key of a block mapping set to ``value``; comments and layout stay.
-
-    Args:
-        path: keys from the outermost mapping to the one to set; the mapping must be there.
-        value: plain data; None or an empty list takes the key out.
-        after: key behind which a new one goes; at the end of the mapping without it.
-    """
-    lines = text.splitlines()
-    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    for key in path[:-1]:
-        node = next(v for k, v in node.value if k.value == key)
-    keys = {k.value: k.start_mark.line for k, _ in node.value}
-    name, column = path[-1], node.start_mark.column
-    first = keys.get(name, keys[after or list(keys)[-1]])
-    end = _end(lines, first, column)
-    new = [] if value in (None, []) else _written(name, value, column)
-    lines[first if name in keys else end : end] = new
-    return "\n".join(lines) + "\n"
-
-
-def _end(lines: Sequence[str], first: int, column: int) -> int:
-    """Line after the value of a key; items of a list may stand in the key's own column."""
-    for index in range(first + 1, len(lines)):
-        stripped = lines[index].lstrip()
-        indent = len(lines[index]) - len(stripped)
-        if not stripped or indent < column or (indent == column and not stripped.startswith("- ")):
-            return index
-    return len(lines)
-
-
-def _written(name: str, value: Any, column: int) -> list[str]:
-    """Lines of ``name: value``; mappings of lists stand on one line, as people write them."""
-    flat = isinstance(value, dict) and all(isinstance(v, list) for v in value.values())
-    if flat:
-        inner = yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=1000)
-        made = f"{name}: {inner}"
-    else:
-        made = yaml.safe_dump({name: value}, sort_keys=False, width=96 - column)
-    return [" " * column + line for line in made.splitlines()]
-
-
 INTRA = "collectives.intra"
 INTER = "collectives.inter"
 FITTED = "lab.fit.links"
@@ -171,12 +130,6 @@ GEMM_FITS = {
 GEMM_FITTED = ("a100-40gb", "a100-80gb", "v100-32gb", "p100-pcie-16gb")
 """Profiles whose rate is fitted to those rows too, not a share of the datasheet's."""
 TRAIN = "train"
-WIRINGS = {
-    "v100-32gb": "DGX-1 V100, 2 to 8 ranks (vTrain)",
-    "a100-40gb": "8xA100-SXM4-40GB (superbenchmark, vTrain)",
-}
-"""Profile -> the hosts whose every second size its rule of collectives is held against, since all
-their rows gave it constants."""
 FEWEST_LINKS = 8
 """Fewer rows held out tell no error."""
 SAME_LINKS = {"h200-sxm": "h100-sxm", "b300": "b200"}
@@ -254,7 +207,7 @@ def computed(folder: Path) -> dict[str, Facts]:
         errors |= links.get(name, {})
         if linked is not None:
             ranges[INTRA] = fits[linked].ranges
-        if name in WIRINGS:
+        if name in fits:
             errors[INTRA] = collective_error(folder, name)
         counted = {INTRA: len(fits[name].rows.ranks)} if name in fits else {}
         if name in past_nics:
@@ -318,10 +271,10 @@ def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
 
 def collective_error(folder: Path, name: str) -> KnownError:
     """Of the rule behind a profile's curves, given every second size, at the others."""
-    errors = held_out_errors(folder, name)
+    errors = np.concatenate([error for *_, error in held_out_errors(folder, name)])
     return KnownError(
         suite=FITTED,
-        rows=f"sizes left out, {WIRINGS[name]}",
+        rows="sizes left out of the tables behind the curves",
         n=len(errors),
         mean=_figure(mape(errors)),
         geomean=_figure(geomean(errors)),

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lab.fit.profile_text import set_key
+from lab.programs import existing_folder, make_parser
 from lab.validate.curves import ROBUST, every_second, fit_own_part, fit_rank_cost
 from lab.validate.links import (
+    NCCL_TESTS_FILE,
+    NO_PEERS,
     SLINGSHOT,
     LinkRow,
-    curve_of_a_host,
-    curve_of_a_rack,
-    few_ranks_of_a_host,
     read_links,
+    times_nccl,
 )
 from lab.validate.links import slingshot as slingshot_row
 from lab.validate.links import tcpx as tcpx_row
@@ -28,11 +31,11 @@ from lab.validate.public_tables import Key, read_collectives
 from predictor.cost.collectives import OPS, Op, bus_factor
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import InputError
-from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
-from predictor.units import mib, us
+from predictor.units import mib
 from shardopt.calibrate.collectives import CollectiveRows, errors, fit_curve
 from shardopt.calibrate.fitting import Array
+from shardopt.files import atomic_write_text
 
 RDMA_PLATFORM = "MI350-class"
 RDMA_GBIT_S = 400.0
@@ -150,19 +153,13 @@ V100_TRACE_FILE = "trace_param_dlrm8xV100_collectives.csv"
 
 CUBE_MESH_HOPS = 10 / 7
 """Mean hops between V100s of a DGX-1: 4 peers adjacent, 3 two hops away."""
-LINK_EDGES_MIB = (0.0, 0.5, 4.0, 64.0, 1024.0)
-"""Bands of tables with few sizes and several rank counts."""
-A2A_EDGES_MIB = (0.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
-LAUNCH_BOUND_BYTES = 8 * 2**20
-"""Below it, one process that launches on eight GPUs sets the time of the A100 all-to-all table."""
-SWITCH_BYTES = 2**30
-"""From it on the switch is the faster one among the 8 to 64 ranks of a rack."""
-RING_BYTES = (2**20, 2**25)
-"""Between them rings are, among eight H100."""
-TIMER_BYTES = 2**26
-"""From it on the program around a collective does not count."""
-SMALL_MESSAGE_BYTES = 20000
-"""Too small for bandwidth to count."""
+SMALL_BYTES = 4096
+"""Too small for the bandwidth of a slot to count."""
+EDGES_MIB = (0.0, 0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
+"""Bands in which NCCL changes protocol: LL and LL128 end somewhere from 256 KiB to 8 MiB, and more
+channels open up to 32 MiB."""
+SWITCH_RANKS, SWITCH_BYTES = 8, 2**27
+"""From them on the switch (NVLS) is the faster one."""
 
 
 class PublicRows:
@@ -187,10 +184,8 @@ class PublicRows:
         self.problems += found.problems
         return found.tables
 
-    def table(
-        self, platform: str, wiring: str, op: str, above_bytes: float = 0.0
-    ) -> CollectiveRows:
-        """The one table of a collective on a platform, from a size on."""
+    def table(self, platform: str, wiring: str, op: str) -> CollectiveRows:
+        """The one table of a collective on a platform."""
         found = [
             rows
             for (name, wires, what), rows in self.tables.items()
@@ -198,7 +193,7 @@ class PublicRows:
         ]
         if len(found) != 1:
             raise LookupError(f"{len(found)} tables of {op} on {platform} {wiring}; one is needed")
-        rows = found[0].where(found[0].size_bytes >= above_bytes)
+        rows = found[0]
         if not self.halved:
             return self.take(rows)
         chosen = every_second(rows)
@@ -216,22 +211,24 @@ class PublicRows:
         """All rows with the profile of their GPU."""
         return read_links(self.folder)[0]
 
-    def of(self, rows: Sequence[LinkRow], op: Op) -> CollectiveRows:
-        """Rows of one collective without the copy that their timer counts; all are taken, none is
-        held out."""
-        found = [row for row in rows if row.op == op]
-        if not found:
-            raise LookupError(f"no rows of {op}")
-        return self.take(
-            CollectiveRows.of(
-                [(r.size_bytes, r.wiring.ranks, r.time_us - _copy_us(r)) for r in found]
-            )
-        )
-
-    def send_recv_us(self, platform: str) -> float:
-        """Median time of messages too small for bandwidth to count."""
-        rows = _small(self.tables, f"{platform} (vidur)")
-        return float(np.median(self.take(rows).time_us))
+    def measured(self, system: str) -> dict[Op, CollectiveRows]:
+        """Collective -> rows of a profile's GPU that nccl-tests timed, the median of repeats."""
+        found: dict[Op, CollectiveRows] = {}
+        for op in OPS:
+            times: dict[tuple[float, float], list[float]] = {}
+            for row in self.links:
+                if row.op == op and row.wiring.profile == system and times_nccl(row):
+                    key = (row.size_bytes, float(row.wiring.ranks))
+                    times.setdefault(key, []).append(row.time_us)
+            if not times:
+                raise LookupError(f"no rows of {op} on {system} in {NCCL_TESTS_FILE}")
+            rows = CollectiveRows.of([(*key, float(np.median(t))) for key, t in times.items()])
+            if self.halved:
+                chosen = every_second(rows)
+                self.held_out.append((op, rows.where(~chosen)))
+                rows = rows.where(chosen)
+            found[op] = self.take(rows)
+        return found
 
     def trace_minima(self) -> dict[str, CollectiveRows]:
         """Kernel times once the last rank has arrived: the shortest over ranks, by collective."""
@@ -290,15 +287,18 @@ def gpu_fits(folder: Path) -> dict[str, Fit]:
     return found
 
 
-def held_out_errors(folder: Path, name: str) -> Array:
-    """Relative errors ``[rows]`` of a profile's rule at the sizes that it did not see.
-
-    The rule is given every second size of the tables of nccl-tests; where a collective takes the
-    curve of another, or all rows are needed for it, nothing is held out.
-    """
+def held_out_errors(folder: Path, name: str) -> list[tuple[Op, CollectiveRows, Array]]:
+    """Collective, rows and relative errors ``[rows]`` of a profile's rule at sizes that it did not
+    see: it is given every second one."""
     public = PublicRows(folder, halved=True)
     curves = _curves_of(name, public)
-    return np.concatenate([errors(curves[op], rows, op) for op, rows in public.held_out])
+    found = []
+    for op, rows in public.held_out:
+        error = errors(curves[op], rows, op)
+        if op == "all_reduce" and "in_switch" in curves:
+            error = np.minimum(error, errors(curves["in_switch"], rows, op))
+        found.append((op, rows, error))
+    return found
 
 
 def _curves_of(name: str, public: PublicRows) -> Curves:
@@ -311,24 +311,35 @@ def _curves_of(name: str, public: PublicRows) -> Curves:
         ) from error
 
 
-def _a100(public: PublicRows) -> Curves:
-    """nccl-tests on one host; all-reduce also at 2 to 8 ranks, which tells latency per doubling."""
-    platform, wiring = "superbenchmark", "1x8"
-    by_ranks = public.table("a100 (vtrain)", "1x2..8", "all_reduce")
-    # the table that reaches down to 4 bytes is one of eight: it counts threefold
-    one_host = public.table(platform, wiring, "all_reduce")
-    all_reduce = fit_curve(_join(by_ranks, *[one_host] * 3), "all_reduce")
-    rest: Curves = {
-        op: _spread(fit_curve(public.table(platform, wiring, op), op), all_reduce)
-        for op in ("reduce_scatter", "all_gather")
+def _nccl(public: PublicRows, system: str) -> Curves:
+    """nccl-tests at 2, 4 and 8 ranks, in a rack up to 64.
+
+    All-reduces of a switch are fitted apart, because their time does not depend on the ranks.
+    """
+    rows = public.measured(system)
+    reduced = rows["all_reduce"]
+    switched = (reduced.ranks >= SWITCH_RANKS) & (reduced.size_bytes >= SWITCH_BYTES)
+    # without a switch that adds up (A100), eight ranks are a ring's like any others
+    adds = system in ADDS_UP
+    ring = reduced.where(~switched) if adds else reduced
+    found: Curves = {
+        op: fit_own_part(ring if op == "all_reduce" else rows[op], op, EDGES_MIB) for op in OPS
     }
-    all_to_all = fit_curve(
-        public.table(platform, wiring, "all_to_all", LAUNCH_BOUND_BYTES),
-        "all_to_all",
-        edges_mib=A2A_EDGES_MIB,
-        latency_us=public.send_recv_us("a100_dgx"),
-    )
-    return {"all_reduce": all_reduce, "all_to_all": all_to_all, **rest}
+    if adds:
+        found["in_switch"] = fit_curve(
+            reduced.where(switched), "all_reduce", (0.0,), reweightings=ROBUST, own_part=1.0
+        )
+    return found
+
+
+def _pcie(public: PublicRows, system: str) -> Curves:
+    """nccl-tests where cards reach each other over PCIe, whose bandwidth falls with the ranks."""
+    found: Curves = {}
+    for op, rows in public.measured(system).items():
+        small = rows.where(rows.size_bytes <= SMALL_BYTES)
+        empty = fit_curve(small, op, (0.0,), reweightings=ROBUST, hops=True)
+        found[op] = fit_rank_cost(rows, op, SWITCH_RANKS, empty)
+    return found
 
 
 def _v100(public: PublicRows) -> Curves:
@@ -347,84 +358,29 @@ def _v100(public: PublicRows) -> Curves:
     }
 
 
-def _gb200(public: PublicRows) -> Curves:
-    """nccl-tests within a rack, 4 to 64 ranks; all-reduces from 1 GiB among eight or more tell what
-    the switch does."""
-    rows = [row for row in public.links if curve_of_a_rack(row)]
-    switched = [row for row in rows if row.wiring.ranks >= 8 and row.size_bytes >= SWITCH_BYTES]
-    ring = [row for row in rows if row.op != "all_reduce" or row not in switched]
-    found: Curves = {op: fit_own_part(public.of(ring, op), op, LINK_EDGES_MIB) for op in OPS}
-    of = public.of(switched, "all_reduce")
-    found["in_switch"] = fit_curve(of, "all_reduce", (0.0,), reweightings=ROBUST, own_part=1.0)
-    return found
-
-
-def _b200(public: PublicRows) -> Curves:
-    """XLA's timer from 1 MiB; latencies as on GB200, where nccl-tests measured small messages."""
-    rows = [row for row in public.links if curve_of_a_host(row) and row.wiring.profile == "b200"]
-    empty = _gb200(PublicRows(public.folder))
-    return {op: _like(public.of(rows, op), op, empty[op]) for op in OPS}
-
-
-def _h100(public: PublicRows) -> Curves:
-    """What the switch does from nccl-tests on eight ranks; rings from fewer ranks, and from sizes
-    at which they are the faster one; the others from XLA's timer."""
-    rows = [
-        row for row in public.links if curve_of_a_host(row) and row.wiring.profile == "h100-sxm"
-    ]
-    empty = _gb200(PublicRows(public.folder))
-    found: Curves = {
-        op: _like(public.of(rows, op), op, empty[op]) for op in OPS if op != "all_reduce"
-    }
-    table = public.table("dgxc", "1x8", "all_reduce")
-    # A100's rows tell the growth with ranks and nothing of sizes
-    known = _spread(fit_curve(table, "all_reduce"), _a100(PublicRows(public.folder))["all_reduce"])
-    found["in_switch"] = _scaled(known, 7 / 8).model_copy(update={"own_part": 1.0})
-    timed = [row for row in rows if row.size_bytes >= TIMER_BYTES]
-    few = public.of([*timed, *filter(few_ranks_of_a_host, public.links)], "all_reduce")
-    sized = (table.size_bytes >= RING_BYTES[0]) & (table.size_bytes <= RING_BYTES[1])
-    ring = _join(few, table.where(sized))
-    found["all_reduce"] = _like(ring, "all_reduce", known)
-    return found
-
-
-def _like(rows: CollectiveRows, op: str, empty: Curve) -> Curve:
-    return fit_own_part(rows, op, LINK_EDGES_MIB[:-1], like=empty)
-
-
+ADDS_UP = ("h100-sxm", "b200", "gb200")
+"""Profiles with rows of switches that add up."""
 RULES: Mapping[str, Callable[[PublicRows], Curves]] = {
     "v100-32gb": _v100,
-    "a100-40gb": _a100,
-    "a100-80gb": _a100,
-    "h100-sxm": _h100,
-    "h200-sxm": _h100,
-    "b200": _b200,
-    "gb200": _gb200,
+    **{
+        name: partial(_nccl, system=system)
+        for name, system in {
+            "a100-40gb": "a100-80gb",
+            "a100-80gb": "a100-80gb",
+            "h100-sxm": "h100-sxm",
+            "h200-sxm": "h100-sxm",
+            "b200": "b200",
+            "gb200": "gb200",
+        }.items()
+    },
+    NO_PEERS: partial(_pcie, system=NO_PEERS),
 }
 """Profile -> the rule of its curves within a host."""
-
-
-def _copy_us(row: LinkRow) -> float:
-    return 2 * row.copied_bytes / load_hardware(row.wiring.profile).streaming / us(1.0)
-
-
-def _small(tables: Mapping[Key, CollectiveRows], platform: str) -> CollectiveRows:
-    rows = tables[platform, "1x2", "send_recv"]
-    return rows.where(rows.size_bytes <= SMALL_MESSAGE_BYTES)
 
 
 def _join(*parts: CollectiveRows) -> CollectiveRows:
     rows = (zip(p.size_bytes, p.ranks, p.time_us, strict=True) for p in parts)
     return CollectiveRows.of([row for part in rows for row in part])
-
-
-def _spread(curve: Curve, like: Curve, ranks: int = 8) -> Curve:
-    """Splits a latency known at one rank count as another curve's splits."""
-    doublings = float(np.log2(ranks))
-    share = like.latency_us / (like.latency_us + doublings * like.latency_per_doubling_us)
-    growth = curve.latency_us * (1 - share) / doublings
-    latency = {"latency_us": curve.latency_us * share, "latency_per_doubling_us": growth}
-    return curve.model_copy(update=latency)
 
 
 def _scaled(curve: Curve, factor: float) -> Curve:
@@ -434,3 +390,38 @@ def _scaled(curve: Curve, factor: float) -> Curve:
 def _traced(row: Row) -> tuple[tuple[str, str], float, float]:
     name = row["et_collective"].removesuffix("v")
     return (name, row["idx"]), number(row, "in_bytes"), number(row, "kernel_dur_us")
+
+
+def write(folder: Path, profiles: Path) -> None:
+    """Write the curves within a host into the files of a folder of profiles."""
+    for name, fit in gpu_fits(folder).items():
+        path = profiles / f"{name}.yaml"
+        text = path.read_text(encoding="utf-8")
+        for op, curve in fit.curves.items():
+            text = set_key(text, ["collectives", "intra", op], _plain(curve))
+        atomic_write_text(path, text)
+
+
+def _plain(curve: Curve) -> dict[str, Any]:
+    """Keys of a curve that differ from their defaults, to five digits."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: rounded(part) for key, part in value.items()}
+        if isinstance(value, (tuple, list)):
+            return [rounded(part) for part in value]
+        return float(f"{value:.5g}")
+
+    return {key: rounded(v) for key, v in curve.model_dump(exclude_defaults=True).items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit and write."""
+    parser = make_parser("fit links", __doc__)
+    parser.add_argument(
+        "--data", type=existing_folder, required=True, help="folder of the public tables"
+    )
+    parser.add_argument("profiles", type=existing_folder, help="folder of the shipped profiles")
+    given = parser.parse_args(argv)
+    write(given.data, given.profiles)
+    return 0

@@ -115,13 +115,18 @@ def _score(error: Array, large: NDArray[np.bool_]) -> Score:
     return Score(over(large, gmae), over(large, mape), over(~large, gmae), len(error))
 
 
-def fit_rank_cost(rows: CollectiveRows, op: str, reference: int) -> Curve:
+def fit_rank_cost(
+    rows: CollectiveRows, op: str, reference: int, like: Curve | None = None
+) -> Curve:
     """A curve fitted at one rank count, with a factor on its marginal costs at the others.
 
     For wirings whose bandwidth jumps with the ranks, such as the cube mesh of V100 hosts, whose
     number of rings depends on them.
+
+    Args:
+        like: a curve whose latencies are taken as given.
     """
-    curve = fit_curve(rows.where(rows.ranks == reference), op)
+    curve = fit_curve(rows.where(rows.ranks == reference), op, like=like)
     cost = {}
     for n in np.unique(rows.ranks):
         here = rows.where(rows.ranks == n)

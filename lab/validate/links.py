@@ -16,6 +16,7 @@ from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.units import mib
 
+NCCL_TESTS_FILE = "nccl_tests_measured.csv"
 XLA_FILE = "xla_collectives_measured.csv"
 
 NAMES: Mapping[str, Op] = {
@@ -28,6 +29,8 @@ NAMES: Mapping[str, Op] = {
 }
 TCPX = "h100-sxm-tcpx"
 """Profile of H100 hosts whose NICs are reached over GPUDirect-TCPX."""
+NO_PEERS = "l40s-no-peers"
+"""Profile of L40S hosts whose cards reach each other through the memory of the host."""
 UNSTATED_GBIT_S = {"unspecified IB": 800.0}
 """Of a host whose table names no line rate: its largest message moves 91.7 GB/s of bus bytes out of
 a host, and the next rate that NICs of hosts are sold with is 100 GB/s."""
@@ -94,6 +97,12 @@ class LinkRow:
         return self.cells.get("method", "").startswith("XLA")
 
     @property
+    def skewed(self) -> bool:
+        """Whether the time holds the skew of hosts beside the collective: 20 to 40 us of XLA's
+        program, 10 to 70 us of one process that launches on eight GPUs (superbenchmark)."""
+        return self.timer_of_a_program or "superbenchmark" in self.cells.get("source", "")
+
+    @property
     def copied_bytes(self) -> float:
         """Bytes that the timed program copies beside the collective.
 
@@ -128,6 +137,15 @@ def _nccl(row: Row) -> LinkRow:
     size = number(row, "size_bytes")
     key = (row["source"], wiring.profile, hosts, ranks, op, size)
     return LinkRow(NCCL_FILE, row, wiring, op, size, number(row, timed), key)
+
+
+def _nccl_tests(row: Row) -> LinkRow:
+    op, ranks, size = _op(row), _ranks(row, "ranks"), number(row, "size_bytes")
+    wiring = _wiring(row, "gpu", 1, ranks)
+    if wiring.profile == "l40s":
+        wiring = replace(wiring, profile=NO_PEERS)
+    key = (row["system"], row["nccl"], ranks, op, size)
+    return LinkRow(NCCL_TESTS_FILE, row, wiring, op, size, number(row, "time_us"), key)
 
 
 def _xla(row: Row) -> LinkRow:
@@ -241,6 +259,10 @@ _NCCL = (
 READERS: Mapping[str, tuple[tuple[str, ...], Callable[[Row], LinkRow]]] = {
     NCCL_FILE: _NCCL,
     NCCL_EXTRA_FILE: _NCCL,
+    NCCL_TESTS_FILE: (
+        ("system", "gpu", "nccl", "ranks", "collective", "size_bytes", "time_us"),
+        _nccl_tests,
+    ),
     XLA_FILE: (("gpu", "collective", "ranks", "size_bytes", "time_us", "method"), _xla),
     VIDUR_FILE: (
         ("platform", "collective", "num_workers", "devices_per_node", "size", "us_min"),
@@ -252,30 +274,17 @@ LINK_FILES = tuple(READERS)
 
 
 SLINGSHOT = "gh200"
-RACK_SIZES = (14, 18, 20, 24, 28, 30, 34)
-"""Of tables of a rack, log2 of the bytes."""
-HOST_SIZES = (20, 22, 24, 26, 30)
-"""Of tables of two and eight ranks, log2 of the bytes."""
-PART_SIZES = (20, 24, 30)
-"""The same of four ranks."""
+SEVERAL_HOSTS = 8
+"""Ranks of a rack of which there is but one table; of fewer, two disagree below some MiB, and one
+ends before 1 GiB."""
 TREE_BYTES = 2.0**33
 
 
 def gave_constants(row: LinkRow) -> bool:
     """Whether a constant of the row's profile comes from this row."""
-    source = row.cells.get("source", "")
-    if row.file == VTRAIN_FILE or "superbenchmark" in source or "dgxc-benchmarking" in source:
-        return True
-    rules = (
-        curve_of_a_rack,
-        curve_of_a_host,
-        few_ranks_of_a_host,
-        tree_of_hosts,
-        racks,
-        tcpx,
-        slingshot,
-        gave_line_rate,
-    )
+    if row.file == VTRAIN_FILE:
+        return row.wiring.profile == "v100-32gb"
+    rules = (times_nccl, tree_of_hosts, racks, tcpx, slingshot, gave_line_rate)
     return any(rule(row) for rule in rules)
 
 
@@ -283,30 +292,12 @@ def _octave(row: LinkRow) -> float:
     return math.log2(row.size_bytes)
 
 
-def curve_of_a_rack(row: LinkRow) -> bool:
-    """nccl-tests on GB200, 4 to 64 ranks."""
-    return _fits(row, "gb200") and _octave(row) in RACK_SIZES
-
-
-def curve_of_a_host(row: LinkRow) -> bool:
-    """XLA's timer on H100 and B200 from 1 MiB, ranks that NVSwitch joins."""
-    if not _fits(row, "h100-sxm", "b200"):
-        return False
-    if row.op == "all_reduce" and row.wiring.profile == "h100-sxm" and row.wiring.ranks == 8:
-        return False
-    return _octave(row) in (PART_SIZES if row.wiring.ranks == 4 else HOST_SIZES)
-
-
-def few_ranks_of_a_host(row: LinkRow) -> bool:
-    """All-reduces of two and four ranks of a DGX H100: 2 MiB, 16 to 20 MiB, 64 MiB."""
-    wiring = row.wiring
-    known = row.file == VIDUR_FILE and wiring.profile == "h100-sxm" and not wiring.pairs
-    sized = mib(16) < row.size_bytes < mib(20) or row.size_bytes in (mib(2), mib(64))
-    return known and sized and wiring.hosts == 1 and wiring.ranks < 8
-
-
-def _fits(row: LinkRow, *profiles: str) -> bool:
-    return row.file == XLA_FILE and row.wiring.profile in profiles
+def times_nccl(row: LinkRow) -> bool:
+    """nccl-tests within one domain, by a process a GPU: 2 to 8 ranks, and more of a rack."""
+    if row.file == XLA_FILE and row.wiring.profile == "gb200":
+        other_table = row.wiring.ranks < SEVERAL_HOSTS and row.size_bytes < mib(1024)
+        return not row.timer_of_a_program and not other_table
+    return row.file == NCCL_TESTS_FILE
 
 
 def tree_of_hosts(row: LinkRow) -> bool:

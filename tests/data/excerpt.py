@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lab.runtimes.megatron import load_megatron
 from lab.validate import dlrm_published, public_tables, transformers
-from lab.validate.links import XLA_FILE
+from lab.validate.links import NCCL_TESTS_FILE, XLA_FILE
 from predictor.csv_rows import read_table
 from tests.public_data import EXCERPTS, FULL
 
@@ -119,6 +119,7 @@ class Excerpt:
 TABLES = {
     public_tables.NCCL_FILE: Excerpt(NCCL_COLUMNS),
     public_tables.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
+    NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
     XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
     public_tables.VIDUR_FILE: Excerpt(
         "platform collective num_workers devices_per_node size us_min", gpus_of_one_host
