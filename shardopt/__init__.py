@@ -4,53 +4,59 @@ Users import only this package. The names below load on first use, so that `impo
 `shardopt --help` stay fast and planning from a YAML file never imports torch.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shardopt.version import __version__
 
 if TYPE_CHECKING:
     from predictor.hardware.loader import load_hardware
-    from predictor.hardware.schema import HardwareProfile
-    from predictor.model.plan import ShardingPlan
-    from predictor.model.topology import Topology
-    from predictor.model.workload import Workload
-    from predictor.predict import Prediction, predict
-    from search.solve import solve
+    from shardopt.calls import explain, plan, predict
     from shardopt.config import load_model
     from shardopt.plan import load_plan
     from shardopt.torchrec.convert import from_torchrec, to_torchrec
+    from shardopt.torchrec.hook import ShardoptPlanner
+    from shardopt.torchrec.model_file import to_yaml
 
 __all__ = [
-    "HardwareProfile",
-    "Prediction",
-    "ShardingPlan",
-    "Topology",
-    "Workload",
+    "ShardoptPlanner",
     "__version__",
+    "explain",
     "from_torchrec",
     "load_hardware",
     "load_model",
     "load_plan",
+    "plan",
     "predict",
-    "solve",
     "to_torchrec",
+    "to_yaml",
 ]
 
 _HOME_OF = {
-    "HardwareProfile": "predictor.hardware.loader",
-    "Prediction": "predictor.predict",
-    "ShardingPlan": "predictor.model.plan",
-    "Topology": "predictor.model.topology",
-    "Workload": "predictor.model.workload",
+    "ShardoptPlanner": "shardopt.torchrec.hook",
+    "explain": "shardopt.calls",
     "from_torchrec": "shardopt.torchrec.convert",
     "load_hardware": "predictor.hardware.loader",
     "load_model": "shardopt.config",
     "load_plan": "shardopt.plan",
-    "predict": "predictor.predict",
-    "solve": "search.solve",
+    "plan": "shardopt.calls",
+    "predict": "shardopt.calls",
     "to_torchrec": "shardopt.torchrec.convert",
+    "to_yaml": "shardopt.torchrec.model_file",
 }
+
+
+class _Package(ModuleType):
+    """Keeps `plan` and `explain` the functions, though modules of these names are imported, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
@@ -63,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

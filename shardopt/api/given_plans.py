@@ -23,11 +23,17 @@ from shardopt.explain.explanation import PredictedPlan
 
 
 def predict_plans(
-    model: Path, paths: Sequence[Path], machine: Machine, *, strict: bool = False
+    model: Path,
+    given: Sequence[Path | ShardingPlan],
+    machine: Machine,
+    *,
+    strict: bool = False,
+    stats: Sequence[Path] = (),
 ) -> tuple[Setting, list[PredictedPlan]]:
-    """Predictions of plan files in one setting, in the order given.
+    """Predictions of plans in one setting, in the order given.
 
     Args:
+        given: plan files, or plans, which are named by their number.
         strict: refuse costs outside the range that the profile covers.
 
     Raises:
@@ -36,17 +42,21 @@ def predict_plans(
             hardware than the first while the machine does not say which.
     """
     check_machine(machine, needs_ranks=False)
-    plans = [load_plan(path) for path in paths]
+    plans = [one if isinstance(one, ShardingPlan) else load_plan(one) for one in given]
+    paths = [
+        f"plan {at + 1}" if isinstance(one, ShardingPlan) else str(one)
+        for at, one in enumerate(given)
+    ]
     _check_alike(paths, plans, machine)
-    setting = resolve(model, machine, plans[0], strict=strict)
+    setting = resolve(model, machine, plans[0], stats, strict=strict)
     found = []
     for path, plan in zip(paths, plans, strict=True):
-        fitting = fit_plan(plan, setting, where=str(path))
+        fitting = fit_plan(plan, setting, where=path)
         doubts = (*_doubts(plan, setting), *_broken(fitting, setting))
         prediction = setting.predict(fitting)
         if strict:
-            refuse_outside(prediction.out_of_range, str(path))
-        found.append(PredictedPlan(str(path), fitting, prediction, doubts))
+            refuse_outside(prediction.out_of_range, path)
+        found.append(PredictedPlan(path, fitting, prediction, doubts))
     return setting, found
 
 
@@ -75,7 +85,7 @@ def fit_plan(plan: ShardingPlan, setting: Setting, *, where: str) -> ShardingPla
     return fitting
 
 
-def _check_alike(paths: Sequence[Path], plans: Sequence[ShardingPlan], machine: Machine) -> None:
+def _check_alike(paths: Sequence[str], plans: Sequence[ShardingPlan], machine: Machine) -> None:
     """Times of different machines side by side would rank machines, not plans."""
     first = plans[0]
     decided = machine.hardware is not None or machine.cluster is not None

@@ -94,7 +94,8 @@ def resolve(
     Args:
         model: the model file.
         plan: gives ranks and hardware where neither the machine nor its cluster file does.
-        stats: stats files of windows of data, in place of those that the model file names.
+        stats: stats files, in place of those that the model file names; several are windows of
+            data.
         strict: refuse ranks that the profile does not cover.
 
     Raises:
@@ -112,6 +113,7 @@ def resolve(
         workload = replace(workload, replica_groups=job.groups)
         windows = {n: replace(w, replica_groups=job.groups) for n, w in windows.items()}
     workload = next(iter(windows.values()), workload)
+    windows = windows if len(windows) > 1 else {}
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
     name, hardware, origin = _hardware(machine, cluster, plan)
     installed = _topology(machine, cluster, job, hardware)

@@ -263,18 +263,12 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
     """The workload with the pooling factors and index distributions of each stats file.
 
     Args:
-        files: as `shardopt stats` writes them, two or more; all have the same features.
+        files: as `shardopt stats` writes them, at least one; all have the same features.
 
     Raises:
-        InputError: there are fewer than two, one cannot be read, has no feature of the model, or
+        InputError: one cannot be read, has no feature of the model, or
             has other features or another table than the others.
     """
-    if len(files) < 2:
-        raise InputError(
-            f"{files[0] if files else 'nothing'} is one window; give two or more stats files, or "
-            "name one in the model file",
-            inputs=("stats",),
-        )
     if len(files) > MAX_WINDOWS:
         raise InputError(
             f"got {len(files)} stats files; at most {MAX_WINDOWS} windows are read",

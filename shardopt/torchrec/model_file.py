@@ -12,10 +12,20 @@ from predictor.document import Problems
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
 from predictor.model.workload import Table, Workload
+from shardopt.config import load_model
+from shardopt.config.distributions import read_stats
 from shardopt.config.model import read_dense
 from shardopt.config.schema import PIPELINES
-from shardopt.config.write import ALL_UNIFORM, with_digest, write_model
+from shardopt.config.write import (
+    ALL_UNIFORM,
+    DISTRIBUTION,
+    fill_model,
+    relative,
+    with_digest,
+    write_model,
+)
 from shardopt.extras import needs_torchrec
+from shardopt.files import atomic_write_text
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
 from shardopt.torchrec.logs import silence_torchrec
@@ -44,6 +54,7 @@ def to_yaml(
     path: str | PathLike[str],
     *,
     batch_size: int,
+    stats: str | PathLike[str] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     default_pooling_factor: float | None = None,
@@ -60,13 +71,15 @@ def to_yaml(
     ``<name>.ops.json``: nothing is computed, and the module is left as it is.
 
     What no module holds and nobody gives is guessed, and the file begins with a comment on each
-    guess. Index distributions are written as uniform; `shardopt stats` or the user knows better
-    ones.
+    guess. Index distributions that no stats file has are written as uniform.
 
     Args:
         module: unsharded, on any device, ``meta`` too.
         batch_size: samples per rank.
-        constraints: TorchRec's, by table name; they carry the pooling factors.
+        stats: a file of `shardopt stats` on data of the model. Its pooling factors hold where no
+            constraint gives one, the module is captured at them, and the model file names its index
+            distributions.
+        constraints: TorchRec's, by table name; they carry pooling factors.
         sharders: TorchRec's default ones unless given.
         default_pooling_factor: of features for which no constraint gives one.
         train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
@@ -100,7 +113,8 @@ def to_yaml(
         # the file is for any device: one that a constraint asks for is checked when it is planned
         any_device = {name: replace(item, device_group=None) for name, item in given.items()}
         options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
-    inputs = UserInputs(batch_size, given, None, default_pooling_factor, strict=True)
+    seen = {} if stats is None else read_stats(Path(stats))
+    inputs = UserInputs(batch_size, given, None, default_pooling_factor, strict=True, measured=seen)
 
     def dense_of(tables: Sequence[Table]) -> Dense:
         if dense is not None:
@@ -134,7 +148,13 @@ def to_yaml(
     notes += [f"  {what}" for what, known in guessed.items() if known is None]
     notes += [f"Not priced: {what}." for what in not_priced(module, tables)]
     write_model(Path(path), written, notes)
-    return with_digest(written, notes)
+    if stats is None:
+        return with_digest(written, notes)
+    named = relative(Path(stats), Path(path))
+    values = {name: {DISTRIBUTION: {"file": named, "feature": name}} for name in seen}
+    text = fill_model(Path(path).read_text(encoding="utf-8"), values, Path(path), Path(path))
+    atomic_write_text(Path(path), text)
+    return load_model(Path(path))
 
 
 def _given_dense(section: Mapping[str, Any]) -> Dense:

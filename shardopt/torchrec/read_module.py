@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from predictor.errors import InputError, did_you_mean
@@ -68,6 +69,7 @@ class UserInputs(NamedTuple):
         strict: features for which nothing is given are an error.
         example_inputs: what the module's forward takes; None to make it from the features.
         device: type of the topology's devices.
+        measured: features of a stats file, by name; their pooling factors hold.
     """
 
     batch_size: int
@@ -77,15 +79,20 @@ class UserInputs(NamedTuple):
     strict: bool = False
     example_inputs: Any = None
     device: str = "cuda"
+    measured: Mapping[str, Feature] = MappingProxyType({})
 
     def constraint(self, table: str) -> ParameterConstraints:
         """That of a table; one that asks for nothing if there is none."""
         return self.constraints.get(table) or ParameterConstraints()
 
     def known_features(self, table: str) -> dict[str, Feature]:
-        """Features of a table in the model file, by name."""
+        """Features of a table in the model file, and those of a stats file, by name."""
         tables = self.known.tables if self.known else ()
-        return {f.name: f for t in tables if t.name == table for f in t.features}
+        lengths = {
+            name: replace(Feature(name, f.pooling_factor), pooling_factor_std=f.pooling_factor_std)
+            for name, f in self.measured.items()
+        }
+        return lengths | {f.name: f for t in tables if t.name == table for f in t.features}
 
 
 def check_pooling_factor(default: float | None) -> None:

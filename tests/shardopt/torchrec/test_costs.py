@@ -20,7 +20,8 @@ from torchrec.distributed.planner.shard_estimators import (
 
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.errors import InputError
-from shardopt import from_torchrec, predict
+from predictor.predict import predict
+from shardopt import from_torchrec
 from shardopt.torchrec import ShardoptPerfEstimator, ShardoptPerfModel
 from shardopt.torchrec.options import group_by_table, to_plan
 from tests.shardopt.torchrec.hook_models import (

@@ -40,10 +40,11 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from predictor.errors import InputError
 from predictor.model.op_calls import OpCall
 from predictor.model.plan import ShardingPlan
+from predictor.predict import predict
 from predictor.units import GIB
 from search.space.enumerate import whole_space
 from search.space.option import place
-from shardopt import from_torchrec, predict
+from shardopt import from_torchrec
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
 from shardopt.torchrec.hook import describe
