@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from predictor.cost.stragglers import FEWEST_IDS
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError, RangeError
 from predictor.hardware.loader import DEFAULT_HARDWARE, context_bytes, load_hardware
@@ -128,7 +129,7 @@ def resolve(
     topology = _least(left)
     if strict:
         refuse_outside(ranks_outside(hardware, installed))
-    told = [*notes, *_verdict_notes(hardware)]
+    told = [*notes, *_rare_notes(workload, topology.world_size), *_verdict_notes(hardware)]
     if origin == "default":
         told.append(f"hardware is {name}, the default; choose another by name or file")
     return Setting(
@@ -192,6 +193,25 @@ def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> Non
         f"{plan.world_size}; leave the ranks to the plan, or plan again for {covered.world_size}",
         inputs=("cluster",) if cluster else ("gpus",),
     )
+
+
+def _rare_notes(workload: Workload, world_size: int) -> list[str]:
+    """What there is to say of features that hardly any batch of all ranks reads."""
+    samples = workload.batch_size * world_size
+    rare = [
+        feature
+        for table in workload.tables
+        for feature in table.features
+        if samples * feature.lookups_per_sample < FEWEST_IDS
+    ]
+    if not rare:
+        return []
+    first = rare[0]
+    others = f" and {len(rare) - 1} more" if len(rare) > 1 else ""
+    return [
+        f"feature {first.name}{others}: pooling_factor {first.pooling_factor:g} is less than one "
+        f"id in {1 / FEWEST_IDS:.0f} batches; it costs what one id in so many batches costs"
+    ]
 
 
 def _verdict_notes(hardware: HardwareProfile) -> list[str]:

@@ -127,6 +127,8 @@ class _Keeper:
         message = round_times({key: value for key, value in report.items() if key != "kind"})
         if kind == "ready":
             self.say(f"{len(self.job.plans)} plans are built; warming up")
+        elif kind == "warming":
+            return
         elif kind == "warmup":
             self.session["warmup"] = message
             self.rows.sessions.append(self.session)

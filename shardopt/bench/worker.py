@@ -31,8 +31,8 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
     """Build, warm up and measure; collective over all ranks.
 
     Args:
-        report: called on rank 0 alone with what a rows file keeps: `kind` is ready, warmup (`ms`,
-            `rounds`, `settled`) or round.
+        report: called on rank 0 alone with what a rows file keeps: `kind` is warmup (`ms`,
+            `rounds`, `settled`) or round; or with signs of life: ready, warming.
     """
     device = prepare(rank, job.backend, job.runtime)
     import torch.distributed as dist
@@ -101,6 +101,7 @@ class _Rank:
                 blocks[name].append(self._block(name, max(job.block, MIN_BLOCK))[1])
             self.reference.measure()
             rounds += 1
+            self.report({"kind": "warming"})
             # all ranks must stop together, so one decides
             settled = _broadcast(job.warmup is None and is_warm(blocks))
         self.report(

@@ -222,8 +222,8 @@ def _watch(
 def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> RankDiedError:
     """The error of ranks of which none reported anything for so long.
 
-    A rank that is stopped is named; else one that computes while the others wait. Ranks that did
-    not even begin are quoted.
+    A rank that is stopped is named; else one that computes while the others wait. Where all
+    compute, none hangs: the machine is slow. Ranks that did not even begin are quoted.
     """
     before = _stats(pids)
     named = [f"rank {r} is {STATES[of[0]]}" for r, of in before.items() if of[0] in STATES]
@@ -231,7 +231,9 @@ def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> R
         time.sleep(SAMPLE_S)
         after = _stats(pids)
         busy = [r for r in before.keys() & after.keys() if _ticks(after[r]) > _ticks(before[r])]
-        if len(busy) < len(pids):
+        if len(busy) == len(pids):
+            named = ["every rank still computes, so that a longer silence may do"]
+        else:
             named = [f"rank {rank} computes without an end" for rank in busy]
     why = "; ".join(named) or "every rank waits for another"
     if began:

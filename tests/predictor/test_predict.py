@@ -182,6 +182,10 @@ def test_time_never_falls_when_work_grows_nor_rises_when_ids_vanish(
     assert time(grown(workload, rows=3)) >= usual * (1 - 1e-2)
     assert time(grown(workload, dims=2)) >= usual * (1 - 1e-3)
     assert time(workload.with_batch_size(2 * workload.batch_size)) >= usual * (1 - 1e-3)
+    # every shard serves the samples of more ranks
+    wider = a_topology(2 * topology.world_size)
+    same = sharded(workload, topology, kind)
+    assert run(workload, wider, same, device_bound(profile)).iteration_ms >= usual * (1 - 1e-3)
 
 
 def test_skew_makes_lookups_faster_and_a_frequency_order_makes_the_first_shard_hot() -> None:

@@ -62,3 +62,13 @@ def test_given_hardware_holds_for_all(model: Path, mixed: Path) -> None:
     found = resolve(model, Machine(cluster=mixed, hardware="h100-sxm"))
     assert found.hardware.name == "h100-sxm"
     assert set(found.installed.hbm_cap_bytes) == {gib(80)}
+
+
+@pytest.mark.parametrize(("pooling_factor", "told"), [("1e-200", True), ("0.001", False)])
+def test_a_feature_that_hardly_any_batch_reads_is_told(
+    model: Path, pooling_factor: str, told: bool
+) -> None:
+    text = model.read_text()
+    model.write_text(text.replace("pooling_factor: 20", f"pooling_factor: {pooling_factor}"))
+    notes = resolve(model, Machine(gpus=2)).notes
+    assert any("item" in note and pooling_factor in note for note in notes) is told

@@ -260,3 +260,8 @@ def test_ranks_that_all_wait() -> None:
     with programs(SLEEP, SLEEP) as pids:
         time.sleep(0.5)  # they have said that they began and fall asleep at once
         assert words(pids).endswith("; every rank waits for another")
+
+
+def test_ranks_that_all_compute_are_slow_rather_than_hung() -> None:
+    with programs(SPIN, SPIN) as pids:
+        assert "every rank still computes" in words(pids)
