@@ -15,7 +15,6 @@ History of the format, which `SCHEMA` names:
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,8 @@ _ROUNDED = (*_TIMES, "ms")
 _ROUND_KEYS = ("round", "session", "at", "load", "other_cores", "order", *_TIMES)
 _HEAD = ("schema", "model", "settings")
 _LISTS = ("plans", "sessions", "rounds")
+MOST = 1e12
+"""Above any load, and any milliseconds: 30 years."""
 
 
 @dataclass
@@ -123,14 +124,24 @@ def read_rows(path: Path) -> BenchRows:
 def _plan_problem(entry: object) -> str | None:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return "a plan has a 'name'"
-    return None if isinstance(entry.get("plan"), dict) else "the 'plan' itself is missing"
+    if not isinstance(plan := entry.get("plan"), dict):
+        return "the 'plan' itself is missing"
+    tables = plan.get("tables", {})
+    whole = isinstance(tables, dict) and all(isinstance(of, dict) for of in tables.values())
+    return None if whole else "the tables of the 'plan' are no objects"
 
 
 def _session_problem(entry: object) -> str | None:
     if not isinstance(entry, dict):
         return f"a session is an object, not {type(entry).__name__}"
     lacks = [key for key in ("environment", "started", "load", "warmup") if key not in entry]
-    return f"'{lacks[0]}' is missing" if lacks else None
+    if lacks:
+        return f"'{lacks[0]}' is missing"
+    if not _is_number(entry["load"]):
+        return f"load is {entry['load']!r}, no number"
+    warmup = entry["warmup"]
+    whole = isinstance(warmup, dict) and {"rounds", "settled"} <= warmup.keys()
+    return None if whole else "warmup does not say its 'rounds' and whether they 'settled'"
 
 
 def _round_problem(entry: object, rows: BenchRows, index: int) -> str | None:
@@ -149,7 +160,25 @@ def _round_problem(entry: object, rows: BenchRows, index: int) -> str | None:
             return f"ranks_ms of plan '{name}' are not {block} times above 0 for {ranks} ranks"
         if not _are_times([_get(entry["lead_ms"], name)], 1, ranks):
             return f"lead_ms of plan '{name}' are not {ranks} times above 0"
+    if entry["other_cores"] is not None and not _is_number(entry["other_cores"]):
+        return f"other_cores is {entry['other_cores']!r}; it is a number, or null"
+    kernels, first = entry["reference_ms"], _get(rows.rounds[0], "reference_ms")
+    if not isinstance(kernels, dict) or [*kernels] != [*(first if isinstance(first, dict) else ())]:
+        return "reference_ms are not of the kernels of the first round"
+    for kernel, blocks in kernels.items():
+        repeats = len(blocks[0]) if _holds_lists(blocks) else 0
+        if not repeats or not _are_times(blocks, ranks, repeats):
+            return f"reference_ms of {kernel} are not as many times above 0 for {ranks} ranks"
     return None
+
+
+def _holds_lists(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
+
+
+def _is_number(value: object) -> bool:
+    """Not negative, and of a size that a load, a count or milliseconds have."""
+    return isinstance(value, float | int) and 0 <= value < MOST
 
 
 def _get(of: object, key: str) -> object:
@@ -163,7 +192,7 @@ def _are_times(value: object, outer: object, inner: object) -> bool:
     return all(
         isinstance(times, list)
         and len(times) == inner
-        and all(isinstance(t, float | int) and math.isfinite(t) and t > 0 for t in times)
+        and all(_is_number(t) and t > 0 for t in times)
         for times in value
     )
 

@@ -236,8 +236,12 @@ def read_json(
             line.
     """
     text = decode(read_bytes(path, what), path)
+
+    def refuse(word: str) -> NoReturn:
+        raise InputError(f"{path}: holds {word}, which is no number of JSON; {remedy}")
+
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}:{error.lineno}: not JSON ({error.msg}, column {error.colno}); {remedy}"

@@ -25,6 +25,7 @@ from shardopt.ranks.realtime import Runtime
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 
 MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}
+WARM = {"rounds": 1, "settled": True}
 
 
 def a_task(seed: int, plans: int, topology: Topology) -> Task:
@@ -59,7 +60,7 @@ class Lab:
         self.calls.append(path.name)
         self.jobs[path.name] = job
         rows = new_rows(job)
-        rows.sessions.append({"environment": MACHINE, "started": "", "load": 0.1, "warmup": {}})
+        rows.sessions.append({"environment": MACHINE, "started": "", "load": 0.1, "warmup": WARM})
         if path.exists():
             old = read_rows(path)
             check_continues(path, old, rows)

@@ -112,7 +112,7 @@ def bench_rows(
         "environment": {**ENVIRONMENT, "kernel": "6.1"},
         "started": MEASURED_AT,
         "load": 0.0,
-        "warmup": None,
+        "warmup": {"rounds": 1, "settled": True},
     }
     return BenchRows(
         model={"name": "two_tables", "sha256": "", "batch_size": 256, "train_pipeline": pipeline},

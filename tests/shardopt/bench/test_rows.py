@@ -8,6 +8,8 @@ import pytest
 from predictor.errors import InputError
 from shardopt.bench.rows import BenchRows, check_continues, read_rows, write_rows
 
+WARM = {"rounds": 1, "settled": True}
+
 
 def rows(rounds: int = 2) -> BenchRows:
     def measured(index: int) -> dict[str, object]:
@@ -27,7 +29,7 @@ def rows(rounds: int = 2) -> BenchRows:
         model={"name": "m", "sha256": "", "batch_size": 2, "train_pipeline": "base"},
         settings={"backend": "gloo", "world_size": 2, "block": 2, "runtime": "plain"},
         plans=[{"name": "a", "plan": {}}, {"name": "b", "plan": {}}],
-        sessions=[{"environment": {"cores": 2}, "started": "", "load": 0.1, "warmup": {}}],
+        sessions=[{"environment": {"cores": 2}, "started": "", "load": 0.1, "warmup": WARM}],
         rounds=[measured(index) for index in range(rounds)],
     )
 

@@ -21,13 +21,21 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import yaml
 
+from shardopt.bench import run as bench_run
+from shardopt.bench.job import Job
+from shardopt.calibrate.points import REFERENCE_KERNELS
 from shardopt.cli.app import main
+from shardopt.ranks.launch import OnReport
+from shardopt.replay import predict as replay_predict
+from tests.predictor.hardware.test_profile_fuzz import OVERLAY
 from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto
 from tests.shardopt.conftest import MODEL
 
@@ -268,12 +276,141 @@ def npz(rng: random.Random, folder: Path) -> Words:
     return ["predict", str(model), str(plan)]
 
 
+def report_rounds(_: Any, __: int, job: Job, *, on_report: OnReport, **___: Any) -> None:
+    """What ranks of a bench run would report, without any rank."""
+    names, ranks = list(job.plans), job.world_size
+    settled = {"rounds": 1, "settled": True, "ms": {name: [[1.0] * 6] for name in names}}
+    on_report(0, {"kind": "warmup", **settled})
+    for index in range(job.first_round, job.rounds):
+        times = {
+            "lead_ms": {name: [9.0] * ranks for name in names},
+            "ranks_ms": {name: [[1.0 + index] * job.block] * ranks for name in names},
+            "reference_ms": {kernel: [[0.1, 0.2]] * ranks for kernel in REFERENCE_KERNELS},
+        }
+        at = {"round": index, "at": "2026-01-01T00:00:00+00:00", "load": 0.5, "other_cores": 0.0}
+        on_report(0, {"kind": "round", **at, "order": names, **times})
+
+
+def first_of(words: Callable[[Path], Words], *made: str) -> dict[str, bytes]:
+    """Files that a command makes, by name.
+
+    Args:
+        words: of the command, in a folder.
+    """
+    with TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+        assert main([*words(Path(place)), "--quiet"]) == 0
+        return {name: (Path(place) / name).read_bytes() for name in made}
+
+
+def _bench_words(folder: Path) -> Words:
+    plan = plan_document()
+    plan["tables"]["users"]["compute_kernel"] = "fused"
+    (folder / "model.yaml").write_text(MODEL)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    files = [str(folder / name) for name in ("model.yaml", "plan.json", "rows.json")]
+    return ["bench", "run", *files[:2], "-o", files[2], "--rounds", "3", "--hardware", "cpu-gloo"]
+
+
+@cache
+def _rows() -> dict[str, bytes]:
+    return first_of(_bench_words, "rows.json")
+
+
+def rows(rng: random.Random, folder: Path) -> Words:
+    """Rows of a bench run that a second one continues; no rank is started."""
+    bench_run.run_ranks = report_rounds
+    document = json.loads(_rows()["rows.json"])
+    del document["rounds"][rng.randrange(4) :]
+    words = _bench_words(folder)
+    text = json.dumps(mutate(rng, document, most=1))
+    content = damage(rng, text.encode(), len(text)) if rng.random() < 0.2 else text.encode()
+    (folder / "rows.json").write_bytes(content)
+    return [*words, *(["--json"] if rng.random() < 0.5 else [])]
+
+
+def _generate_words(folder: Path) -> Words:
+    (folder / "et.json").write_text(json.dumps(execution(nested=True)))
+    return ["bench", "generate", str(folder / "et.json"), "-o", str(folder / "b")]
+
+
+@cache
+def _benchmark() -> dict[str, bytes]:
+    return first_of(_generate_words, "b/rank0.json", "b/data.json", "b/benchmark.py")
+
+
+def _list_here(folder: Path) -> list[dict[str, Any]]:
+    """Without a process of its own, of which starting takes longest."""
+    from shardopt.replay.op_list import list_ops
+
+    found: list[dict[str, Any]] = json.loads(json.dumps(list_ops(folder)))
+    return found
+
+
+def benchmarks(rng: random.Random, folder: Path) -> Words:
+    """The data of a generated benchmark, which prediction reads."""
+    replay_predict.list_ranks = _list_here
+    (folder / "b").mkdir()
+    for name, content in _benchmark().items():
+        if "rank" in name or ("data" in name and rng.random() < 0.3):
+            content = json.dumps(mutate(rng, json.loads(content), most=2)).encode()
+        (folder / name).write_bytes(content)
+    return ["bench", "predict", str(folder / "b"), *(["--json"] if rng.random() < 0.5 else [])]
+
+
+def profiles(rng: random.Random, folder: Path) -> Words:
+    """Profiles over a shipped one, as calibration writes them."""
+    overlay, model, plan = (folder / name for name in ("mine.yaml", "model.yaml", "plan.json"))
+    # JSON is YAML, and holds characters that YAML's writer refuses
+    overlay.write_text(json.dumps(mutate(rng, OVERLAY, most=1)))
+    if rng.random() < 0.2:
+        return ["hardware", str(overlay)]
+    model.write_text(MODEL)
+    plan.write_text(json.dumps(plan_document()))
+    return ["predict", str(model), str(plan), "--hardware", str(overlay)]
+
+
+def _tune_words(folder: Path, storage: str) -> Words:
+    (folder / "model.yaml").write_text(MODEL)
+    words = ["plan", str(folder / "model.yaml"), "--gpus", "2", "--effort", "0.002"]
+    return [*words, "--tune", "batch_size=8192", "--trials", "1", "--storage", storage]
+
+
+@cache
+def _journal() -> dict[str, bytes]:
+    return first_of(lambda folder: _tune_words(folder, str(folder / "t.journal")), "t.journal")
+
+
+@cache
+def _database() -> dict[str, bytes]:
+    return first_of(lambda folder: _tune_words(folder, f"sqlite:///{folder}/t.db"), "t.db")
+
+
+def storages(rng: random.Random, folder: Path) -> Words:
+    """Journals and databases of a study that is continued."""
+    if rng.random() < 0.5:
+        path, content = folder / "t.db", _database()["t.db"]
+        path.write_bytes(damage(rng, content, len(content)))
+        return _tune_words(folder, f"sqlite:///{path}")
+    path, content = folder / "t.journal", _journal()["t.journal"]
+    if rng.random() < 0.3:
+        path.write_bytes(damage(rng, content, len(content)))
+    else:
+        lines = mutate(rng, [json.loads(line) for line in content.splitlines()])
+        lines = lines if isinstance(lines, list) else [lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return _tune_words(folder, str(path))
+
+
 FAMILIES: dict[str, Family] = {
     "plan_fields": plan_fields,
     "names": names,
     "traces": traces,
     "npy": npy,
     "npz": npz,
+    "rows": rows,
+    "benchmarks": benchmarks,
+    "profiles": profiles,
+    "storages": storages,
 }
 
 
@@ -309,9 +446,8 @@ def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
     finally:
         signal.alarm(0)
     shown = b"".join(of.buffer.getvalue() for of in (out, err))  # type: ignore[attr-defined]
-    if b"Traceback" in shown or b"\x1b" in shown:
-        return code, f"{words[0]}: {shown[-3000:].decode(errors='replace')}"
-    return code, "" if code in ALLOWED else f"{words[0]}: exit code {code}"
+    right = code in ALLOWED and b"Traceback" not in shown and b"\x1b" not in shown
+    return code, "" if right else f"{words[0]}: {code}: {shown[-3000:].decode(errors='replace')}"
 
 
 def _hangs(*_: object) -> None:

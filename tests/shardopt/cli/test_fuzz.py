@@ -12,13 +12,19 @@ import pytest
 
 from tests.shardopt.cli.fuzz import FAMILIES
 
-EACH = 2000
-"""Inputs of a family: 10,000 in all."""
+MANY = {
+    **dict.fromkeys(FAMILIES, 1000),
+    **{"plan_fields": 2000, "names": 1500, "traces": 1500, "profiles": 900, "storages": 100},
+}
+"""Inputs of a family; those of a storage take a search each."""
 MOST_BYTES = 10**9
 
 
 FEW = 8
-QUICK = {**{(family, 0): FEW for family in FAMILIES}, ("traces", 1734): 1}
+QUICK = {
+    **{(family, 0): FEW for family in FAMILIES},
+    **{("traces", 1734): 1, ("storages", 0): 1},
+}
 """Inputs by family and first seed."""
 
 
@@ -63,7 +69,7 @@ def test_another_input_that_once_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_many_inputs(family: str, tmp_path: Path) -> None:
-    (found,) = fuzz({(family, 1000): EACH}, tmp_path)
-    check(found, EACH)
+@pytest.mark.parametrize(("family", "count"), MANY.items())
+def test_many_inputs(family: str, count: int, tmp_path: Path) -> None:
+    (found,) = fuzz({(family, 1000): count}, tmp_path)
+    check(found, count)

@@ -1,0 +1,85 @@
+"""Machines on which a command still does what it can: no home, a full disk, others beside it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardopt.cli.app import main
+from tests.quick import quick_first
+
+PLAN = ("--gpus", 2, "--effort", 0.005)
+
+
+@pytest.mark.parametrize("home", quick_first(1, ["/proc", "/dev/null", "/nowhere"]))
+def test_a_home_that_nobody_can_write_is_no_home(
+    run, model: Path, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", home)
+    done = run("plan", model, *PLAN, "-o", "p.json", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(Path("p.json").read_text())["world_size"] == 2
+
+
+WRITES = {
+    "plan": ("plan", "model.yaml", *PLAN, "--quiet", "-o", "out"),
+    "explain": ("explain", "model.yaml", "p.json", "--html", "out"),
+    "trace": ("explain", "model.yaml", "p.json", "--trace", "out"),
+    "stats": ("stats", "ids.npy", "-o", "out"),
+}
+
+
+@pytest.fixture
+def inputs(model: Path, tmp_path: Path, plan_data) -> None:
+    """What the commands read, and an older file where they write."""
+    import numpy as np
+
+    np.save(tmp_path / "ids.npy", np.arange(60).reshape(20, 3) % 7)
+    (tmp_path / "p.json").write_text(json.dumps(plan_data))
+    (tmp_path / "out").write_text("old")
+
+
+@pytest.mark.usefixtures("inputs")
+@pytest.mark.parametrize("command", ["plan", "explain", "trace", "stats"])
+def test_a_full_disk_leaves_the_old_file(
+    run, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are refused when they are put on the disk, as a full one does at the latest."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.setattr(os, "fsync", full)
+    done = run(*WRITES[command])
+    assert done.code == 2, done.err
+    assert "out: cannot write: No space left" in done.err
+    assert (tmp_path / "out").read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shardopt", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_two_commands_with_one_cache_and_one_output(model: Path, tmp_path: Path) -> None:
+    """Both end well, and what lies there is whole and of one of them."""
+    out = tmp_path / "p.json"
+    words = ("plan", model, *PLAN, "-o", out, "--json")
+    for _ in range(3):  # the last ones find the answer of the first
+        both = [start(*words), start(*words)]
+        shown = [process.communicate(timeout=120) for process in both]
+        assert [process.returncode for process in both] == [0, 0], shown
+        times = {json.loads(said)["iteration_ms"] for said, _ in shown}
+        assert {json.loads(out.read_text())["iteration_ms"]} == times
+    assert not list(tmp_path.glob(".*"))
+    assert main(["predict", str(model), str(out), "--quiet"]) == 0
