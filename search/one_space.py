@@ -96,9 +96,7 @@ class SpaceSearcher:
         self.valid = [c for c in baselines if self._is_valid(c)]
         known = [*self.valid, *filter(self._is_valid, candidates_in_use(objective))]
         able = pick_searchers(objective.space, settings.searchers)
-        found, gap = propose(
-            objective, self.surrogate, stop, seed, able, known, self.bound, progress
-        )
+        found = propose(objective, self.surrogate, stop, seed, able, known, self.bound, progress)
         limit = objective.space.in_use
         known += [c for c in found if limit is None or limit.allows(c.assignment)]
         if not known:
@@ -110,7 +108,7 @@ class SpaceSearcher:
         progress("lower bound", 0.8, ranked[0].iteration_ms, None)
         bound_ms = self._tighten(fastest.iteration_ms)
         stop.reached(fastest.iteration_ms, bound_ms)  # remembers a gap that was closed before
-        return self._result(baselines, ranked, fastest, chosen, bound_ms, gap)
+        return self._result(baselines, ranked, fastest, chosen, bound_ms)
 
     def _result(
         self,
@@ -119,7 +117,6 @@ class SpaceSearcher:
         fastest: Candidate,
         chosen: ChosenPlans,
         bound_ms: float,
-        surrogate_gap: float | None,
     ) -> Result:
         """What was found, with plans in place of assignments.
 
@@ -138,7 +135,6 @@ class SpaceSearcher:
         return Result(
             plans=tuple(map(finished, ranked)),
             lower_bound_ms=bound_ms,
-            surrogate_gap=surrogate_gap,
             stopped_by=stop.reason,
             baselines={c.found_by: c.iteration_ms for c in baselines},
             baseline_plans={c.found_by: objective.sharding_plan(c.assignment) for c in baselines},

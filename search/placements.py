@@ -8,7 +8,7 @@ symmetry. What uses the model adds limits and an objective: the proposer minimis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from predictor.model.topology import Topology
 from search.in_use.moves import keep_shards_in_place
 from search.objective import Assignment
-from search.space.option import Choice, Option, Space
+from search.space.option import AllowedPlacements, Choice, Option, Space
 
 Ranks = tuple[int, ...]
 Term = tuple[int, cp_model.IntVar]
@@ -29,13 +29,20 @@ class RunVariables:
 
     Args:
         runs: their positions in the option's placement.
+        alternatives: the ranks that a run may lie on.
         counts: how many of them lie on each alternative, divided by ``each``.
         each: above 1 where there is one alternative for all.
     """
 
     runs: Ranks
+    alternatives: tuple[Ranks, ...]
     counts: list[cp_model.IntVar]
     each: int
+
+    @property
+    def placed(self) -> Iterator[tuple[Ranks, cp_model.IntVar]]:
+        """Every alternative and how many runs lie there."""
+        return zip(self.alternatives, self.counts, strict=True)
 
 
 @dataclass(frozen=True)
@@ -44,27 +51,20 @@ class PlacedOption:
 
     Args:
         chosen: their sum says whether it is chosen.
-        alternatives: the ranks that a run may lie on.
-        same_group: all runs lie in one intra group.
+        width: shards of a run.
     """
 
     option: Option
     chosen: list[cp_model.IntVar]
-    alternatives: tuple[Ranks, ...]
+    width: int
     units: list[RunVariables]
-    same_group: bool
-
-    @property
-    def width(self) -> int:
-        """Shards of a run."""
-        return len(self.alternatives[0])
 
     def times(self, ranks: Ranks) -> list[list[int]]:
         """The values of the counts in a placement."""
         width = self.width
         runs = [tuple(ranks[i : i + width]) for i in range(0, len(ranks), width)]
         return [
-            [sum(runs[i] == one for i in unit.runs) // unit.each for one in self.alternatives]
+            [sum(runs[i] == one for i in unit.runs) // unit.each for one in unit.alternatives]
             for unit in self.units
         ]
 
@@ -74,10 +74,20 @@ class PlacementModel:
 
     Args:
         options: what every table may choose from; those that can lie nowhere are left out.
+        legal: where the shards of an option may lie; all that the ranks allow if None.
+        numbers: of these tables in the space; all of it if None.
     """
 
-    def __init__(self, topology: Topology, options: Sequence[Sequence[Option]]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        options: Sequence[Sequence[Option]],
+        legal: Callable[[Option], AllowedPlacements] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        self.numbers = range(len(options)) if numbers is None else numbers
         self.topology = topology
+        self.legal = legal or (lambda option: option.legal_ranks(topology))
         self.model = cp_model.CpModel()
         self.tables = [[p for o in some if (p := self._place(o))] for some in options]
         for placed in self.tables:
@@ -89,38 +99,41 @@ class PlacementModel:
         return [placed for table in self.tables for placed in table]
 
     def _place(self, option: Option) -> PlacedOption | None:
-        model, legal = self.model, option.legal_ranks(self.topology)
+        model, legal = self.model, self.legal(option)
         if legal.is_empty:
             return None
-        # the runs of an option differ in what they hold, not in where they may lie
-        alternatives = legal.units[0]
+        width = len(legal.units[0][0])
+        if len(legal.units) == 1:
+            chosen = [model.new_bool_var("") for _ in legal.units[0]]
+            return PlacedOption(
+                option, chosen, width, [RunVariables((0,), legal.units[0], chosen, 1)]
+            )
         alike: dict[tuple[object, ...], list[int]] = {}
-        for run in range(len(legal.units)):
-            at = slice(run * len(alternatives[0]), (run + 1) * len(alternatives[0]))
-            alike.setdefault((option.sizes[at], option.memory[at]), []).append(run)
+        for run, alternatives in enumerate(legal.units):
+            at = slice(run * width, (run + 1) * width)
+            key = option.sizes[at], option.memory[at], alternatives
+            alike.setdefault(key, []).append(run)
+        one = [model.new_bool_var("")]
         units: list[RunVariables] = []
-        if len(legal.units) == 1 and len(alternatives) > 1:
-            chosen = [model.new_bool_var("") for _ in alternatives]
-            units.append(RunVariables((0,), chosen, 1))
-            return PlacedOption(option, chosen, alternatives, units, same_group=False)
-        chosen = [model.new_bool_var("")]
         for runs in alike.values():
+            alternatives, count = legal.units[runs[0]], len(runs)
             if len(alternatives) == 1:
-                units.append(RunVariables(tuple(runs), chosen, len(runs)))
+                units.append(RunVariables(tuple(runs), alternatives, one, count))
                 continue
-            counts = [model.new_int_var(0, len(runs), "") for _ in alternatives]
-            model.add(sum(counts) == len(runs) * chosen[0])
-            units.append(RunVariables(tuple(runs), counts, 1))
-        placed = PlacedOption(option, chosen, alternatives, units, legal.same_group)
+            counts = [model.new_int_var(0, count, "") for _ in alternatives]
+            model.add(sum(counts) == count * one[0])
+            units.append(RunVariables(tuple(runs), alternatives, counts, 1))
+        placed = PlacedOption(option, one, width, units)
         if legal.same_group and self.topology.groups > 1:
             self._same_group(placed)
         return placed
 
     def _same_group(self, placed: PlacedOption) -> None:
+        """All its runs lie in one intra group."""
         groups = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
         self.model.add(sum(groups) == sum(placed.chosen))
         for unit in placed.units:
-            for ranks, count in zip(placed.alternatives, unit.counts, strict=True):
+            for ranks, count in unit.placed:
                 here = groups[self.topology.group_of(ranks[0])]
                 self.model.add(count <= len(unit.runs) * here)
 
@@ -137,7 +150,7 @@ class PlacementModel:
                 worth = [value(placed, first + i) * unit.each for i in range(placed.width)]
                 if not any(worth):
                     continue
-                for ranks, count in zip(placed.alternatives, unit.counts, strict=True):
+                for ranks, count in unit.placed:
                     for rank, one in zip(ranks, worth, strict=True):
                         found[rank].append((one, count))
         return found
@@ -152,23 +165,29 @@ class PlacementModel:
                         (1, count)
                         for placed in self.tables[table]
                         for unit in placed.units
-                        for ranks, count in zip(placed.alternatives, unit.counts, strict=True)
+                        for ranks, count in unit.placed
                         if rank in ranks
                     ]
                     most = sum(len(u.runs) for p in self.tables[table] for u in p.units)
                     self.model.add(weighted(counts) >= used)
                     self.model.add(weighted(counts) <= most * used)
 
-    def limit_moves(self, space: Space) -> None:
-        """No more tables differ from the plan in use than may."""
+    def limit_moves(self, space: Space, others: int = 0) -> None:
+        """No more tables differ from the plan in use than may.
+
+        Args:
+            others: that are not in the model, and differ.
+        """
         if space.in_use is not None and space.in_use.is_limited:
-            self.model.add(sum(self.stays(space)) >= len(self.tables) - space.in_use.max_moves)
+            least = len(self.tables) + others - space.in_use.max_moves
+            self.model.add(sum(self.stays(space)) >= least)
 
     def stays(self, space: Space) -> list[cp_model.IntVar]:
         """A variable per table that may stay: if true, it does."""
         found = []
-        for table, before in enumerate(space.in_use.choices if space.in_use else ()):
-            same = [p for p in self.tables[table] if before and p.option is before[0]]
+        for placed, table in zip(self.tables, self.numbers, strict=True):
+            before = space.in_use.choices[table] if space.in_use else None
+            same = [p for p in placed if before and p.option is before[0]]
             if before is None or not same:
                 continue
             stay = self.model.new_bool_var("")
@@ -210,7 +229,7 @@ class PlacementModel:
             for unit in placed.units:
                 ranks = [
                     one
-                    for one, count in zip(placed.alternatives, unit.counts, strict=True)
+                    for one, count in unit.placed
                     for _ in range(unit.each * solver.value(count))
                 ]
                 where.update(zip(unit.runs, ranks, strict=True))

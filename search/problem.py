@@ -142,8 +142,6 @@ class Result:
             up to a renaming of ranks. Where moves count, by their time and their share of the move.
         lower_bound_ms: no plan of the search space is predicted to be faster; 0 where time was up
             before anything was proven.
-        surrogate_gap: gap of the exact solver on its own separable objective, as a fraction; None
-            if it did not run or proved no bound above zero.
         stopped_by: ``work`` (the deterministic budget), ``gap``, ``time`` or ``interrupted``.
         baselines: name -> predicted iteration time of the plan that other methods give.
         baseline_plans: the plans themselves.
@@ -162,7 +160,6 @@ class Result:
 
     plans: tuple[RankedPlan, ...]
     lower_bound_ms: float
-    surrogate_gap: float | None
     stopped_by: str
     baselines: Mapping[str, float]
     baseline_plans: Mapping[str, ShardingPlan]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.planners.cpsat import CpSat
 from lab.planners.published import TorchRecObjective
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
@@ -32,7 +33,6 @@ from search.infeasible import missing_memory
 from search.objective import Assignment, Objective, Ranks
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
-from search.propose.cpsat import CpSat
 from search.propose.feasibility import find_feasible
 from search.space.enumerate import enumerate_space
 from search.space.filters import prune

@@ -218,7 +218,7 @@ class RankModel(PlacementModel):
                 if choice.group != group or not (choice.shards[:, Load.FORWARD_MS] > 0).all():
                     continue
                 for unit in placed.units:
-                    for ranks, count in zip(placed.alternatives, unit.counts, strict=True):
+                    for ranks, count in unit.placed:
                         if rank in ranks:
                             self.model.add(count <= len(unit.runs) * launched)
         return self.launches[group, rank]
@@ -234,7 +234,7 @@ class RankModel(PlacementModel):
         most = sorted(work, key=lambda t: (-work[t], t))[:ORDERED]
         weight = {table: BASE**i for i, table in enumerate(reversed(most))}
         ranks = self.per_rank(
-            lambda p, _: weight.get(p.option.table, 0) if len(p.alternatives) > 1 else 0
+            lambda p, _: weight.get(p.option.table, 0) if len(p.units[0].alternatives) > 1 else 0
         )
         for rank, following in pairwise(ranks):
             self.model.add(weighted(rank) >= weighted(following))

@@ -16,7 +16,6 @@ from ortools.sat.python import cp_model
 from search.objective import Assignment, Objective
 from search.placements import PlacementModel, shard_bytes, weighted
 from search.problem import Problem
-from search.propose.cpsat import model_size
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, Space
 
@@ -206,3 +205,8 @@ def _beats(better: Option, worse: Option) -> bool:
         np.array([(m.hbm_bytes, m.ddr_bytes) for m in option.memory]) for option in (better, worse)
     )
     return bool((a <= b).all() and (a < b).any())
+
+
+def model_size(objective: Objective, options: Sequence[Sequence[Option]]) -> int:
+    """Variables of a model, about."""
+    return int(np.sum([1 + len(objective.legal(o).units[0]) for some in options for o in some]))

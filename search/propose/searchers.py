@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from search.bound.lower_bound import LowerBound
-from search.candidate import Candidate
-from search.objective import Objective
+from search.candidate import Candidate, rank_distinct
+from search.improve.neighbourhoods import Neighbourhoods
+from search.objective import Assignment, Objective
 from search.problem import Progress
-from search.propose.cpsat import CpSat
 from search.propose.feasibility import Feasibility, find_feasible
 from search.propose.packed import RoundingPacker
 from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
-from search.space.enumerate import LOAD_FACTORS
-from search.space.option import Option, Space
 from search.stop import Stop
 from search.surrogate import Surrogate
 
-SEARCHERS = ("rounding", "cpsat", "optuna")
+SEARCHERS = ("rounding", "cpsat")
+"""Without others named; ``optuna`` is the third that there is."""
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
-CPSAT_WORK = 0.1
+CPSAT_WORK = 20.0
+WIDE = 0.05
+"""Gap from which on CP-SAT has all of that; less where it is smaller."""
+NARROW = 0.005
+"""Gap below which it has none."""
+OTHERS = 4
+"""Plans of different exchanges whose cycles it knows from the start."""
 TRIALS = 6
 BOUND_STEPS = 1000
 FEASIBILITY_WORK = 10.0
@@ -30,6 +36,7 @@ FEASIBILITY_WORK = 10.0
 # Shares of the time that is left when a stage begins.
 BOUND_TIME = 1 / 3
 ROUNDING_TIME = 0.4
+CPSAT_TIME = 0.4
 SETUP = 0.7
 """Of a large problem, the bound's choices take about this share of the time until there are
 baselines."""
@@ -44,77 +51,80 @@ def propose(
     known: Sequence[Candidate],
     bound: LowerBound,
     progress: Progress,
-) -> tuple[list[Candidate], float | None]:
-    """Candidates of the searchers, and CP-SAT's gap on the surrogate.
+) -> list[Candidate]:
+    """Candidates of the searchers.
 
     Args:
         bound: solved here as far as its programs propose plans.
     """
     found: list[Candidate] = []
-    gap = None
     try:
-        for candidate, proven in _candidates(
-            objective, surrogate, stop, seed, searchers, known, bound, progress
-        ):
-            found.append(candidate)
-            gap = proven if candidate.found_by == "cpsat" else gap
+        if "rounding" in searchers and not stop.reached():
+            for one in _rounded(objective, surrogate, stop, seed, known, bound, progress):
+                found.append(one)
+        if "cpsat" in searchers and not stop.reached():
+            found += _replaced(objective, surrogate, stop, seed, [*known, *found], bound, progress)
+        if "optuna" in searchers and not stop.reached():
+            progress("Optuna study", 0.4, _best_ms([*known, *found]), None)
+            trials = max(1, round(TRIALS * stop.effort))
+            for plan, ms in Study(objective, surrogate, seed).run(trials, stop.reached):
+                found.append(Candidate(plan, ms, "optuna"))
     except KeyboardInterrupt:
         if not known and not found:
             raise
         stop.interrupt()
-    return found, gap
+    return found
 
 
-def _candidates(
+def _best_ms(known: Sequence[Candidate]) -> float | None:
+    return min((c.iteration_ms for c in known), default=None)
+
+
+def _replaced(
     objective: Objective,
     surrogate: Surrogate,
     stop: Stop,
     seed: int,
-    searchers: Sequence[str],
     known: Sequence[Candidate],
     bound: LowerBound,
     progress: Progress,
-) -> Iterator[tuple[Candidate, float | None]]:
-    """Candidates one by one, with CP-SAT's gap."""
-    first = min(known, key=lambda c: c.iteration_ms, default=None)
-    if "rounding" in searchers and not stop.reached():
-        for candidate in _rounded(objective, surrogate, stop, seed, known, bound, progress):
-            yield candidate, None
-            first = min([first or candidate, candidate], key=lambda c: c.iteration_ms)
-    best_ms = first.iteration_ms if first else None
-    if "cpsat" in searchers and not stop.reached():
-        progress("CP-SAT", 0.3, best_ms, None)
-        cpsat = CpSat(objective, surrogate)
-        for options in _few_and_all(objective.space):
-            solution = cpsat.solve(
-                options,
-                CPSAT_WORK * stop.effort,
-                seed,
-                first.assignment if first else None,
-                time_limit_s=stop.remaining_s,
-            )
-            if solution is not None:
-                ms = float(objective.score([solution.assignment])[0])
-                yield Candidate(solution.assignment, ms, "cpsat"), solution.gap
+) -> list[Candidate]:
+    """The best plan, or any that fits, with what lies on a few ranks placed anew by CP-SAT."""
     size = len(objective.space.options) * objective.problem.topology.world_size
-    trials = round(TRIALS * stop.effort * min(1.0, LARGE / size))
-    if size <= LARGE:
-        trials = max(1, trials)  # a trial of a large problem takes seconds and finds nothing
-    if "optuna" in searchers and trials and not stop.reached():
-        progress("Optuna study", 0.4, best_ms, None)
-        study = Study(objective, surrogate, seed)
-        for plan, ms in study.run(trials, stop.reached):
-            yield Candidate(plan, ms, "optuna"), None
+    if size > LARGE:
+        return []
+    limit = objective.space.in_use
+    near = [c for c in known if limit is None or limit.allows(c.assignment)]
+    ranked = rank_distinct(near or rescue(objective, stop, seed)[0])
+    if not ranked:
+        return []
+    best_ms = ranked[0].iteration_ms
+    gap = best_ms / bound.proven_ms - 1 if bound.proven_ms else WIDE
+    if gap < NARROW:
+        return []
+    progress("CP-SAT", 0.3, best_ms, bound.proven_ms or None)
+    others: dict[frozenset[int], Assignment] = {}
+    for one in ranked[1:]:
+        groups = frozenset(surrogate.shard_loads(option)[0] for option, _ in one.assignment)
+        others.setdefault(groups, one.assignment)
+    late = stop.part(CPSAT_TIME)
+    work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE)
 
+    def improve(start: Candidate) -> Candidate:
+        found = Neighbourhoods(objective, surrogate, seed).improve(
+            start.assignment,
+            [*others.values()][:OTHERS],
+            work,
+            lambda best: stop.reached(best, bound.proven_ms) or late(),
+            lambda: stop.remaining_s,
+        )
+        return Candidate(*found, "cpsat")
 
-def _few_and_all(space: Space) -> list[tuple[tuple[Option, ...], ...]]:
-    """Options with UVM caches of the usual size alone, if there are others; and all, for which
-    CP-SAT's budget may be short."""
-    few = tuple(
-        tuple(o for o in table if o.cache_load_factor not in LOAD_FACTORS[1:]) or table
-        for table in space.options
-    )
-    return [space.options] if few == space.options else [few, space.options]
+    # a plan that was not packed leads elsewhere
+    starts = [ranked[0], *[c for c in ranked[1:] if c.found_by == "rounding"][:1]]
+    pieces = [partial(improve, one) for one in starts]
+    found = list(objective.side_by_side(pieces))
+    return [c for c in found if not near or c.iteration_ms < best_ms]
 
 
 def _rounded(

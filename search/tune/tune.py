@@ -231,7 +231,6 @@ class Tuning:
         result = Result(
             plans=(RankedPlan(trial.plan, trial.iteration_ms, f"trial {trial.number}"),),
             lower_bound_ms=trial.lower_bound_ms,
-            surrogate_gap=None,
             stopped_by=stopped_by,
             baselines={},
             baseline_plans={},

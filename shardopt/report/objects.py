@@ -107,7 +107,7 @@ def plan_object(
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
         bound_notes: what the bound leaves out or did not get to, a sentence each; empty where it
             is closed.
-        surrogate_gap: the exact solver's own gap, a fraction; null if not known.
+        surrogate_gap: null; older readers ask for it.
         stopped_by: ``work``, ``gap``, ``time`` or ``interrupted``.
         search_seconds: wall time of the search.
         evaluations: plans scored on the full timeline.
@@ -147,7 +147,7 @@ def plan_object(
         "lower_bound_ms": result.lower_bound_ms,
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
         "bound_notes": list(result.bound_notes),
-        "surrogate_gap": result.surrogate_gap,
+        "surrogate_gap": None,
         "stopped_by": result.stopped_by,
         "search_seconds": result.search_seconds,
         "evaluations": result.evaluations,

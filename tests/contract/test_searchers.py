@@ -15,11 +15,11 @@ from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.improve.balance import Balancer
 from search.improve.local_search import LocalSearch
+from search.improve.neighbourhoods import Neighbourhoods
 from search.improve.packing import Packer
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
-from search.propose.cpsat import CpSat
 from search.propose.feasibility import find_feasible
 from search.propose.rounding import Rounding
 from search.propose.searchers import rescue
@@ -41,8 +41,9 @@ Searcher = Callable[[Objective, Surrogate], list[Assignment]]
 
 
 def by_cpsat(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    found = CpSat(objective, surrogate).solve(objective.space.options, 0.1, 0)
-    return [found.assignment] if found else []
+    start = by_feasibility(objective, surrogate)[:1]
+    search = Neighbourhoods(objective, surrogate, 0)
+    return [search.improve(plan, [], 1.0)[0] for plan in start]
 
 
 def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:

@@ -23,7 +23,7 @@ def test_where_no_rounded_plan_can_be_placed_known_plans_are_packed(
     crowded = tuple((option, (0,)) for option in whole)
     known = Candidate(crowded, float(objective.score([crowded])[0]), "a baseline")
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    found, _ = propose(
+    found = propose(
         objective, surrogate, Stop(effort=0.2), 0, ("rounding",), [known], bound, silent
     )
     assert found

@@ -104,7 +104,7 @@ def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
         for p, found_by in zip(predictions, ("cpsat", "optuna", "torchrec_greedy"), strict=True)
     )
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
-    result = Result(plans, bound_ms, 0.01, "work", baselines, {}, 1.25, 4321, 0)
+    result = Result(plans, bound_ms, "work", baselines, {}, 1.25, 4321, 0)
     gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
     return Answer(setting(), result, tuple(predictions), {}, gain=gain)
 

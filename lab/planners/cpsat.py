@@ -1,4 +1,4 @@
-"""CP-SAT chooses option and ranks of every table jointly, minimising the surrogate.
+"""CP-SAT chooses option and ranks of every table jointly, minimising sums of phases.
 
 One worker and a deterministic time limit make the result reproducible.
 """
@@ -13,6 +13,7 @@ from ortools.sat.python import cp_model
 
 from search.objective import Assignment, Objective
 from search.placements import PlacedOption, PlacementModel, Term, shard_bytes, weighted
+from search.propose.feasibility import model_size
 from search.reproducible import reproducible_solver, run
 from search.space.option import Option
 from search.surrogate import IDS, OUTPUTS, PHASES, Surrogate
@@ -27,14 +28,10 @@ MAX_VARIABLES = 40_000
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver found; ``gap`` is its own, on the surrogate, as a fraction.
-
-    A solver stopped before it proved a bound above zero has no gap: None.
-    """
+    """What the solver found."""
 
     assignment: Assignment
     surrogate_ms: float
-    gap: float | None
 
 
 class CpSat:
@@ -76,9 +73,8 @@ class CpSat:
         solver = reproducible_solver(work, seed, time_limit_s)
         if run(solver, build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
-        value, bound = solver.ObjectiveValue(), solver.BestObjectiveBound()
-        gap = value / bound - 1 if bound > 0 else None
-        return Solution(build.read(solver, objective.space), value / UNITS_PER_MS, gap)
+        ms = solver.ObjectiveValue() / UNITS_PER_MS
+        return Solution(build.read(solver, objective.space), ms)
 
     def _limit_memory(self, build: PlacementModel) -> None:
         for kind, caps in enumerate(self.objective.caps):
@@ -126,8 +122,3 @@ class CpSat:
         fixed = {exchange[p.option]: surrogate.fixed_ms(p.option) for p in reversed(build.placed)}
         cost += [(round(fixed[one] * UNITS_PER_MS), used[one]) for one in exchanges]
         model.minimize(weighted(cost))
-
-
-def model_size(objective: Objective, options: Sequence[Sequence[Option]]) -> int:
-    """Variables of a model, about."""
-    return int(np.sum([1 + len(objective.legal(o).units[0]) for some in options for o in some]))
