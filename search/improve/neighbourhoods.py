@@ -51,6 +51,8 @@ WIDE = 0.5
 """Share of the neighbourhoods in which tables that lie on other ranks, too, may change."""
 PATIENCE = 16
 """Neighbourhoods of one size in a row that gain nothing before they become larger."""
+PATIENCE_OF_ALL = 2
+"""The same where all ranks are free, so that only the tables differ."""
 
 
 class CutModel(PlacementModel):
@@ -206,11 +208,11 @@ class Neighbourhoods:
         cuts: list[CycleCut] = []
         for one in (*others, best):
             cuts = self._learned(cuts, one)
-        size = failed = 0
-        while work > 0 and cuts and size < len(FREE) and not stop(best_ms):
+        sizes, failed = sorted({min(most, self.world) for most in FREE}), 0
+        while work > 0 and cuts and sizes and not stop(best_ms):
             before = best_ms
             wide = self.random.random() < WIDE
-            free, tables = self._neighbourhood(best, cuts[-1], min(FREE[size], self.world))
+            free, tables = self._neighbourhood(best, cuts[-1], sizes[0])
             for _ in range(ASKED):
                 model = CutModel(
                     self.objective, self.surrogate, best, free, tables, cuts, wide=wide
@@ -224,8 +226,8 @@ class Neighbourhoods:
                 if ms < best_ms:
                     best, best_ms = plan, ms
             failed = 0 if best_ms < before else failed + 1
-            if failed >= PATIENCE:
-                size, failed = size + 1, 0
+            if failed >= (PATIENCE if sizes[0] < self.world else PATIENCE_OF_ALL):
+                sizes, failed = sizes[1:], 0
         return best, best_ms
 
     def _learned(self, cuts: Sequence[CycleCut], plan: Assignment) -> list[CycleCut]:
