@@ -128,7 +128,7 @@ class _TorchRecAnswer(NamedTuple):
     rating_ms: float | None
 
 
-def _ask_torchrec(workload: Workload, topology: Topology, device: str) -> _TorchRecAnswer:
+def ask_torchrec(workload: Workload, topology: Topology, device: str) -> _TorchRecAnswer:
     from shardopt.training.torchrec_planner import plan_with_torchrec
 
     answer = plan_with_torchrec(workload, topology, device)
@@ -161,7 +161,7 @@ class _Runs:
     def torchrec(self) -> float:
         problem = self.settings.problem
         inputs = problem.workload, problem.topology, problem.hardware.device
-        answer = self.server.call(None, _ask_torchrec, *inputs)
+        answer = self.server.call(None, ask_torchrec, *inputs)
         self.answers.append(answer)
         return answer.seconds
 

@@ -127,7 +127,7 @@ class _Keeper:
         message = round_times({key: value for key, value in report.items() if key != "kind"})
         if kind == "ready":
             self.say(f"{len(self.job.plans)} plans are built; warming up")
-        elif kind == "warming":
+        elif kind in ("plan", "warming"):
             return
         elif kind == "warmup":
             self.session["warmup"] = message

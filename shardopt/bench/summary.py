@@ -83,26 +83,30 @@ def summaries(rows: BenchRows) -> list[PlanSummary]:
     return found
 
 
-def ratio_of(rounds: Sequence[float], first: Sequence[float]) -> Ratio:
+def ratio_of(
+    rounds: Sequence[float], first: Sequence[float], confidence: float = CONFIDENCE
+) -> Ratio:
     """Ratio by round, as both were measured within seconds of each other."""
     ratios = sorted(a / b for a, b in zip(rounds, first, strict=True))
-    return Ratio(statistics.median(ratios), median_interval(ratios))
+    return Ratio(statistics.median(ratios), median_interval(ratios, confidence))
 
 
-def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+def median_interval(
+    ordered: Sequence[float], confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
     """The narrowest interval of order statistics that holds the median often enough.
 
     Args:
         ordered: ascending.
 
     Returns:
-        None below 6 values, of which even the whole range is not sure enough.
+        None where even the whole range is not sure enough: below 6 values at 95 %.
     """
     n = len(ordered)
     tail, cut = 0.0, -1
     while cut + 1 < n // 2:
         tail += math.comb(n, cut + 1) / 2**n
-        if 2 * tail > 1 - CONFIDENCE:
+        if 2 * tail > 1 - confidence:
             break
         cut += 1
     return None if cut < 0 else (ordered[cut], ordered[n - 1 - cut])

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from shardopt.bench.job import Job
@@ -25,6 +26,8 @@ MIN_BLOCK = 6
 MAX_ROUNDS = 12
 """After so many rounds measuring starts anyway, and the verdict says that nothing settled."""
 SIGNIFICANCE = 0.01
+TRACE_LEAD, TRACE_STEPS = 2, 6
+"""Steps of a trace: the first are not recorded."""
 
 
 def run_rank(rank: Rank, report: Report, job: Job) -> None:
@@ -32,7 +35,8 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
 
     Args:
         report: called on rank 0 alone with what a rows file keeps: `kind` is warmup (`ms`,
-            `rounds`, `settled`) or round; or with signs of life: ready, warming.
+            `rounds`, `settled`) or round; or with signs of life: ready, warming, and plan, before
+            anything is done under the one of `name`.
     """
     device = prepare(rank, job.backend, job.runtime)
     import torch.distributed as dist
@@ -61,6 +65,7 @@ class _Rank:
         rings: dict[int, Any] = {}
         self.trainings: dict[str, Training] = {}
         for name, plan in job.plans.items():
+            self.report({"kind": "plan", "name": name})
             data = job.data.get(name, job.workload)
             if id(data) not in rings:
                 ring = batch_ring(data, seed=job.seed, rank=rank.index)
@@ -89,6 +94,33 @@ class _Rank:
         self._warm_up()
         for index in range(first, self.job.rounds):
             self._round(index)
+            # clocks of hosts differ, so one decides
+            if _broadcast(self.job.until is not None and time.time() > self.job.until):
+                break
+        for name, folder in self.job.traces.items():
+            self._trace(name, Path(folder))
+
+    def _trace(self, name: str, folder: Path) -> None:
+        """Record some steps of a plan."""
+        import torch.distributed as dist
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        self.report({"kind": "plan", "name": name})
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        with profile(
+            activities=activities,
+            record_shapes=True,
+            schedule=schedule(wait=0, warmup=TRACE_LEAD, active=TRACE_STEPS, repeat=1),
+        ) as profiler:
+            for _ in range(TRACE_LEAD + TRACE_STEPS):
+                self.trainings[name].step()
+                profiler.step()
+        profiler.export_chrome_trace(str(folder / f"rank{self.rank}.json"))
+        dist.barrier()
 
     def _warm_up(self) -> None:
         job = self.job
@@ -160,6 +192,7 @@ class _Rank:
         dist.barrier()
         if self.device.type == "cpu" and self.job.runtime is Runtime.TUNED:
             hasten_gloo()
+        self.report({"kind": "plan", "name": name})
         marks = [self._mark()]
         for _ in range(1 + count):
             training.step()

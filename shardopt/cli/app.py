@@ -38,6 +38,8 @@ EXIT_UNFORESEEN = 70
 EXIT_BROKEN_PIPE = 141
 DEBUG = "--debug"
 """Shows the traceback of an error that nobody foresaw; anywhere among the words."""
+CONFIRM, COUNT = "--confirm", 4
+"""An option whose number may be left out, and what it is then."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Why nothing more can be written to stdout."""
 
@@ -111,6 +113,9 @@ def main(
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG] or ["--help"]
+    for at, word in enumerate(words):
+        if word == CONFIRM and not "".join(words[at + 1 : at + 2]).lstrip("-").isdigit():
+            words[at] = f"{CONFIRM}={COUNT}"
     open_streams()
     with remember_interrupts() as interrupts, inputs_remembered():
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_format
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from shardopt.cli.tune import TuneFlags
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
     from shardopt.api.answer import Answer
+    from shardopt.bench.confirm import Confirmation
 
 REPORTING = 0.2
 """Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
@@ -31,6 +34,8 @@ def plan(
     tuning: TuneFlags,
     replay: Path | None = None,
     no_cache: bool = False,
+    confirm: int | None = None,
+    minutes: float = 3.0,
     json: bool = False,
     output: Path | None = None,
     quiet: bool = False,
@@ -44,6 +49,12 @@ def plan(
         replay (FILE): Make this plan file again from all that it says made it, and compare byte
             for byte; give MODEL only if the model file has moved.
         no_cache: Search even if the answer to the same input is known, and do not keep this one.
+
+    Measurement:
+        confirm ([K]): Run the K best plans (4 unless given), that of TorchRec's planner and that of
+            --from for real, on ranks that this command starts; the fastest measured plan is the
+            answer. With -o, what was learned goes to a profile beside it. See docs/learning.md.
+        minutes (M): Time that the measurement may take, in minutes; 3 by default.
 
     Tuning:
         tune (KNOBS): Settings to choose as well, separated by commas: batch_size, pipeline, qcomm,
@@ -77,6 +88,11 @@ def plan(
 
     request.check()
     tuning.check(request)
+    if confirm is not None:
+        from shardopt.bench.confirm import check_minutes
+
+        check_minutes(minutes, confirm)
+        request = replace(request, top_k=max(request.top_k, confirm))
     check_writable(output, request.inputs)
     inputs = read_inputs(request)
     check_writable(output)
@@ -97,15 +113,35 @@ def plan(
         note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
     if request.strict:
         refuse_outside(answer.best.out_of_range)
+    measured = None
+    if confirm is not None and answer.result.stopped_by != "interrupted":
+        from shardopt.bench.confirm import confirm_answer
+
+        say = partial(_say, quiet=quiet)
+        answer, measured = confirm_answer(answer, inputs.in_use, confirm, minutes, output, say)
     if output is not None:
         atomic_write_text(output, answer.plan_text())
-    _show(answer, request, output, json=json, quiet=quiet)
+    _show(answer, request, output, measured, json=json, quiet=quiet)
+    if measured is not None and measured.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
     if answer.result.stopped_by == "interrupted":  # the best plan so far is written and shown
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+def _say(text: str, *, quiet: bool) -> None:
+    from shardopt.cli.output import note
+
+    note([text], quiet=quiet)
+
+
 def _show(
-    answer: Answer, request: PlanRequest, output: Path | None, *, json: bool, quiet: bool
+    answer: Answer,
+    request: PlanRequest,
+    output: Path | None,
+    measured: Confirmation | None,
+    *,
+    json: bool,
+    quiet: bool,
 ) -> None:
     from shardopt.cli.output import (
         deciding_sentences,
@@ -121,7 +157,8 @@ def _show(
         from shardopt.report.objects import plan_object
 
         note(answer.setting.notes, quiet=quiet)
-        print_json(plan_object(answer, lambda g: measuring_command(g, device), request.from_))
+        found = plan_object(answer, lambda g: measuring_command(g, device), request.from_)
+        print_json(found if measured is None else {**found, **measured.as_object()})
         return
     from shardopt.report.plan import show_headline, show_plan
 
@@ -130,6 +167,10 @@ def _show(
         show_headline(make_console(), answer, sentences)
     else:
         show_plan(make_console(), answer, sentences, next_lines(request.model, output))
+    if measured is not None:
+        from shardopt.report.confirmed import show_confirmed
+
+        show_confirmed(make_console(), measured, answer.gain, quiet=quiet)
 
 
 def _replay(path: Path, model: Path | None, context: typer.Context, *, as_json: bool) -> None:
@@ -183,8 +224,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
     """The text of the plan file that a request makes, with settings as the file had them: files
     may lie elsewhere now."""
-    from dataclasses import replace
-
     from search.stop import Stop
     from shardopt.api import answer
     from shardopt.api.setting import refuse_outside
