@@ -47,6 +47,30 @@ def search_seconds(given: float | None, group: Any = None) -> float | None:
     return limit if given is None else min(given, limit)
 
 
+def check_ranks(planned: int, group: Any = None) -> None:
+    """Refuse a topology that no plan for the ranks of a group has.
+
+    A topology of fewer ranks, which divide those of the group, is that of a sharding group of 2D
+    parallelism, as TorchRec's `DMPCollection` takes it.
+
+    Args:
+        planned: ranks of the topology.
+        group: a process group; the default one if None.
+
+    Raises:
+        InputError: gives both numbers.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    ranks = dist.get_world_size(group)
+    if ranks % planned:
+        raise InputError(
+            f"the topology has {planned} ranks, but the process group {ranks}: no plan for the one "
+            f"runs on the other; give Topology(world_size={ranks}, ...), leave topology out, or "
+            "call plan() to plan for another job"
+        )
+
+
 T = TypeVar("T")
 
 

@@ -35,7 +35,7 @@ from shardopt.config import load_model
 from shardopt.config.cluster import hardware_of
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
-from shardopt.torchrec.collective import on_first_rank, search_seconds
+from shardopt.torchrec.collective import check_ranks, on_first_rank, search_seconds
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
     check_bandwidths,
@@ -540,9 +540,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """Rank 0 of the group plans, and all ranks get its plan, or the error it met.
 
         Raises:
-            PlannerError: as `plan`; or there is no process group, or a rank of the group does not
-                answer within its timeout.
+            PlannerError: as `plan`; or there is no process group, or it has other ranks than the
+                topology, or a rank of it does not answer within its timeout.
         """
+        check_ranks(self._topology.world_size, pg)
         chosen = get_default_sharders() if sharders is None else sharders
         self._ceiling_s = search_seconds(self._timeout_seconds, pg)
         try:

@@ -47,6 +47,7 @@ from search.space.option import place
 from shardopt import from_torchrec
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
+from shardopt.torchrec.collective import check_ranks
 from shardopt.torchrec.hook import describe
 from shardopt.torchrec.options import to_options
 from tests.shardopt.api.windows import write_window
@@ -662,3 +663,17 @@ def test_what_is_missing_takes_the_place_of_the_interval() -> None:
     for text in (not_captured, elsewhere):
         assert "90 %" not in text
         assert "constants: " not in text
+
+
+@pytest.mark.parametrize(("ranks", "fits"), [(8, True), (4, True), (6, False), (1, False)])
+def test_a_topology_of_other_ranks_than_the_group_is_refused_at_once(
+    ranks: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planner()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: ranks)
+    if fits:
+        check_ranks(4)
+        return
+    with pytest.raises(PlannerError, match=f"topology has 4 ranks, but the process group {ranks}"):
+        made.collective_plan(Model(), SHARDERS)
