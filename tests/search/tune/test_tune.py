@@ -264,6 +264,7 @@ def test_the_last_search_is_no_worse_than_the_trial() -> None:
     assert members[0].values <= (found.best.values or ())
 
 
+@pytest.mark.slow
 def test_what_each_change_is_worth_alone() -> None:
     tuning = a_study(small(), {"batch_size": (8192,), "bucket": (50.0,), "hosts": (2,)}, trials=1)
     members, _ = tuning.finish(tuning.run())

@@ -56,7 +56,9 @@ def test_json_keeps_the_contract_and_adds_the_tuning(run, model: Path) -> None:
     assert written.meta["tuned"] == best["setting"]
 
 
-@pytest.mark.parametrize("quiet", [(), ("--quiet",)], ids=["report", "headline"])
+@pytest.mark.parametrize(
+    "quiet", [(), pytest.param(("--quiet",), marks=pytest.mark.slow)], ids=["report", "headline"]
+)
 def test_one_setting_is_not_called_the_best(run, model: Path, quiet) -> None:
     told = {}
     for trials in (1, 2):

@@ -25,6 +25,7 @@ from predictor.model.topology import Topology
 from shardopt.replay.generate import generate
 from shardopt.replay.op_list import list_ops
 from shardopt.replay.predict import collective_ms, group_calls, list_ranks, predict, stored_models
+from tests.quick import quick_first
 from tests.shardopt.replay.captured import capture
 
 MODELS = OpModels({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
@@ -193,7 +194,9 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value)
 
 
-@pytest.mark.parametrize("attack", ["torch.os.system('touch {}')", "t[10**9]", "device.type", -1])
+@pytest.mark.parametrize(
+    "attack", quick_first(2, ["torch.os.system('touch {}')", "t[10**9]", "device.type", -1])
+)
 def test_data_that_was_not_generated_is_refused_or_harmless(
     tmp_path: Path, traces: Path, attack: Any
 ) -> None:

@@ -19,6 +19,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from shardopt.torchrec import ShardoptPlanner
+from tests.quick import quick_first
 from tests.shardopt.torchrec.hook_models import EFFORT, SHARDERS, Model, bag, factors
 from tests.shardopt.torchrec.left_modules import towers
 
@@ -71,7 +72,7 @@ def plans_of(module: nn.Module, sharders: list[Any], batch: int, **more: Any) ->
     return EmbeddingShardingPlanner(**given).plan(module, sharders), ours.plan(module, sharders)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", quick_first(1, ["cuda", "cpu"]))
 @pytest.mark.parametrize("make", [small, with_towers, sequences])
 def test_no_table_leaves_the_optimizer_of_its_backward(make: Any, device: str) -> None:
     """The search would replicate all of them: that is fewer launches, and other training."""
