@@ -1,9 +1,10 @@
 """Options of tables and the ranks of their shards as the integer variables of CP-SAT.
 
 Shards of an option that are alike are counted per rank, not placed one by one, which removes their
-symmetry. What uses the model adds limits and an objective: the proposer minimises the surrogate
-(`search.propose.cpsat`), the search for any plan that fits what is missing of memory
-(`search.propose.feasibility`), and the bound refutes targets (`search.bound.rank_targets`).
+symmetry. What uses the model adds limits and an objective: neighbourhoods of a plan minimise its
+cycle cuts (`search.improve.neighbourhoods`), the search for any plan that fits minimises what is
+missing of memory (`search.propose.feasibility`), and the bound refutes targets
+(`search.bound.rank_targets`).
 """
 
 from __future__ import annotations

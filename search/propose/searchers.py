@@ -23,7 +23,7 @@ SEARCHERS = ("rounding", "cpsat")
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 CPSAT_WORK = 20.0
-WIDE = 0.05
+WIDE = 0.1
 """Gap from which on CP-SAT has all of that; less where it is smaller."""
 NARROW = 0.005
 """Gap below which it has none."""
