@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,34 @@ def test_two_commands_with_one_cache_and_one_output(model: Path, tmp_path: Path)
         assert {json.loads(out.read_text())["iteration_ms"]} == times
     assert not list(tmp_path.glob(".*"))
     assert main(["predict", str(model), str(out), "--quiet"]) == 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from shardopt.calibrate import points, run
+
+def say(text):
+    if rows.exists() and len(rows.read_text().splitlines()) > 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+rows = Path(sys.argv[1])
+run.measure(run.CalibrationSettings("gloo", 2, points.TINY, rows), say)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_calibration_that_is_killed_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    pytest.importorskip("scipy")
+    from shardopt.calibrate import points, run
+
+    rows = tmp_path / "rows.csv"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(rows)], check=False, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    kept = rows.read_text().splitlines()
+
+    file = run.measure(run.CalibrationSettings("gloo", 2, points.TINY, rows), lambda text: None)
+    assert rows.read_text().splitlines()[: len(kept)] == kept
+    assert len(file.rows) > len(kept)
