@@ -50,9 +50,6 @@ def report_object(report: Report) -> dict[str, Any]:
         "skipped": {"count": len(report.skipped), "rows": list(report.skipped)},
         "notes": list(report.notes),
     }
-    if report.suite == "gemm":
-        unseen = report.by_part().get("unseen devices")
-        found["unseen_geomean"] = _figure(unseen.geomean) if unseen else None
     if report.scores:
         found["scores"] = {s.name: scores_object(s) for s in report.scores}
     return found

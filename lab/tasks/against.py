@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from lab.tasks.draw import PROFILE, Task
 from lab.tasks.models import draw_model
-from lab.tasks.plans import random_plans, signature, their_plan
+from lab.tasks.plans import random_plans, their_plan, without_repeats
 from lab.tasks.task_set import TaskSet, task_name
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
@@ -43,7 +43,7 @@ def draw_planners_task(seed: int, task_set: TaskSet, models: str, count: int) ->
     theirs = their_plan(workload, ranks, seed)
     plans = {THEIRS: theirs, OURS: _search(workload, ranks, task_set.made.profile)}
     shipped = _search(workload, ranks, load_hardware(PROFILE))
-    if _signature(shipped, workload) not in {_signature(plan, workload) for plan in plans.values()}:
+    if (SHIPPED,) in without_repeats({**plans, SHIPPED: shipped}, workload):
         plans[SHIPPED] = shipped
     # what is drawn must not depend on what the profiles choose
     plans |= random_plans(seed, workload, ranks, count, [theirs])
@@ -53,7 +53,3 @@ def draw_planners_task(seed: int, task_set: TaskSet, models: str, count: int) ->
 def _search(workload: Workload, ranks: Topology, hardware: HardwareProfile) -> ShardingPlan:
     """What `shardopt plan` writes with its defaults."""
     return solve(Problem(workload, ranks, hardware), Stop(), seed=0).best.plan
-
-
-def _signature(plan: ShardingPlan, workload: Workload) -> object:
-    return signature([plan.tables[key] for key in workload.keys])

@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from lab.architecture import Architecture, Sizes
 from lab.tasks.draw import Task
@@ -28,11 +28,17 @@ from lab.tasks.models import (
     uniform,
     whole,
 )
-from lab.tasks.plans import EFFORT, Candidate, plan_of, signature, structures, their_plan
+from lab.tasks.plans import (
+    EFFORT,
+    Candidate,
+    plan_of,
+    structures,
+    their_plan,
+    without_repeats,
+)
 from lab.tasks.task_set import TaskSet, task_name
 from predictor.errors import InputError
 from predictor.model.distribution import Distribution, Uniform, Zipf
-from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import RuntimeSetting, find_runtime_problem, in_torchrec_order
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
@@ -274,7 +280,9 @@ def draw_architecture_task(seed: int, task_set: TaskSet) -> Task:
         for name in STRUCTURES
         if name in known and _runs(known[name], workload, ranks)
     }
-    return Task(seed, task_name(seed), workload, _different(named, workload), drawn.architecture)
+    different = without_repeats(named, workload).items()
+    plans = {names[0]: plan for names, plan in islice(different, MAX_PLANS)}
+    return Task(seed, task_name(seed), workload, plans, drawn.architecture)
 
 
 def captured(drawn: DrawnModel, file: str) -> Workload:
@@ -312,15 +320,3 @@ def _runs(plan: Candidate, workload: Workload, ranks: Topology) -> bool:
         )
         for table, placed in zip(workload.tables, plan, strict=True)
     )
-
-
-def _different(named: dict[str, ShardingPlan], workload: Workload) -> dict[str, ShardingPlan]:
-    """The first plans that are not the same up to a renaming of ranks."""
-    seen: set[object] = set()
-    found: dict[str, ShardingPlan] = {}
-    for name, plan in named.items():
-        key = signature([plan.tables[k] for k in workload.keys])
-        if key not in seen and len(found) < MAX_PLANS:
-            seen.add(key)
-            found[name] = plan
-    return found

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lab.tasks.draw import Task
 from lab.tasks.models import draw_windows, lognormal
-from lab.tasks.plans import signature, their_plan
+from lab.tasks.plans import their_plan, without_repeats
 from lab.tasks.task_set import TaskSet, task_name
 from lab.tasks.windows import in_window
 from predictor.cost.errors import known_errors
@@ -72,20 +72,11 @@ def draw_drifting_task(seed: int, task_set: TaskSet) -> Task:
         HEDGED: _search(guessed, join_scenarios(_windows(guessed, later), draw_scenarios(guessed))),
     }
     plans = {
-        in_window(name, number): plan
+        in_window(JOINT.join(names), number): plan
         for number in range(1, 2 + len(later))
-        for name, plan in same_plans(chosen, first).items()
+        for names, plan in without_repeats(chosen, first).items()
     }
     return Task(seed, task_name(seed), first, plans, windows=tuple(later))
-
-
-def same_plans(chosen: Mapping[str, ShardingPlan], workload: Workload) -> dict[str, ShardingPlan]:
-    """The plans without repeats, each under the names of all that chose it."""
-    joined: dict[object, tuple[list[str], ShardingPlan]] = {}
-    for name, plan in chosen.items():
-        key = signature([plan.tables[table] for table in workload.keys])
-        joined.setdefault(key, ([], plan))[0].append(name)
-    return {JOINT.join(names): plan for names, plan in joined.values()}
 
 
 def perturbed(hardware: HardwareProfile, ranks: Topology, seed: int) -> HardwareProfile:

@@ -327,6 +327,17 @@ def signature(plan: Sequence[TablePlan]) -> object:
     return tuple(sorted(tuple(sorted(held, key=repr)) for held in ranks.values()))
 
 
+def without_repeats(
+    plans: Mapping[str, ShardingPlan], workload: Workload
+) -> dict[tuple[str, ...], ShardingPlan]:
+    """The plans that differ by more than a renaming of ranks, each with all of its names."""
+    found: dict[object, tuple[list[str], ShardingPlan]] = {}
+    for name, plan in plans.items():
+        key = signature([plan.tables[table] for table in workload.keys])
+        found.setdefault(key, ([], plan))[0].append(name)
+    return {tuple(names): plan for names, plan in found.values()}
+
+
 def their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
     """The plan of TorchRec's planner, which looks at embedding modules alone.
 

@@ -150,7 +150,6 @@ class Rounds:
 
     Args:
         steps: of a step, the slowest rank's.
-        spread: half the range between quartiles of a step over its median.
         alone: of a step that exchanges no gradients; of captured shapes only.
         captured: of each row of ops inside such a step.
         disturbed: further rounds, whose times were not kept (see `is_disturbed`).
@@ -159,7 +158,6 @@ class Rounds:
     count: int
     disturbed: int
     steps: Mapping[str, float]
-    spread: Mapping[str, float]
     alone: Mapping[str, float]
     captured: Mapping[str, tuple[float, ...]]
 
@@ -225,7 +223,6 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
         len(kept),
         len(rounds) - len(kept),
         {name: _median(times) for name, times in steps.items()},
-        {name: _spread(times) for name, times in steps.items()},
         {name: _median(times) for name, times in _samples(kept, "alone").items()},
         _captured_ms(kept),
     )
@@ -244,15 +241,6 @@ def _samples(rounds: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[li
 
 def _median(ranks: Sequence[Sequence[float]]) -> float:
     return max(statistics.median(times) for times in ranks)
-
-
-def _spread(ranks: Sequence[Sequence[float]]) -> float:
-    """Half the range between quartiles over the median, the largest of all ranks."""
-    halves = []
-    for times in ranks:
-        low, middle, high = statistics.quantiles(times, n=4)
-        halves.append((high - low) / 2 / middle)
-    return max(halves)
 
 
 def _captured_ms(rounds: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:

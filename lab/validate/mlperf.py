@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
+
 from lab.criteo import criteo_tables
 from lab.runtimes.hugectr import HugeCtrBuilder, Runtime, runtime_of_round
 from lab.validate.report import ComparedRow, Report, data_folder, time_of
@@ -28,28 +30,11 @@ CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
 PLANS_FILE = "mlperf_dlrm_dcnv2_plans.json"
 DCNV2 = "dlrm_dcnv2"
 
-SMALL_TABLES = (3, 5, 6, 7, 8, 12, 13, 15, 16, 17, 18, 24, 25)
-CAP_40_GB = (
-    *((20, 9, 12), (20, 9), (20, 3, 2, 0), (20, 24, 25, 0), (21, 4, 10, 5, 6, 0)),
-    *((21, 13, 23, 18, 17), (22, 19, 15, 1, 8, 0), (14, 11, 19, 7, 16)),
-)
-CAP_35_GB = (
-    *((21, 20, 0), (21, 20, 0), (20, 22, 2, 0), (20, 14, 1, 0), (20, 11, 9, 0), (20, 4, 9, 0)),
-    *((20, 19, 23, 0), (20, 19, 10, 0)),
-)
-LOGGED_PLANS = {
-    ("v3.0", "nf5468m6_hugectr"): ((), CAP_40_GB),
-    ("v3.1", "G5500V7x8L40"): ((), CAP_40_GB),
-    ("v3.1", "G5500V7x8xL40S"): (SMALL_TABLES, CAP_35_GB),
+LOGGED: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    (of["round"], of["system"]): of
+    for of in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 }
-"""(round, system) -> replicated tables and tables per GPU, where cards of 48 GB made the submitter
-cap what embeddings may use: printed in results/<system>/dlrm_dcnv2/result_1.txt of IEI
-(mlcommons/training_results_v3.0) and xFusion (training_results_v3.1)."""
-SWITCHES = {("v3.1", "G5500V7x8L40"): (5, 3)}
-"""(round, system) -> cards behind each PCIe switch, by the NUMA nodes in the same logs, where they
-are not the equal halves of A40 and L40S."""
-SOFTWARE = {("v3.1", "G5500V7x8L40"): (3, 0)}
-"""(round, system) -> the round whose HugeCTR ran: the same logs say 23.4, the release of v3.0."""
+"""(round, system) -> what its log says beyond the tables; mlperf.yaml has the sources."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +65,16 @@ class System:
     @property
     def software(self) -> tuple[int, ...]:
         """The round whose HugeCTR ran."""
-        return SOFTWARE.get((self.round, self.system), self.version)
+        return tuple(self._logged.get("software", self.version))
 
     @property
     def switches(self) -> tuple[int, ...]:
         """Cards behind each PCIe switch, if its log says so."""
-        return SWITCHES.get((self.round, self.system), ())
+        return tuple(self._logged.get("switches", ()))
+
+    @property
+    def _logged(self) -> Mapping[str, Any]:
+        return LOGGED.get((self.round, self.system), {})
 
 
 def parse_system(row: Row) -> System | str:
@@ -272,9 +261,10 @@ class Planner:
         """The plan that its log prints, or that of the nearest knobs for machines of its shape."""
         want = self.knobs(system)
         shape = (system.nodes, system.gpus_per_node)
-        logged = LOGGED_PLANS.get((system.round, system.system))
+        logged = LOGGED.get((system.round, system.system))
         if logged is not None:
-            return Matrix(*shape, want, *logged)
+            buckets = tuple(map(tuple, logged["buckets"]))
+            return Matrix(*shape, want, tuple(logged["replicated"]), buckets)
         found = [m for m in self.matrices if (m.nodes, m.gpus_per_node) == shape]
         return min(found, key=lambda m: _distance(m.knobs, want), default=None)
 

@@ -208,10 +208,9 @@ def _held_out(predictor: _Predictor) -> list[ComparedRow]:
 
 def _noise_note(predictor: _Predictor) -> str:
     rounds = predictor.rounds
-    spread = float(np.median(list(rounds.spread.values())))
     return (
         f"{predictor.ranks} rank(s): {rounds.count} rounds, and {rounds.disturbed} left out "
-        f"because other work took the ranks' cores; median half interquartile range {spread:.1%}"
+        "because other work took the ranks' cores"
     )
 
 

@@ -21,9 +21,9 @@ from lab.tasks.drifting import (
     THEIRS,
     draw_drifting_task,
     perturbed,
-    same_plans,
 )
 from lab.tasks.measure import TaskSetSettings, measure_task_set
+from lab.tasks.plans import without_repeats
 from lab.tasks.task_set import TaskSet, load_windows
 from lab.tasks.windows import split_window
 from predictor.cost.errors import known_errors
@@ -99,8 +99,8 @@ def _measured(monkeypatch: pytest.MonkeyPatch, folder: Path, task: Any) -> None:
 def test_the_same_plan_is_kept_once_under_all_names() -> None:
     workload = a_workload(a_table("a"), a_table("b"))
     one, renamed, other = (_plan(workload, *ranks) for ranks in ((0, 1), (1, 0), (0, 0)))
-    found = same_plans({"x": one, "y": other, "z": renamed}, workload)
-    assert found == {"x = z": one, "y": other}
+    found = without_repeats({"x": one, "y": other, "z": renamed}, workload)
+    assert found == {("x", "z"): one, ("y",): other}
 
 
 def _plan(workload: Workload, *ranks: int) -> ShardingPlan:
