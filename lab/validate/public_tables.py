@@ -109,7 +109,6 @@ _READERS = {
     ),
     VTRAIN_FILE: (("gpu", "n_gpus", "size_bytes", "time_us_out_of_place"), _vtrain),
 }
-COLLECTIVE_FILES = tuple(_READERS)
 
 
 GemmKey: TypeAlias = tuple[str, str]
