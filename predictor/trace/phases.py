@@ -283,15 +283,17 @@ class _Steps:
     def _lookups(
         self, inside: Sequence[Part], step: TraceStep
     ) -> dict[tuple[Phase, str, str], float]:
-        """On the host: the outermost events; on a device: the kernels that were launched within."""
+        """On the host: the outermost events; on a device: the kernels that were launched within,
+        and without a module those of embedding modules that no annotation calls a lookup."""
         found: dict[tuple[Phase, str, str], float] = defaultdict(float)
         if not self.trace.device:
             for part in inside:
                 if part.outermost and part.lookup is not None:
                     found[part.phase, *part.lookup] += part.event.end_us - part.event.start_us
         for event, part in self._launched_in(step):
-            if part.lookup is not None and event.collective is None:
-                found[part.phase, *part.lookup] += event.end_us - event.start_us
+            if event.collective is None and not part.dense:
+                key = (part.phase, *(part.lookup or ("", "")))
+                found[key] += event.end_us - event.start_us
         return dict(found)
 
     def _launched_in(self, step: TraceStep) -> Iterator[tuple[DeviceEvent, Part]]:
@@ -472,6 +474,8 @@ def measured_phases(
         rows = [of[i] for i in common]
         for way, module, kind in dict.fromkeys(key for row in rows for key in row.lookups):
             what = f"lookups.{way} {_module(module, modules)}.{_short(kind)}"
+            if not module:
+                what = f"other {way} of embedding modules"
             found.append(_median(what, rank, [r.lookups.get((way, module, kind), 0) for r in rows]))
         for phase in PHASES:
             found.append(_median(f"dense.{phase}", rank, [row.times[phase] for row in rows]))
