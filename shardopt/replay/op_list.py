@@ -32,7 +32,7 @@ with needs_torchrec():
 from shardopt.replay.program.schema import load_library, word_value
 from shardopt.replay.program.values import is_lookup
 from shardopt.replay.runtime.checks import BadDataError, common_data, rank_data
-from shardopt.replay.runtime.tensors import ON_CPU, like, make_all, shared_out
+from shardopt.replay.runtime.tensors import ON_CPU, difference, like, make_all, shared_out
 from shardopt.torchrec.capture.recorder import RecordedCall, Recorder
 
 OWN = ("aten::", "prim::", "prims::")
@@ -168,7 +168,7 @@ class _Listing(Recorder):
                 found = self._lookup(op, arguments, keywords)
                 self.lookups |= {} if found is None else {at: found}
             self._whole(name, before, (arguments, keywords), result)
-        return self._replace(at, call) if _differs(result, call.get("outputs")) else result
+        return self._replace(at, call) if difference(result, call.get("outputs")) else result
 
     def _replace(self, at: int, call: dict[str, Any]) -> Any:
         self.replaced[at] = call["op"]
@@ -252,20 +252,6 @@ def _find(name: str, overload: str) -> Any:
     load_library(name)
     found = getattr(getattr(getattr(torch.ops, space, None), op, None), overload, None)
     return found if isinstance(found, torch._ops.OpOverload) else None
-
-
-def _differs(output: Any, specs: Any) -> bool:
-    """Whether an op gives other shapes than the trace has."""
-    if specs is None:
-        return False
-    outputs = output if len(specs) != 1 and isinstance(output, (tuple, list)) else [output]
-    return any(
-        bool(spec)
-        and isinstance(spec[-1], str)
-        and isinstance(given, torch.Tensor)
-        and list(given.shape) != spec[0]
-        for given, spec in zip(outputs, specs, strict=False)
-    )
 
 
 def _distribution(of: Any) -> Distribution:

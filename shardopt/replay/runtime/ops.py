@@ -12,7 +12,7 @@ import torch
 from .checks import refuse
 from .collectives import Collectives, EndedCollective
 from .settings import COMMS, device, settings
-from .tensors import ON_CPU, like
+from .tensors import ON_CPU, difference, like
 
 LIBRARIES = {"fbgemm": ("fbgemm_gpu",), "torchvision": ("torchvision",)}
 """Namespace of ops -> what registers them when it is imported."""
@@ -121,7 +121,7 @@ class Op:
                 raise
             why = str(error).strip().split("\n")[0].split(". ")[0][:160]
             return self._replace(at, arguments, f"{type(error).__name__}: {why}")
-        wrong = _differs(output, self.recorded[at] if at < len(self.recorded) else None)
+        wrong = difference(output, self.recorded[at] if at < len(self.recorded) else None)
         return self._replace(at, arguments, wrong) if wrong else output
 
     def _replace(self, at: int, arguments: Sequence[Any], why: str) -> Any:
@@ -160,15 +160,3 @@ class Op:
 def _place(arguments: Sequence[Any]) -> torch.device:
     flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else [a])]
     return next((t.device for t in flat if isinstance(t, torch.Tensor)), device)
-
-
-def _differs(output: Any, specs: Any) -> str:
-    """How the shapes that an op gives differ from those recorded; empty if they do not."""
-    if specs is None:
-        return ""
-    outputs = output if len(specs) != 1 and isinstance(output, (tuple, list)) else [output]
-    for given, spec in zip(outputs, specs, strict=False):
-        one = bool(spec) and isinstance(spec[-1], str)
-        if one and isinstance(given, torch.Tensor) and list(given.shape) != spec[0]:
-            return f"gives a tensor of shape {list(given.shape)} here, {spec[0]} in the trace"
-    return ""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,18 @@ def like(spec: Any, device: torch.device) -> Any:
         made = torch.empty_strided(spec[0], spec[1], dtype=getattr(torch, spec[2]), device=device)
         return made.fill_(0.01 if made.is_floating_point() else 0)
     return [like(item, device) for item in spec]
+
+
+def difference(output: Any, specs: Any) -> str:
+    """How the shapes that an op gives differ from those recorded; empty if they do not."""
+    if specs is None:
+        return ""
+    outputs = output if len(specs) != 1 and isinstance(output, (tuple, list)) else [output]
+    for given, spec in zip(outputs, specs, strict=False):
+        one = bool(spec) and isinstance(spec[-1], str)
+        if one and isinstance(given, torch.Tensor) and list(given.shape) != spec[0]:
+            return f"gives a tensor of shape {list(given.shape)} here, {spec[0]} in the trace"
+    return ""
 
 
 def _extent(spec: dict[str, Any]) -> int:
@@ -201,16 +213,10 @@ def draw_ids(count: int, high: int, indices: str, generator: torch.Generator) ->
 def _scatter(ranks: torch.Tensor, high: int) -> torch.Tensor:
     """Rows of ranks: a step that shares no factor with the table spreads hot rows over it."""
     high = max(high, 1)
-    return (ranks * _spread(high) + 1) % high
-
-
-def _spread(high: int) -> int:
-    import math
-
     step = max(int(high * 0.6180339887), 1)
-    while math.gcd(step, high) != 1:
+    while gcd(step, high) != 1:
         step += 1
-    return step
+    return (ranks * step + 1) % high
 
 
 SCATTERED = ("fbgemm::", "aten::embedding", "aten::_embedding_bag", "aten::index_select")
@@ -234,10 +240,8 @@ def needed_bytes(mine: dict[str, Any], calls: list[int]) -> int:
     sizes: dict[tuple[int, str], int] = {}
     for number, spec in mine["made"].items():
         if int(number) in touched and 0 not in spec["shape"]:
-            spans = zip(spec["shape"], spec["strides"], strict=True)
-            extent = spec.get("offset", 0) + 1 + sum((size - 1) * step for size, step in spans)
             key = (spec["storage"], spec["dtype"])
-            size = extent * getattr(torch, spec["dtype"]).itemsize
+            size = _extent(spec) * getattr(torch, spec["dtype"]).itemsize
             sizes[key] = max(sizes.get(key, 0), size)
     largest = max((_given_bytes(mine["calls"][at]) for at in calls), default=0)
     return sum(sizes.values()) + largest

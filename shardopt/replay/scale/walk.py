@@ -8,7 +8,6 @@ Why: docs/decisions/0028-plans-from-the-bound.md.
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from shardopt.replay.program.program import (
     number_outputs,
     slots,
 )
+from shardopt.replay.program.schema import word_value
 from shardopt.replay.scale.rules import rule_of
 from shardopt.replay.scale.sizes import KnownShapes, Shape, Sizes, UndecidedError, shapes_of
 
@@ -124,7 +124,6 @@ class SymbolicProgram:
         shapes: of each call's outputs, nested as its specs.
         made: shapes of the tensors made up front.
         fixed: of these, what keeps its sizes.
-        opaque: ops whose outputs' sizes were left open, and why.
         turned: tensors that the op under way reads transposed.
     """
 
@@ -135,7 +134,6 @@ class SymbolicProgram:
     fixed: frozenset[int]
     known: KnownShapes
     specs: dict[int, TensorSpec]
-    opaque: dict[str, str] = field(default_factory=dict)
     transposes: Transposes = field(default_factory=Transposes)
     turned: set[int] = field(default_factory=set)
 
@@ -182,7 +180,7 @@ def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
     wanted = shapes_of(call.specs)
     op = op_of(call)
     if op is None:
-        return call, _leave_open(walk, call, wanted, "is not installed here")
+        return call, _leave_open(walk, wanted)
     made = with_symbols(call, op, walk.sizes)
     if call.op in BAGS:
         _bags(walk, call, op)
@@ -191,12 +189,12 @@ def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
         return made, wanted
     try:
         output = run(op, made, lambda number: _fake(walk, number))
-    except FAILS as error:
-        return made, _leave_open(walk, call, wanted, str(error).split("\n")[0][:100])
+    except FAILS:
+        return made, _leave_open(walk, wanted)
     outputs = output if isinstance(output, (tuple, list)) and len(wanted) != 1 else (output,)
     found = tuple(_shape(walk, item) for item in outputs)
     if not fits(walk.sizes, found, wanted):
-        return made, _leave_open(walk, call, wanted, "gives other shapes here than in the trace")
+        return made, _leave_open(walk, wanted)
     return made, tuple(f if w is not None else None for f, w in zip(found, wanted, strict=False))
 
 
@@ -204,7 +202,8 @@ def _tie(walk: SymbolicProgram, call: Call, op: Any) -> None:
     """Sizes among arguments that PyTorch does not compare with the other tensors."""
     names = [argument.name for argument in op._schema.arguments]
     named = dict(zip(names, call.arguments, strict=False))
-    first = walk.known.of(call.arguments[0]) if _is_tensor(call) else ()
+    given = call.arguments[:1]
+    first = walk.known.of(given[0]) if given and isinstance(given[0], Slot) else ()
     pairs: list[tuple[Any, Any]] = []
     if "normalized_shape" in named:
         wanted = named["normalized_shape"]
@@ -216,10 +215,6 @@ def _tie(walk: SymbolicProgram, call: Call, op: Any) -> None:
         ]
     for term, size in pairs:
         walk.sizes.equal(term.value, size)
-
-
-def _is_tensor(call: Call) -> bool:
-    return bool(call.arguments) and isinstance(call.arguments[0], Slot)
 
 
 def _bags(walk: SymbolicProgram, call: Call, op: Any) -> None:
@@ -255,9 +250,8 @@ def _shape(walk: SymbolicProgram, output: Any) -> Any:
     return walk.sizes.plain(output.shape) if isinstance(output, torch.Tensor) else None
 
 
-def _leave_open(walk: SymbolicProgram, call: Call, wanted: Any, why: str) -> tuple[Any, ...]:
+def _leave_open(walk: SymbolicProgram, wanted: Any) -> tuple[Any, ...]:
     """Shapes whose sizes nothing is known of."""
-    walk.opaque.setdefault(call.op, why)
 
     def fresh(shape: Any) -> Any:
         if shape is None or all(isinstance(size, int) for size in shape):
@@ -332,7 +326,6 @@ SIZES = frozenset(
 """Arguments of ops that are sizes of tensors."""
 COUNTED = frozenset({"aten::arange"})
 """Ops whose whole-number scalars are sizes."""
-PLACES = {"device": "cpu", "cpu": "cpu"}
 
 
 def op_of(call: Call) -> Any:
@@ -415,18 +408,8 @@ def value_of(term: Term, tensor: Callable[[int], Any]) -> Any:
     if isinstance(term, tuple):
         return [value_of(item, tensor) for item in term]
     if isinstance(term, Word):
-        return _word(term.text)
+        return word_value(term.text)
     return None
-
-
-def _word(text: str) -> Any:
-    if text in PLACES:
-        return torch.device(PLACES[text])
-    if text.startswith("torch."):
-        return getattr(torch, text.removeprefix("torch."))
-    if text.startswith("float("):
-        return float(text[7:-2])
-    return ast.literal_eval(text)
 
 
 def written_tensors(call: Call, op: Any) -> list[int]:
