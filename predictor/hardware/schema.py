@@ -326,6 +326,8 @@ class CudaEmbedding(Group):
     """Share of that which each direction keeps when rows are read and written back at once."""
     uvm_request_bytes: NonNegative = 0.0
     """A read of up to 128 bytes over the host link takes as long as this many bytes at least."""
+    weight_gradient: NonNegative = 1.0
+    """Time of the gradients of per-sample weights over that of a forward of the same bags."""
     uvm_l1_kib: NonNegative = 0.0
     """Part of an SM's L1 that keeps rows read from host memory, which the L2 does not."""
 

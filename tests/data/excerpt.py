@@ -27,6 +27,7 @@ NCCL_COLUMNS = (
     "source gpu nodes n_gpus network collective size_bytes time_us_out_of_place time_us_in_place "
     "note"
 )
+SMALL_PRODUCTS_FILE = "gemm_bf16_measured.csv"
 SIMAI_FILE = "simai_alltoall_efficiency.csv"
 SIMAI_HOSTS = {
     "2Node-16GPU(NIC )": 2,
@@ -45,6 +46,7 @@ CONFIG_COLUMNS = (
     "dp_sharding_threshold_gb"
 )
 MATMUL_COLUMNS = "gpu b m n k lhs rhs out time_us date flag"
+EVERY_SMALL_PRODUCT = 12
 EVERY_PRODUCT = 4
 """As of the fp32 test rows, so that errors over both count them alike."""
 EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 2
@@ -95,6 +97,10 @@ def some_products(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["gpu"] in ("H100", "B200")][::EVERY_PRODUCT]
 
 
+def few_products(rows: list[Row]) -> list[Row]:
+    return rows[::EVERY_SMALL_PRODUCT]
+
+
 def fitted_and_some(rows: list[Row]) -> list[Row]:
     """The rows that the constants were fitted on, and every few others."""
     shipped = {tuple(map(float, configuration)) for configuration in load_megatron().rows}
@@ -121,6 +127,7 @@ TABLES = {
     public_tables.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
     NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
     XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
+    SMALL_PRODUCTS_FILE: Excerpt("gpu m n k time_us", few_products),
     public_tables.VIDUR_FILE: Excerpt(
         "platform collective num_workers devices_per_node size us_min", gpus_of_one_host
     ),

@@ -116,8 +116,9 @@ class CudaLookups(LookupModel):
         if shard.mean:
             time += self._mean_gradient_ms(shard)
         if shard.weighted and shard.pooled:
-            # FBGEMM always computes gradients of the weights, reading bags and rows as the forward
-            time += self._gather_ms(shard, 1.0)
+            # FBGEMM always computes gradients of the weights: it reads bags and rows as the
+            # forward, and adds up the products of the two over a warp
+            time += self.constants.weight_gradient * self._gather_ms(shard, 1.0)
         return time
 
     def backward_longest_ms(self, shard: LookupShard) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.first_scores import scores
 from lab.validate.collectives import (
     ACROSS_LARGE,
     GAVE,
@@ -26,6 +27,7 @@ from predictor.cost.collectives import Collectives
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.topology import Topology
+from tests.data.excerpt import SMALL_PRODUCTS_FILE
 from tests.public_data import every_table
 
 NCCL_HEADER = (
@@ -186,6 +188,18 @@ def test_wirings_are_those_of_the_table(tmp_path: Path) -> None:
     assert f"{NCCL_FILE}:7: gpu is 'MI300X', which no profile describes" in skipped
     assert f"{NCCL_FILE}:8: collective is 'broadcast'" in skipped
     assert f"{NCCL_FILE}:9: n_gpus is 1" in skipped
+
+
+# below 2 GFLOP, to 50, above; a class may get three points worse than it was
+PRODUCT_BARS = {"h100-sxm": (0.19, 0.18, 0.12), "b200": (0.25, 0.18, 0.14)}
+
+
+@every_table
+def test_products_with_warm_operands(folder: Path) -> None:
+    found = {part: summary.mape for part, summary in scores(folder / SMALL_PRODUCTS_FILE)}
+    for name, bars in PRODUCT_BARS.items():
+        for band, bar in zip(("below 2", "2 to 50", "from 50"), bars, strict=True):
+            assert found[f"bf16 products, {band} GFLOP, {name}"] < bar, (name, band)
 
 
 XLA_HEADER = "gpu,collective,dtype,ranks,concurrent_groups,size_bytes,time_us,method,date\n"

@@ -282,12 +282,12 @@ def test_unpooled_ids_are_walked_sample_by_sample() -> None:
 
 
 def test_weights_are_sorted_along_and_get_gradients() -> None:
-    """The backward of weighted lookups reads bags and rows once more, wanted or not."""
+    """The backward of weighted lookups reads bags and rows once more, wanted or not, at 0.4 of the
+    speed of a forward."""
     hw = load_hardware("h100-sxm")
     plain, weighted = shard(), shard(weighted=True)
-    assert lookup_model(hw).backward_ms(weighted) > lookup_model(hw).backward_ms(
-        plain
-    ) + lookup_model(hw).forward_ms(plain)
+    more = lookup_model(hw).backward_ms(weighted) - lookup_model(hw).backward_ms(plain)
+    assert more > 2.5 * lookup_model(hw).forward_ms(plain)
 
 
 def test_gradients_of_means_are_divided_in_a_pass_of_their_own() -> None:
