@@ -17,18 +17,21 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
-from search.expected_gain import ExpectedGain, gain_over_baseline
+from search.expected_gain import NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Progress, Result, silent
 from search.stop import Stop
+from search.tune.advice import Advised, Advisor, advise
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
 from shardopt.api.given_plans import fit_plan
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
 from shardopt.api.scenarios import ScenarioSource, read_scenarios
 from shardopt.api.setting import Setting, resolve
+from shardopt.config.model import load_model
+from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
-from shardopt.explain.whatif import Alternatives, alternatives
+from shardopt.formatting import ms, percent, points
 
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
@@ -61,7 +64,8 @@ class Answer:
         predictions: of ``result.plans``, in their order.
         move: from the plan in use to the best plan, where there is one.
         gain: of the best plan over TorchRec's, where that has one.
-        instead: what matters more, where sharding does not.
+        stakes: how much the choice of a plan matters; None where little was compared.
+        advised: what to change beside the plan; None where nobody asked, or there was no time.
         deciding: constants whose stated errors could make another plan the faster one.
         head: what plan file and JSON begin with.
         from_cache: the search was not run.
@@ -73,7 +77,8 @@ class Answer:
     head: Mapping[str, Any]
     move: Move | None = None
     gain: ExpectedGain | None = None
-    instead: Alternatives | None = None
+    stakes: Stakes | None = None
+    advised: Advised | None = None
     deciding: tuple[DecidingConstant, ...] = ()
     from_cache: bool = field(default=False, compare=False)
 
@@ -81,6 +86,29 @@ class Answer:
     def best(self) -> Prediction:
         """Of the best plan."""
         return self.predictions[0]
+
+    @property
+    def verdict(self) -> str:
+        """What to do, in a sentence."""
+        gain, found, given = self.gain, self.stakes, self.result.in_use
+        if given is not None and self.move is not None:
+            saved = 1 - self.result.best.iteration_ms / given.iteration_ms
+            words = f"plan 1 gains {percent(max(saved, 0.0))}"
+            if not self.move.tables:
+                return "Keep the plan in use: nothing better within the limits pays for its move."
+            return f"Move to plan 1: {words} over the plan in use."
+        if found is not None and not found.matters:
+            return (
+                f"Sharding hardly matters here; see the advice: {found.plans} sane plans are "
+                f"within {percent(found.spread)} of each other, or of what errors could hide."
+            )
+        if gain is None:
+            return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
+        low, high = gain.interval
+        words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
+        if gain.mean <= NOTHING or low <= 0:
+            return f"Keep TorchRec's plan: the best found gains {words}."
+        return f"Use plan 1: it gains {words} over TorchRec's plan."
 
     def plan_text(self) -> str:
         """The plan file of the best plan."""
@@ -226,9 +254,46 @@ def answer_of(
     return replace(
         found,
         gain=gain_over_baseline(problem, result),
-        instead=alternatives(problem, result, predictions[0]),
+        stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
     )
+
+
+def with_advice(answer: Answer, stop: Stop) -> Answer:
+    """The answer, with what to change beside its plan; nothing where there is no time for it."""
+    if stop.is_interrupted:
+        return answer
+    limit = stop.time_limit_s
+    advised = advise(
+        answer.setting.case(),
+        answer.result.best.plan,
+        answer.best.iteration_ms,
+        effort=stop.effort,
+        late=lambda: limit is not None and stop.elapsed_s > limit,
+    )
+    return replace(answer, advised=advised)
+
+
+def apply_advice(answer: Answer, request: PlanRequest, numbers: Sequence[int], path: Path) -> str:
+    """Write the model file with some of the advice, by number from 1.
+
+    Returns:
+        The text of the plan file that goes with it.
+
+    Raises:
+        InputError: there is no such advice, or the file cannot be written.
+    """
+    assert request.model is not None
+    best = answer.result.best.plan
+    advisor = Advisor(answer.setting.case(), best, answer.best.iteration_ms)
+    chosen = (answer.advised or Advised()).choose(numbers, advisor)
+    apply_changes(request.model, load_model(request.model), chosen.case.workload, path)
+    setting = resolve(
+        path, replace(request, batch_size=None), None if request.gpus or request.cluster else best
+    )
+    head = {**plan_head(setting, request.seed), "iteration_ms": chosen.iteration_ms}
+    head = {key: value for key, value in head.items() if not key.endswith("world_size")}
+    return plan_text(plan_to_dict(replace(chosen.plan, meta=head)))
 
 
 def plan_head(setting: Setting, seed: int) -> dict[str, Any]:

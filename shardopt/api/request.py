@@ -22,7 +22,19 @@ MAX_TOP_K = 1000
 MADE = "made_by"
 """Key of a plan file that says what made it."""
 NEVER_REPLAYED = frozenset(
-    ["tune", "trials", "objectives", "storage", "study", "replay", "output", "o", "help", "h"]
+    [
+        "apply",
+        "tune",
+        "trials",
+        "objectives",
+        "storage",
+        "study",
+        "replay",
+        "output",
+        "o",
+        "help",
+        "h",
+    ]
 )
 """Options that write, connect to something or are another command: no plan file of ours names one,
 and one that does is refused whole."""

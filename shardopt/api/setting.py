@@ -22,6 +22,7 @@ from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
+from search.tune.knobs import Case
 from shardopt.api.request import Machine
 from shardopt.config import ClusterConfig, load_cluster, read_model
 from shardopt.config.cluster import (
@@ -63,6 +64,10 @@ class Setting:
     def problem(self) -> Problem:
         """What `search.solve.solve` takes."""
         return Problem(self.workload, self.topology, self.hardware)
+
+    def case(self) -> Case:
+        """What `search.tune` takes."""
+        return Case(self.workload, self.installed, self.hardware, self.reserve)
 
     def predict(self, plan: ShardingPlan) -> Prediction:
         """The iteration time and memory of one plan."""

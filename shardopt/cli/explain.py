@@ -48,7 +48,7 @@ def explain(
     setting, predicted = output.predict_plans(model, plans, machine, strict=strict)
     for path in (html, trace):
         output.check_writable(path)
-    explanation = explain_plan(setting.problem(), predicted)
+    explanation = explain_plan(setting.problem(), predicted, setting.case())
     given, told = explanation.given, list(setting.notes)
     if trace is not None:
         meta = {"plan": given.name, "versions": versions()}

@@ -36,6 +36,8 @@ def plan(
     no_cache: bool = False,
     confirm: int | None = None,
     minutes: float = 3.0,
+    apply: Path | None = None,
+    advice: str | None = None,
     json: bool = False,
     output: Path | None = None,
     quiet: bool = False,
@@ -55,6 +57,11 @@ def plan(
             --from for real, on ranks that this command starts; the fastest measured plan is the
             answer. With -o, what was learned goes to a profile beside it. See docs/learning.md.
         minutes (M): Time that the measurement may take, in minutes; 3 by default.
+
+    Advice:
+        apply (FILE): Write the model file with the advice that gains most; -o then holds the plan
+            for that file.
+        advice (N,N): Numbers of the advice that --apply writes; 1 unless given.
 
     Tuning:
         tune (KNOBS): Settings to choose as well, separated by commas: batch_size, pipeline, qcomm,
@@ -79,7 +86,7 @@ def plan(
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
     from search.stop import Stop
-    from shardopt.api.answer import find_answer, read_inputs
+    from shardopt.api.answer import apply_advice, find_answer, read_inputs, with_advice
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.cli.output import check_writable, note, warn
@@ -93,9 +100,12 @@ def plan(
 
         check_minutes(minutes, confirm)
         request = replace(request, top_k=max(request.top_k, confirm))
-    check_writable(output, request.inputs)
+    numbers = _numbers(apply, advice)
+    for path in (output, apply):
+        check_writable(path, request.inputs)
     inputs = read_inputs(request)
-    check_writable(output)
+    for path in (output, apply):
+        check_writable(path)
     for doubt in inputs.doubts:
         warn(f"{request.from_}: {doubt}")
     if tuning.tune is not None:
@@ -119,8 +129,12 @@ def plan(
 
         say = partial(_say, quiet=quiet)
         answer, measured = confirm_answer(answer, inputs.in_use, confirm, minutes, output, say)
+    answer = with_advice(answer, stop)
+    text = None if apply is None else apply_advice(answer, request, numbers, apply)
+    if apply is not None:
+        note([f"wrote {apply} with advice {', '.join(map(str, numbers))}"], quiet=quiet)
     if output is not None:
-        atomic_write_text(output, answer.plan_text())
+        atomic_write_text(output, text or answer.plan_text())
     _show(answer, request, output, measured, json=json, quiet=quiet)
     if measured is not None and measured.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -132,6 +146,20 @@ def _say(text: str, *, quiet: bool) -> None:
     from shardopt.cli.output import note
 
     note([text], quiet=quiet)
+
+
+def _numbers(apply: Path | None, advice: str | None) -> list[int]:
+    """The advice that is to be written.
+
+    Raises:
+        InputError: it is not numbers, or there is no file to write it to.
+    """
+    if advice is not None and apply is None:
+        raise InputError("--advice says what --apply FILE writes; give it too")
+    try:
+        return [int(number) for number in (advice or "1").split(",")]
+    except ValueError:
+        raise InputError(f"--advice is {advice}; give numbers such as 1 or 1,3") from None
 
 
 def _show(

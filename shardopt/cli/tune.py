@@ -136,7 +136,7 @@ def run_tuning(
 def _begin(setting: Setting, flags: TuneFlags, budget: Budget) -> tuple[Tuning, str | None]:
     """A study that is ready to run, and its name if it is stored: one that the same model and flags
     give on every machine, unless the user chose another."""
-    from search.tune.knobs import Case, grid_of
+    from search.tune.knobs import grid_of
     from search.tune.storage import open_storage
     from search.tune.study import new_study
     from search.tune.tune import Tuning
@@ -144,7 +144,7 @@ def _begin(setting: Setting, flags: TuneFlags, budget: Budget) -> tuple[Tuning, 
     assert flags.tune is not None
     knobs = read_knobs(flags.tune)
     goals = read_goals(flags.objectives, knobs)
-    case = Case(setting.workload, setting.installed, setting.hardware, setting.reserve)
+    case = setting.case()
     grid = grid_of(case, knobs)
     facts = _study_facts(setting, case, budget)
     study, shared = flags.study, None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,41 @@ def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]
     if not tables.raw and not problems.found:
         problems.add_at(Place(str(path)), "the file has no row; give one row per feature")
     return tables.raw, content
+
+
+def changed_csv(
+    path: Path, changes: Mapping[tuple[str, str], Mapping[str, Any]], folder: Path
+) -> str:
+    """The text of the file with other values of some tables, in new columns where it has none.
+
+    Args:
+        changes: module and name of a table -> its keys; those of ``constraints`` are columns.
+        folder: where the copy will lie.
+
+    Raises:
+        InputError: rows name files, which are relative to the file's own folder.
+    """
+    text = decode(read_bytes(path, "CSV file of tables"), path)
+    problems = Problems(str(path))
+    rows = [row for _, row in _rows(text, path, problems)]
+    problems.raise_if_any()
+    if folder.resolve() != path.parent.resolve() and "file" in text:
+        raise InputError(
+            f"{path}: may name files relative to its own folder; write the copy into {path.parent}"
+        )
+    flat = {key: {**of, **of.get("constraints", {})} for key, of in changes.items()}
+    columns = list(rows[0])
+    columns += dict.fromkeys(
+        c for of in flat.values() for c in of if c != "constraints" and c not in columns
+    )
+    made = io.StringIO()
+    writer = csv.DictWriter(made, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        new = flat.get((row.get("module") or "ebc", row["name"]), {})
+        cells = {c: str(v).lower() if isinstance(v, bool) else v for c, v in new.items()}
+        writer.writerow({**row, **{c: v for c, v in cells.items() if c != "constraints"}})
+    return made.getvalue()
 
 
 def _rows(text: str, path: Path, problems: Problems) -> list[tuple[int, dict[str, str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from predictor.model.workload import (
     Workload,
 )
 from predictor.units import GIB, MIB
+from shardopt.config.model import load_model
 from shardopt.config.ops_file import ops_text, with_ops_digest
 from shardopt.config.schema import SCHEMA_VERSION
-from shardopt.files import atomic_write_text
+from shardopt.config.tables_csv import changed_csv
+from shardopt.files import atomic_write_text, decode, read_bytes
 
 ALL_UNIFORM = "index_distribution of every feature is uniform"
 """A note in files that are written from a module; no longer true once statistics are filled in."""
@@ -164,6 +166,8 @@ def _distribution(distribution: Distribution, feature: str) -> object:
 
 
 DISTRIBUTION, POOLING = "index_distribution", "pooling_factor"
+NAMES_FILES = ("file", "files", "ops", "csv")
+"""Keys whose values are paths, relative to the file."""
 
 
 @dataclass(frozen=True)
@@ -198,19 +202,118 @@ def fill_model(
             "file, or give the distributions in the CSV file",
             inputs=("model",),
         )
-    edits: dict[int, _Edit] = {}
+    edits: list[_Edit] = []
     features = list(_features(tables))
     for feature in features:
         name = _get(feature, "name")
         new = values.get(name.value) if isinstance(name, ScalarNode) else None
-        made = _moved(feature, source, target) if new is None else _replaced(feature, new, text)
-        edits |= {edit.start: edit for edit in made}
-    for start in sorted(edits, reverse=True):
-        edit = edits[start]
-        text = text[: edit.start] + edit.text + text[edit.end :]
+        edits += _moved(feature, source, target) if new is None else _replaced(feature, new, text)
+    text = _edited(text, edits)
     whole = all(getattr(_get(of, "name"), "value", None) in values for of in features)
     rest = "" if whole else rf"\g<1>{SOME_UNIFORM}\n"
     return re.sub(rf"^(#\s*){ALL_UNIFORM}\n", rest, text, flags=re.MULTILINE) if values else text
+
+
+def _edited(text: str, edits: Iterable[_Edit]) -> str:
+    """The text with all edits; those that add at one place stand in their order."""
+    by_start: dict[int, _Edit] = {}
+    for edit in edits:
+        known = by_start.get(edit.start)
+        if known is not None and known.end == known.start == edit.end:
+            edit = replace(edit, text=known.text + edit.text)
+        by_start[edit.start] = edit
+    for start in sorted(by_start, reverse=True):
+        edit = by_start[start]
+        text = text[: edit.start] + edit.text + text[edit.end :]
+
+
+def apply_changes(source: Path, before: Workload, after: Workload, target: Path) -> None:
+    """Copy a model file with other settings; its comments, order and form stay.
+
+    A CSV file of tables is copied too, where tables change, beside the copy.
+
+    Args:
+        before: what the file holds.
+        after: the same tables, with other settings.
+
+    Raises:
+        InputError: a file cannot be written, or aliases of YAML stand in the way.
+    """
+    text = decode(read_bytes(source, "model file"), source)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    tables, dense = _get(root, "tables"), _get(root, "dense")
+    assert isinstance(root, MappingNode)
+    edits = list(_moved(root, source, target))
+    pairs = list(zip(before.tables, after.tables, strict=True))
+    csv = _get(tables, "csv")
+    if isinstance(csv, ScalarNode) and before.tables != after.tables:
+        path = target.with_name(f"{target.stem}_tables.csv")
+        rows = changed_csv(source.parent / csv.value, dict(_table_changes(pairs)), path.parent)
+        atomic_write_text(path, rows)
+        edits = [e for e in edits if e.start != csv.start_mark.index]
+        edits.append(_Edit(csv.start_mark.index, csv.end_mark.index, path.name))
+    elif isinstance(tables, SequenceNode):
+        changes = dict(_table_changes(pairs))
+        for node, (table, _) in zip(tables.value, pairs, strict=True):
+            one = dict(changes.get((table.module, table.name), {}))
+            constraints = one.pop("constraints", {})
+            inner = _get(node, "constraints")
+            if constraints and isinstance(inner, MappingNode) and inner.value:
+                edits += _replaced(inner, constraints, text)
+            elif constraints:
+                one["constraints"] = constraints
+            features = _get(node, "features")
+            order = one.pop("id_order", None)
+            for feature in features.value if isinstance(features, SequenceNode) and order else ():
+                edits += _replaced(feature, {"id_order": order}, text)
+            edits += _replaced(node, one, text)
+    # what is added at one place stands from the innermost part to the outermost
+    if isinstance(dense, MappingNode):
+        changed = _changed(dense_section(before.dense), dense_section(after.dense))
+        edits += _replaced(dense, changed, text)
+    edits += _replaced(root, _changed(_head(before), _head(after)), text)
+    atomic_write_text(target, _edited(text, edits))
+    found = load_model(target)
+    left = list(_table_changes(zip(found.tables, after.tables, strict=True)))
+    if left or _head(found) != _head(after):
+        raise InputError(
+            f"{source}: a part that changes is used several times (an alias of YAML), so {target} "
+            "does not hold what was asked for; write that part out",
+            inputs=("apply",),
+        )
+
+
+def _head(workload: Workload) -> dict[str, Any]:
+    groups = workload.replica_groups
+    return {
+        "batch_size": workload.batch_size,
+        "train_pipeline": workload.train_pipeline,
+        "qcomm": asdict(workload.qcomm),
+        "replica_groups": groups and asdict(groups),
+    }
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in after.items() if before.get(key) != value}
+
+
+def _table_changes(
+    pairs: Iterable[tuple[Table, Table]],
+) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    """Keys of the model file that changed, by module and name of the table."""
+    for before, after in pairs:
+        fields = ("data_type", "index_dedup")
+        found = _changed(_fields(before, *fields), _fields(after, *fields))
+        constraints = _changed(
+            _fields(before.constraints, *_CONSTRAINTS), _fields(after.constraints, *_CONSTRAINTS)
+        )
+        if constraints:
+            found["constraints"] = constraints
+        order = after.features[0].id_order
+        if any(feature.id_order != order for feature in before.features):
+            found["id_order"] = order
+        if found:
+            yield (after.module, after.name), found
 
 
 def _features(tables: SequenceNode) -> Iterator[MappingNode]:
@@ -243,13 +346,23 @@ def _replaced(feature: MappingNode, values: Mapping[str, object], text: str) -> 
         yield _Edit(end, end, added)
 
 
-def _moved(feature: MappingNode, source: Path, target: Path) -> Iterator[_Edit]:
-    """A distribution that lies in another file, seen from the folder of the copy."""
-    file = _get(_get(feature, DISTRIBUTION), "file")
-    if isinstance(file, ScalarNode) and not Path(file.value).is_absolute():
-        path = relative(source.parent / file.value, target)
-        text = yaml.safe_dump(path, width=10**6).removesuffix("...\n").strip()
-        yield _Edit(file.start_mark.index, file.end_mark.index, text)
+def _moved(node: Node, source: Path, target: Path) -> Iterator[_Edit]:
+    """The files that a part of a model file names, seen from the folder of the copy."""
+    if isinstance(node, SequenceNode):
+        for item in node.value:
+            yield from _moved(item, source, target)
+    if not isinstance(node, MappingNode):
+        return
+    for name, value in node.value:
+        named = name.value in NAMES_FILES
+        if not named or isinstance(value, MappingNode):
+            yield from _moved(value, source, target)
+            continue
+        for file in value.value if isinstance(value, SequenceNode) else [value]:
+            if isinstance(file, ScalarNode) and not Path(file.value).is_absolute():
+                path = relative(source.parent / file.value, target)
+                text = yaml.safe_dump(path, width=10**6).removesuffix("...\n").strip()
+                yield _Edit(file.start_mark.index, file.end_mark.index, text)
 
 
 def relative(path: Path, target: Path) -> str:

@@ -9,6 +9,8 @@ from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
+from search.tune.advice import Advised, advise
+from search.tune.knobs import Case
 from shardopt.explain.changes import Changes, best_changes
 from shardopt.explain.deciding import (
     RIVAL,
@@ -45,6 +47,7 @@ class Explanation:
 
     Args:
         waits: on the critical path, the longest first.
+        advised: what to change beside the plan.
         what_if: the same plan with something else than the plan changed.
         others: further plans to compare with, in the order given.
         table_times: how long each table's lookups take.
@@ -60,6 +63,7 @@ class Explanation:
     table_times: TableTimes = field(default_factory=dict)
     critical_groups: frozenset[str] = frozenset()
     deciding: Sequence[DecidingConstant] = ()
+    advised: Advised | None = None
 
     @property
     def plans(self) -> list[PredictedPlan]:
@@ -67,8 +71,14 @@ class Explanation:
         return [self.given, *self.others]
 
 
-def explain_plan(problem: Problem, plans: Sequence[PredictedPlan]) -> Explanation:
-    """The first of the plans explained; deterministic, a few seconds at most."""
+def explain_plan(
+    problem: Problem, plans: Sequence[PredictedPlan], case: Case | None = None
+) -> Explanation:
+    """The first of the plans explained; deterministic, a few seconds at most.
+
+    Args:
+        case: what the problem was made of; None for no advice.
+    """
     given, *others = plans
     plan, prediction = given.plan, given.prediction
     changes = best_changes(problem, plan, prediction)
@@ -91,6 +101,7 @@ def explain_plan(problem: Problem, plans: Sequence[PredictedPlan]) -> Explanatio
         _table_times(problem, plan),
         _critical_groups(problem, prediction),
         deciding_constants(problem, plan, rivals),
+        None if case is None else advise(case, plan, prediction.iteration_ms),
     )
 
 

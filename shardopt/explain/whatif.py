@@ -1,5 +1,6 @@
-"""How sensitive an iteration is: the same plan predicted again with one thing changed; and what
-matters more where sharding does not.
+"""How sensitive an iteration is: the same plan predicted again with one thing changed.
+
+Settings that the user could change are the advisor's (`search.tune.advice`).
 
 Effects do not add up: once one thing is faster, another chain of work sets the time.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.hardware.schema import HardwareProfile, LinkCurves
+from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph, Op
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
@@ -22,15 +23,14 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction
-from search.expected_gain import Stakes, stakes
-from search.problem import Problem, Result
-from shardopt.formatting import ms, percent, phase_words
+from search.problem import Problem
+from search.tune.advice import faster_link
+from shardopt.formatting import percent
 
 STEP = 0.1
 """Bandwidths, rates and batches change by this fraction."""
 ALPHA_STEP = 0.1
 """By how much the exponent of Zipf distributions changes."""
-_CURVES = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WhatIf:
     """A change that is not one of the plan, and the iteration time under it.
 
     Args:
-        kind: ``bandwidth``, ``rate``, ``host``, ``batch``, ``skew``, ``setting`` or ``limit`` (a
+        kind: ``bandwidth``, ``rate``, ``host``, ``batch``, ``skew`` or ``limit`` (a
             bound on what a better balance or a free host could give, not something to buy).
         change_ms: ``iteration_ms`` less that of the plan as it is; negative is faster.
     """
@@ -50,7 +50,7 @@ class WhatIf:
 
 
 def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[WhatIf]:
-    """What bandwidth, rates, host, batch, skew and settings would change, in this order.
+    """What bandwidth, rates, host, batch and skew would change, in this order.
 
     What a model or machine does not have (a NIC on one host, Zipf ids) is left out.
     """
@@ -95,10 +95,10 @@ def _machines(problem: Problem) -> ChangedProblems:
     changes.append(("bandwidth", f"{memory} {more}", _group(hw, "memory", hbm)))
     if topology.nvlink_domain > 1:
         inside = "bandwidth inside a host" if hw.inline else "NVLink bandwidth"
-        changes.append(("bandwidth", f"{inside} {more}", _link(hw, "intra", faster)))
+        changes.append(("bandwidth", f"{inside} {more}", faster_link(hw, "intra", faster)))
     if topology.groups > 1:
         between = "bandwidth between hosts (NIC)"
-        changes.append(("bandwidth", f"{between} {more}", _link(hw, "inter", faster)))
+        changes.append(("bandwidth", f"{between} {more}", faster_link(hw, "inter", faster)))
     tflops = {name: rate * faster for name, rate in hw.gemm.tflops.items()}
     changes.append(
         ("rate", f"matrix multiplication rate {more}", _group(hw, "gemm", {"tflops": tflops}))
@@ -118,21 +118,8 @@ def _group(hw: HardwareProfile, name: str, update: dict[str, Any]) -> HardwarePr
     return hw.model_copy(update={name: getattr(hw, name).model_copy(update=update)})
 
 
-def _link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
-    """Every collective of one kind of link moves bytes faster; latencies stay."""
-    link: LinkCurves = getattr(hw.collectives, name)
-    update: dict[str, Any] = {}
-    for collective in (*_CURVES, *(["in_switch"] if link.in_switch else [])):
-        curve = getattr(link, collective)
-        costs = tuple(cost / faster for cost in curve.us_per_mib)
-        update[collective] = curve.model_copy(update={"us_per_mib": costs})
-    if name == "inter":
-        update["nic_gbit_s"] = hw.collectives.inter.nic_gbit_s * faster
-    return _group(hw, "collectives", {name: link.model_copy(update=update)})
-
-
 def _workloads(problem: Problem) -> ChangedProblems:
-    """Another batch, other skew, cheaper exchanges, another pipeline."""
+    """Another batch, other skew."""
     workload = problem.workload
     for factor in (1 + STEP, 1 - STEP):
         batch = max(1, round(workload.batch_size * factor))
@@ -140,9 +127,8 @@ def _workloads(problem: Problem) -> ChangedProblems:
             ratio = batch / workload.batch_size - 1
             change = f"batch {'+' if ratio > 0 else '-'}{percent(abs(ratio))}"
             yield "batch", change, replace(problem, workload=workload.with_batch_size(batch))
-    for kind, found in (("skew", _skews(workload)), ("setting", _settings(workload))):
-        for change, changed in found:
-            yield kind, change, replace(problem, workload=changed)
+    for change, changed in _skews(workload):
+        yield "skew", change, replace(problem, workload=changed)
 
 
 def _skews(workload: Workload) -> Iterator[tuple[str, Workload]]:
@@ -167,16 +153,6 @@ def _redistribute(workload: Workload, change: Callable[[Distribution], Distribut
     return replace(workload, tables=tuple(changed(table) for table in workload.tables))
 
 
-def _settings(workload: Workload) -> Iterator[tuple[str, Workload]]:
-    """Settings of the model file that TorchRec offers and that are not on."""
-    if workload.train_pipeline == "base":
-        changed = replace(workload, train_pipeline="sparse_dist")
-        yield "train_pipeline: sparse_dist", changed
-    if "fp32" in (workload.qcomm.forward, workload.qcomm.backward):
-        qcomm = replace(workload.qcomm, forward="bf16", backward="bf16")
-        yield "qcomm: {forward: bf16, backward: bf16}", replace(workload, qcomm=qcomm)
-
-
 def _limits(graph: Graph) -> Iterator[tuple[str, Graph]]:
     if graph.world_size > 1:
         yield "the same work, spread evenly over the ranks", _change_ops(graph, _spread_evenly)
@@ -195,67 +171,3 @@ def _spread_evenly(op: Op) -> Op:
 
 def _without_host(op: Op) -> Op:
     return replace(op, host_ms=0.0)
-
-
-SPARSE = (
-    "input_dist",
-    "prefetch",
-    "embedding_forward",
-    "output_dist_forward",
-    "output_dist_backward",
-    "embedding_backward",
-)
-"""Phases that a sharding plan decides on."""
-SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """What to look at instead of the sharding plan.
-
-    Args:
-        stakes: how little plans differ.
-        sparse_share: of the iteration, that lookups and their exchanges take.
-        largest: the largest phases of the critical path with their shares.
-        changes: of machine, batch and settings that save most time.
-    """
-
-    stakes: Stakes
-    sparse_share: float
-    largest: tuple[tuple[str, float], ...]
-    changes: tuple[WhatIf, ...]
-
-
-def alternatives(problem: Problem, result: Result, best: Prediction) -> Alternatives | None:
-    """What would matter instead; None where sharding matters, or little was compared."""
-    if result.stopped_by in ("time", "interrupted"):
-        return None
-    found = stakes(problem, result)
-    if found is None or found.matters:
-        return None
-    total = best.iteration_ms
-    parts = sorted(best.breakdown.items(), key=lambda item: -item[1])
-    changes = [w for w in sensitivity(problem, result.best.plan, best) if w.kind != "batch"]
-    changes.sort(key=lambda w: w.change_ms)
-    return Alternatives(
-        found,
-        sum(best.breakdown.get(phase, 0.0) for phase in SPARSE) / total,
-        tuple((phase, ms / total) for phase, ms in parts[:SHOWN]),
-        tuple(w for w in changes[:SHOWN] if w.change_ms < 0),
-    )
-
-
-def instead_text(instead: Alternatives) -> str:
-    """That sharding hardly matters, and what would."""
-    found = instead.stakes
-    parts = ", ".join(f"{phase_words(phase)} {percent(share)}" for phase, share in instead.largest)
-    text = (
-        f"Sharding hardly matters here: {found.plans} sane plans are within "
-        f"{percent(found.spread)} of each other, no more than the known errors of the costs could "
-        f"hide; lookups and exchanges take {percent(instead.sparse_share)} of the iteration. "
-        f"The largest parts are {parts}."
-    )
-    if instead.changes:
-        saved = "; ".join(f"{w.change}: {ms(-w.change_ms)} less" for w in instead.changes)
-        text += f" What would help more: {saved}."
-    return text

@@ -17,6 +17,7 @@ from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.formatting import interval, ms, number, percent, phase_words, plural
+from shardopt.report.advice import advice_object, show_advice
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import prediction_object, tables_object
 from shardopt.report.plan import show_deciding
@@ -63,6 +64,7 @@ def show_explanation(
     show_doubts(console, prediction)
     for sentence in in_words(explanation):
         line(console, sentence)
+    show_advice(console, explanation.advised, prediction.iteration_ms)
     aside = "along the critical path"
     if explanation.others:
         aside = f"{name}, along its critical path"
@@ -176,7 +178,7 @@ def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
 
 
 def show_what_if(console: Console, what_if: Sequence[WhatIf], before_ms: float) -> None:
-    """How the iteration answers to hardware, batch, skew and settings."""
+    """How the iteration answers to hardware, batch and skew."""
     heading(console, "Sensitivity", "the same plan, predicted with one thing changed")
     made = table("~change", ">ms", ">change ms", ">")
     for item in what_if:
@@ -216,6 +218,7 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
             ``late_ms``, ``excess_ms``, ``tables``: key -> share, ``more`` that are not named).
         changes: ``tried``, and ``found``: at most three that share no table, most helpful first:
             ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
+        advice, together, other_machines: `advice_object`.
         sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
         deciding: `shardopt.report.objects.deciding_object`, added by the command.
         others: the further plans: ``plan`` and the keys of `prediction_object`.
@@ -236,6 +239,7 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
                 for change in explanation.changes.found
             ],
         },
+        **advice_object(explanation.advised),
         "sensitivity": [asdict(item) for item in explanation.what_if],
         "others": [
             {"plan": other.name, **prediction_object(other.prediction)}

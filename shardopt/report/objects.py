@@ -14,8 +14,8 @@ from predictor.predict import Prediction
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant
-from shardopt.explain.whatif import Alternatives
 from shardopt.formatting import gap_of
+from shardopt.report.advice import advice_object
 
 Object = dict[str, Any]
 SYNC = ("weight_bytes", "state_bytes", "sync_ms", "step_ms")
@@ -117,7 +117,9 @@ def plan_object(
         expected_gain: of the best plan over TorchRec's, a share of the iteration: ``baseline``
             (whose plan, as in ``baselines``), ``mean``, ``interval`` (90 %), ``nominal`` (if every
             cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
-        sharding_matters: false where sane plans are alike; then ``instead`` is `instead_object`.
+        sharding_matters: false where sane plans are alike.
+        verdict: what to do, the first line of the console.
+        advice, together, other_machines: `advice_object`.
         preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
             is preferred to it; else null.
         objective: ``nominal``, ``mean`` or ``regret``.
@@ -161,8 +163,9 @@ def plan_object(
         ],
         "baselines": dict(result.baselines),
         "expected_gain": None if answer.gain is None else asdict(answer.gain),
-        "sharding_matters": answer.instead is None,
-        "instead": instead_object(answer.instead),
+        "sharding_matters": answer.stakes is None or answer.stakes.matters,
+        "verdict": answer.verdict,
+        **advice_object(answer.advised),
         "preferred_to": fastest
         and {"iteration_ms": fastest.iteration_ms, "found_by": fastest.found_by},
         "objective": result.aim,
@@ -221,27 +224,6 @@ def deciding_object(
         }
         for one in found
     ]
-
-
-def instead_object(instead: Alternatives | None) -> Object | None:
-    """``instead`` of ``shardopt plan --json``; null where sharding matters.
-
-    Keys:
-        plans: sane ones that were compared.
-        spread: by which share the slowest of them is slower than the best.
-        sparse_share: of the iteration, that lookups and their exchanges take.
-        largest: phase -> share of the iteration, the largest ones.
-        changes: those of `sensitivity` that save most: ``change`` and ``change_ms``.
-    """
-    if instead is None:
-        return None
-    return {
-        "plans": instead.stakes.plans,
-        "spread": instead.stakes.spread,
-        "sparse_share": instead.sparse_share,
-        "largest": dict(instead.largest),
-        "changes": [{"change": w.change, "change_ms": w.change_ms} for w in instead.changes],
-    }
 
 
 def tables_object(plan: ShardingPlan) -> Object:

@@ -11,13 +11,10 @@ from rich.text import Text
 from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.predict import Prediction
 from predictor.units import format_bytes
-from search.baselines.starting_plans import TORCHREC
-from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer
-from shardopt.explain.whatif import instead_text
 from shardopt.formatting import (
     at_most,
     gap_of,
@@ -27,11 +24,11 @@ from shardopt.formatting import (
     number,
     percent,
     plural,
-    points,
     ranks_text,
     times,
     type_mix,
 )
+from shardopt.report.advice import show_advice
 from shardopt.report.console import bar, heading, line, show, table
 from shardopt.report.prediction import (
     misfit_text,
@@ -43,8 +40,6 @@ from shardopt.report.prediction import (
     sync_text,
 )
 
-WORDS = {TORCHREC: "TorchRec's plan"}
-"""Baselines -> what the report calls their plans."""
 MAX_BAR = 3.0
 """Bars of baselines are cut off at this multiple of the best plan's time."""
 
@@ -58,13 +53,12 @@ def show_plan(
         deciding: a sentence for each constant of ``answer.deciding``.
         end: the last lines, with what to type next last.
     """
-    if answer.instead is not None:
-        line(console, instead_text(answer.instead), style="bold")
-        console.print()
+    line(console, answer.verdict, style="bold")
+    console.print()
     show_setting(console, answer.setting)
+    show_advice(console, answer.advised, answer.best.iteration_ms)
     show_ranking(console, answer.result, answer.predictions)
     show_baselines(console, answer.result.baselines, answer.best.iteration_ms)
-    show_gain(console, answer.gain)
     show_move(console, answer.result, answer.move)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, answer.best)
@@ -74,11 +68,10 @@ def show_plan(
 
 
 def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> None:
-    """The report under ``--quiet``: one line; before it one that sharding does not matter, after it
+    """The report under ``--quiet``: what to do and the time; the regret where that is minimised;
     the constant that decides if nobody has measured it."""
     best, result = answer.best, answer.result
-    if answer.instead is not None:
-        console.print(Text(instead_text(answer.instead)), soft_wrap=True)
+    console.print(Text(answer.verdict), soft_wrap=True)
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
     text = (
@@ -86,6 +79,9 @@ def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> 
         f"{provenance_text(best)}"
     )
     console.print(Text(text), soft_wrap=True)
+    regret = regret_text(result) if result.aim == REGRET else None
+    if regret:
+        console.print(Text(regret), soft_wrap=True)
     if deciding and answer.deciding[0].unmeasured:
         console.print(Text(deciding[0]), soft_wrap=True)
 
@@ -133,22 +129,6 @@ def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: fl
             bar(value / longest, width, "yellow"),
         )
     show(console, made)
-
-
-def show_gain(console: Console, gain: ExpectedGain | None) -> None:
-    """What the best plan is expected to gain over TorchRec's, priced by the costs' known errors."""
-    if gain is not None:
-        line(console, gain_text(gain))
-
-
-def gain_text(gain: ExpectedGain) -> str:
-    """One sentence; says so where the errors could hide the gain."""
-    low, high = gain.interval
-    hidden = "; the known errors of the costs could hide it" if low < 0 < gain.mean else ""
-    return (
-        f"Expected gain over {WORDS.get(gain.baseline, gain.baseline)} {points(gain.mean)} %, "
-        f"90 % interval {points(low)} to {points(high)}{hidden}."
-    )
 
 
 def preferred_text(result: Result) -> str | None:

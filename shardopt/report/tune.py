@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from predictor.model.topology import FULLY_SHARDED
 from predictor.units import GIB
 from search.tune.goals import Goal, Values
-from search.tune.knobs import Case, Value
+from search.tune.knobs import Value, change_lines
 from search.tune.study import Trial
 from search.tune.trial import WORTH
 from search.tune.tune import Member, TuneResult, Tuning
@@ -313,98 +312,3 @@ def _named(report: TuneReport, values: Values | None) -> dict[str, float] | None
     if values is None:
         return None
     return {goal.name: value for goal, value in zip(report.goals, values, strict=True)}
-
-
-LOOPS = {
-    "base": "TrainPipelineBase",
-    "sparse_dist": "TrainPipelineSparseDist",
-    "prefetch_sparse_dist": "PrefetchTrainPipelineSparseDist",
-}
-"""TorchRec's classes, in torchrec.distributed.train_pipeline."""
-
-
-def change_lines(before: Case, after: Case, changes: Mapping[str, Value]) -> list[str]:
-    """A line for each change, with what it asks of the model file, the script or the command.
-
-    Args:
-        changes: the parameters that differ from the case as given, with their new values.
-    """
-    lines = []
-    if "batch_size" in changes or "hosts" in changes:
-        lines.append(_batch(before, after))
-    if "pipeline" in changes:
-        value = after.workload.train_pipeline
-        lines.append(f"train_pipeline: {value} in the model file; {LOOPS[value]} in the script")
-    if "qcomm_forward" in changes or "qcomm_backward" in changes:
-        lines.append(_qcomm(after))
-    if "bucket" in changes:
-        size = f"{after.workload.dense.bucket_cap_mb:g}"
-        lines.append(
-            f"dense: bucket_cap_mb: {size} in the model file; DistributedModelParallel(..., "
-            f"data_parallel_wrapper=DefaultDataParallelWrapper(bucket_cap_mb={size}))"
-        )
-    if "cw_min" in changes:
-        lines.append(
-            f"constraints: {{min_partition: {changes['cw_min']}}} for the tables without one; "
-            f"ParameterConstraints(min_partition={changes['cw_min']})"
-        )
-    if "cache_ratio" in changes:
-        lines.append(
-            f"constraints: {{cache_load_factor: {changes['cache_ratio']}}} for the tables without "
-            "one; ParameterConstraints(cache_params=CacheParams(load_factor="
-            f"{changes['cache_ratio']}))"
-        )
-    if "groups" in changes or "sync_interval" in changes:
-        lines.append(_groups(after))
-    if "hbm" in changes:
-        least = min(after.installed.hbm_cap_bytes) / GIB
-        lines.append(f"limit HBM to {least:.6g} GiB per rank, so that plans leave the rest free")
-    return [line for line in lines if line]
-
-
-def _batch(before: Case, after: Case) -> str:
-    """Samples of a rank and of all; the number of ranks."""
-    ranks, local = after.installed.world_size, after.installed.local_world_size
-    size, words = after.workload.batch_size, []
-    if size != before.workload.batch_size:
-        words.append(f"batch_size: {size} in the model file and in each rank's data loader")
-    if ranks != before.installed.world_size:
-        words.append(f"{ranks} GPUs, {local} per host: start torchrun on {ranks // local} hosts")
-    total, was = size * ranks, before.workload.batch_size * before.installed.world_size
-    if total != was:
-        words.append(
-            f"{total:,} samples per iteration instead of {was:,}: check that training converges "
-            "equally well (learning rate)"
-        )
-    return "; ".join(words)
-
-
-def _groups(after: Case) -> str:
-    groups = after.workload.replica_groups
-    assert groups is not None
-    if groups.size == after.installed.world_size:
-        return "no replica_groups in the model file; DistributedModelParallel in the script"
-    if groups.fully_sharded:
-        return (
-            f"replica_groups: {{size: {groups.size}, sharding_strategy: {FULLY_SHARDED}}} in the "
-            f"model file; DMPCollection(..., sharding_group_size={groups.size}, "
-            "sharding_strategy=ShardingStrategy.FULLY_SHARDED) in the script; check that training "
-            "converges equally well"
-        )
-    return (
-        f"replica_groups: {{size: {groups.size}, sync_interval: {groups.sync_interval}}} in the "
-        f"model file; DMPCollection(..., sharding_group_size={groups.size}) and its sync() every "
-        f"{plural(groups.sync_interval, 'step')} in the script; check that training converges "
-        "equally well"
-    )
-
-
-def _qcomm(after: Case) -> str:
-    forward, backward = after.workload.qcomm.forward, after.workload.qcomm.backward
-    return (
-        f"qcomm: {{forward: {forward}, backward: {backward}}} in the model file; sharders with "
-        "qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig("
-        f"forward_precision=CommType.{forward.upper()}, "
-        f"backward_precision=CommType.{backward.upper()})); check that training converges "
-        "equally well"
-    )

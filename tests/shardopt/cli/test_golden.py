@@ -12,13 +12,16 @@ from predictor.iteration.critical_path import Segment
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline
 from predictor.model.memory.ranks import RankMemory
+from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import plan_from_dict
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import Prediction, RankLoad
 from predictor.units import GIB
 from search.expected_gain import ExpectedGain
-from search.problem import RankedPlan, Result
+from search.problem import RankedPlan, Result, ScenarioTimes
+from search.tune.advice import Advice, Advised, OtherMachine
+from search.tune.knobs import Step
 from shardopt.api.answer import Answer
 from shardopt.api.setting import Setting
 from shardopt.explain.changes import Changes, PlanChange
@@ -106,7 +109,26 @@ def an_answer(plan_data: dict[str, Any], bound_ms: float = 9.5) -> Answer:
     baselines = {"torchrec_greedy": 15.0, "greedy_size": 12.5, "random": 31.0, "even": 10.0}
     result = Result(plans, bound_ms, "work", baselines, {}, 1.25, 4321, 0)
     gain = ExpectedGain("torchrec default", 0.021, (-0.0104, 0.0496), 0.034, 128)
-    return Answer(setting(), result, tuple(predictions), {}, gain=gain)
+    return Answer(setting(), result, tuple(predictions), {}, gain=gain, advised=advised(plan))
+
+
+def advised(plan: ShardingPlan) -> Advised:
+    case = setting().case()
+
+    def step(name: str, target: str | None, value: str | bool, how: str) -> Step:
+        return Step(name, target, value, lambda given: given, (), how)
+
+    one = step("index_dedup", "items", True, "use_index_dedup=True of the sharder")
+    two = step("qcomm", None, "bf16", "codecs of the sharders")
+    return Advised(
+        (
+            Advice((one,), case, plan, 7.2, 0.28, ("0.3 GiB more on the fullest rank",), True),
+            Advice((two,), case, plan, 8.4, 0.16, ("changes numerics",), False),
+        ),
+        Advice((one, two), case, plan, 6.1, 0.39, ("changes numerics",), False),
+        (OtherMachine("gpus", 4, 11.0, 0.45, 1.1), OtherMachine("network", 2.0, 9.5, 0.05, 0.95)),
+        23,
+    )
 
 
 def drawn(width: int, show: Callable[..., None], *args: object) -> str:
@@ -132,9 +154,10 @@ def test_a_gain_that_errors_cannot_hide_is_said_without_doubt(plan_data: dict[st
     made = an_answer(plan_data)
     sure = ExpectedGain("torchrec default", 0.12, (0.0996, 0.14), 0.13, 128)
     text = " ".join(drawn(100, show_plan, replace(made, gain=sure), (), END).split())
-    assert "Expected gain over TorchRec's plan +12.0 %, 90 % interval +10.0 to +14.0." in text
-    assert "hide" not in text
-    assert "Expected gain" not in drawn(100, show_plan, replace(made, gain=None), (), END)
+    assert text.startswith("Use plan 1: it gains 12 % (+10.0 to +14.0) over TorchRec's plan.")
+    alone = drawn(100, show_plan, replace(made, gain=None), (), END)
+    assert alone.startswith("Use plan 1")
+    assert "TorchRec's plan" not in alone
 
 
 def test_a_preferred_plan_says_what_was_faster(plan_data: dict[str, Any]) -> None:
@@ -151,10 +174,18 @@ def test_a_bound_of_nothing_claims_nothing(plan_data: dict[str, Any]) -> None:
     assert "optimal" not in drawn(160, show_headline, an_answer(plan_data, bound_ms=0.0), ())
 
 
-def test_quiet_plan_is_one_short_line(plan_data: dict[str, Any]) -> None:
-    text = drawn(160, show_headline, an_answer(plan_data), ())
-    assert text.startswith("10.00 ms per iteration, at most 5.3 % from optimal; 1 TW, 1 CW")
-    assert len(text.splitlines()) == 1
+def test_quiet_plan_says_what_to_do_and_the_time(plan_data: dict[str, Any]) -> None:
+    first, second = drawn(160, show_headline, an_answer(plan_data), ()).splitlines()
+    assert first == "Keep TorchRec's plan: the best found gains 2.1 % (-1.0 to +5.0)."
+    assert second.startswith("10.00 ms per iteration, at most 5.3 % from optimal; 1 TW, 1 CW")
+
+
+def test_quiet_plan_shows_the_regret_that_it_minimised(plan_data: dict[str, Any]) -> None:
+    made = an_answer(plan_data)
+    times = ScenarioTimes("windy", 1.0, 10.4, 10.0, 9.9)
+    result = replace(made.result, aim="regret", scenarios=(times,))
+    text = drawn(160, show_headline, replace(made, result=result), ())
+    assert "At most 4.0 % slower than the best plan known in any of 1 scenario" in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)

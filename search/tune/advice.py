@@ -1,0 +1,332 @@
+"""What the user could change beside the plan, and what that would give: the advisor.
+
+With the best plan in hand every step of the knobs is tried: the same plan is predicted again, or
+placed again where the ranks differ or it no longer fits. The best steps are planned again with
+little effort, and joined while that helps. Ranked by time per sample; only what gains more than
+plans that tie may differ is told. Other machines are apart: they are no setting of a model file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from predictor.errors import InputError, ShardoptError
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.memory.peak import unplaced_bytes
+from predictor.model.memory.ranks import fits, plan_memory
+from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan_check import match_plan
+from predictor.units import MIB, format_bytes
+from search.choose import TOLERANCE
+from search.improve.local_search import LocalSearch
+from search.objective import Objective
+from search.partitioner import GreedyPartitioner
+from search.problem import Problem
+from search.propose.rounding import LARGE
+from search.space.enumerate import reduced_space
+from search.space.option import Option
+from search.surrogate import Surrogate
+from search.tune.goals import shard_bytes
+from search.tune.knobs import KNOBS, Case, Step, Value
+from search.tune.trial import carry_over_plan
+
+REPLANNED = 2
+"""Best steps that are planned again."""
+EVALUATIONS = 300
+"""Plans scored around the plan of one, at effort 1; fewer where a plan takes long to score."""
+JOINED = 4
+"""Best steps that are tried together."""
+NAMED_BYTES = 64 * MIB
+"""Memory that a rank needs more is told from here on."""
+FASTER = 2.0
+"""Times the rate of the network that is tried."""
+MOST_WORK = 2**20
+"""Tables times ranks above which other machines are not tried."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A step, or several together, and what comes of it.
+
+    Args:
+        steps: what to change; one, or several that were tried together.
+        case: with the changes.
+        plan: the best known for it.
+        iteration_ms: of that plan.
+        gain: share of the time per sample that goes; negative where it grows.
+        costs: what it takes, in words.
+        same_plan: the plan is the one that was given.
+    """
+
+    steps: tuple[Step, ...]
+    case: Case
+    plan: ShardingPlan
+    iteration_ms: float
+    gain: float
+    costs: tuple[str, ...]
+    same_plan: bool
+
+
+@dataclass(frozen=True)
+class OtherMachine:
+    """The best plan known on another machine: ``gpus``, or ``network`` in times of its rate.
+
+    Args:
+        gain: share of the time per sample of the whole job that goes.
+        gpu_time: of a sample, as a multiple of what it is.
+    """
+
+    name: str
+    value: Value
+    iteration_ms: float
+    gain: float
+    gpu_time: float
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What the advisor found.
+
+    Args:
+        advice: single steps, best first.
+        together: several of them, where that beats the first by more than ties differ.
+        machines: other numbers of GPUs and another network.
+        tried: steps that were predicted.
+    """
+
+    advice: tuple[Advice, ...] = ()
+    together: Advice | None = None
+    machines: tuple[OtherMachine, ...] = ()
+    tried: int = 0
+
+    def choose(self, numbers: Sequence[int], advisor: Advisor) -> Advice:
+        """Some of the advice together, by number from 1.
+
+        Args:
+            advisor: who gave it.
+
+        Raises:
+            InputError: there is no such advice, or no plan fits under all of it.
+        """
+        for number in numbers:
+            if not 1 <= number <= len(self.advice):
+                known = f"1 to {len(self.advice)}" if self.advice else "none, as nothing gains"
+                raise InputError(f"there is no advice {number}; there is {known}", ("advice",))
+        some = [self.advice[n - 1] for n in dict.fromkeys(numbers)]
+        if len(some) == 1:
+            return some[0]
+        steps = tuple(step for one in some for step in one.steps)
+        if self.together is not None and set(steps) == set(self.together.steps):
+            return self.together
+        found = advisor.found(steps, some[0].plan)
+        if found is None:
+            raise InputError("no plan fits under all of this advice; choose less", ("advice",))
+        return found
+
+
+class Advisor:
+    """Tries steps around a plan.
+
+    Args:
+        plan: a good one for the case.
+        iteration_ms: of the plan.
+        effort: of planning again, as a multiple of the default.
+        late: whether there is no time for more; what was found by then is told.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        plan: ShardingPlan,
+        iteration_ms: float,
+        *,
+        effort: float = 1.0,
+        late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.case, self.plan, self.iteration_ms = case, plan, iteration_ms
+        self.effort, self.late = effort, late
+        self.memory = _memory(case.problem(), plan)
+
+    def advise(self) -> Advised:
+        """All that is worth telling; deterministic unless it is late."""
+        tried = [found for step in self._steps() if (found := self.found([step], self.plan))]
+        best = _one_a_name(a for a in tried if a.gain > TOLERANCE)
+        best = [*map(self._again, best[:REPLANNED]), *best[REPLANNED:]]
+        best.sort(key=lambda a: -a.gain)
+        return Advised(tuple(best), self._together(best), tuple(self._machines()), len(tried))
+
+    def found(self, steps: Sequence[Step], plan: ShardingPlan) -> Advice | None:
+        """What steps give with a plan, or with one like it where it cannot be kept; None where
+        nothing fits or they exclude each other."""
+        if self.late():
+            return None
+        try:
+            case = self.case
+            for step in steps:
+                case = step.turn(case)
+            problem = case.problem()
+            kept = _fitting(problem, plan)
+            if kept is None:
+                return None
+            ms = _time_ms(problem, kept)
+        except ShardoptError:
+            return None
+        return self._advice(steps, case, kept, ms)
+
+    def _advice(self, steps: Sequence[Step], case: Case, plan: ShardingPlan, ms: float) -> Advice:
+        before = self.iteration_ms / self.case.workload.batch_size
+        gain = 1 - ms / case.workload.batch_size / before
+        costs = dict.fromkeys(cost for step in steps for cost in step.costs)
+        more = _memory(case.problem(), plan) - self.memory
+        if more >= NAMED_BYTES:
+            costs[f"{format_bytes(more)} more on the fullest rank"] = None
+        return Advice(tuple(steps), case, plan, ms, gain, tuple(costs), plan is self.plan)
+
+    def _steps(self) -> Iterable[Step]:
+        cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
+        for knob in KNOBS.values():
+            if knob.name == "cache_ratio" and not cached:
+                continue
+            yield from knob.steps(self.case)
+
+    def _again(self, one: Advice) -> Advice:
+        """With a better plan, where local search finds one beyond ties."""
+        problem = one.case.problem()
+        size = len(one.plan.tables) * problem.topology.world_size
+        evaluations = round(self.effort * EVALUATIONS * min(1.0, LARGE / size / 4))
+        if self.late() or not evaluations:
+            return one
+        objective = Objective(problem, reduced_space(problem))
+        start = carry_over_plan(one.plan, objective)
+        if start is None:
+            return one
+        search = LocalSearch(objective, Surrogate(objective), seed=0)
+        better, ms = search.improve(start, evaluations, lambda _: self.late())
+        if ms >= one.iteration_ms * (1 - TOLERANCE):
+            return one
+        return self._advice(one.steps, one.case, objective.sharding_plan(better), ms)
+
+    def _together(self, best: Sequence[Advice]) -> Advice | None:
+        """The best pair, and what else helps beside it."""
+        some = best[:JOINED]
+        pairs = [
+            self.found((*a.steps, *b.steps), a.plan) for i, a in enumerate(some) for b in some[:i]
+        ]
+        joined = max(filter(None, pairs), key=lambda a: a.gain, default=None)
+        if joined is None or joined.gain <= best[0].gain + TOLERANCE:
+            return None
+        for one in best:
+            if one.steps[0] not in joined.steps:
+                more = self.found((*joined.steps, *one.steps), joined.plan)
+                if more is not None and more.gain > joined.gain + TOLERANCE:
+                    joined = more
+        return joined
+
+    def _machines(self) -> Iterable[OtherMachine]:
+        """Half and twice the hosts, and a faster network."""
+        case, knob = self.case, KNOBS["hosts"]
+        ranks, hosts = case.installed.world_size, case.installed.hosts
+        if len(self.plan.tables) * ranks > MOST_WORK or case.workload.replica_groups is not None:
+            return
+        values = [] if knob.refusal(case) else [n for n in (hosts // 2, 2 * hosts) if n]
+        for value in values:
+            found = self.found([Step("gpus", None, value, _hosts(value))], self.plan)
+            if found is not None:
+                # what a search has gained on these ranks, it would gain on others about as well
+                share = found.case.installed.world_size / ranks
+                gain = 1 - (1 - found.gain) / share
+                yield OtherMachine(
+                    "gpus", round(ranks * share), found.iteration_ms, gain, 1 - found.gain
+                )
+        if case.problem().topology.groups > 1:
+            faster = Step("network", None, FASTER, _faster_network)
+            found = self.found([faster], self.plan)
+            if found is not None:
+                ms = found.iteration_ms
+                yield OtherMachine("network", FASTER, ms, found.gain, 1 - found.gain)
+
+
+def advise(
+    case: Case,
+    plan: ShardingPlan,
+    iteration_ms: float,
+    *,
+    effort: float = 1.0,
+    late: Callable[[], bool] = lambda: False,
+) -> Advised:
+    """What to change beside a plan; see `Advisor`."""
+    return Advisor(case, plan, iteration_ms, effort=effort, late=late).advise()
+
+
+def _hosts(value: Value) -> Callable[[Case], Case]:
+    return lambda case: KNOBS["hosts"].turn(case, "hosts", value)
+
+
+def _faster_network(case: Case) -> Case:
+    return replace(case, hardware=faster_link(case.hardware, "inter", FASTER))
+
+
+def faster_link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
+    """Every collective of one kind of link, ``intra`` or ``inter``, moves bytes faster; latencies
+    stay."""
+    link = getattr(hw.collectives, name)
+    update: dict[str, object] = {}
+    curves = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+    for collective in (*curves, *(["in_switch"] if link.in_switch else [])):
+        curve = getattr(link, collective)
+        costs = tuple(cost / faster for cost in curve.us_per_mib)
+        update[collective] = curve.model_copy(update={"us_per_mib": costs})
+    if name == "inter":
+        update["nic_gbit_s"] = hw.collectives.inter.nic_gbit_s * faster
+    collectives = hw.collectives.model_copy(update={name: link.model_copy(update=update)})
+    return hw.model_copy(update={"collectives": collectives})
+
+
+def _one_a_name(found: Iterable[Advice]) -> list[Advice]:
+    """The best of every setting, best first; one table alone where all of them gain no more than
+    ties differ."""
+
+    def key(one: Advice) -> tuple[float, bool]:
+        return -round(one.gain / TOLERANCE), one.steps[0].target is None
+
+    best: dict[str, Advice] = {}
+    for one in sorted(found, key=key):
+        best.setdefault(one.steps[0].name, one)
+    return sorted(best.values(), key=lambda a: -a.gain)
+
+
+def _time_ms(problem: Problem, plan: ShardingPlan) -> float:
+    candidate = match_plan(problem.workload, problem.topology, plan)
+    return float(problem.scorer.score([candidate])[0])
+
+
+def _memory(problem: Problem, plan: ShardingPlan) -> int:
+    device = problem.hardware.device
+    return shard_bytes(problem, plan) + unplaced_bytes(problem.workload, device)
+
+
+def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
+    """The plan if it is one of these ranks and fits, else the same options placed again."""
+    workload, topology = problem.workload, problem.topology
+    same = plan.world_size == topology.world_size
+    if same and fits(plan_memory(workload, topology, plan, problem.hardware.device)):
+        return plan
+    objective = Objective(problem, reduced_space(problem))
+    tables = (plan.tables[key] for key in objective.space.keys)
+    options = [_like(o, t) for o, t in zip(objective.space.options, tables, strict=True)]
+    placed = GreedyPartitioner(objective, Surrogate(objective)).place_all(options)
+    return None if placed is None else objective.sharding_plan(placed)
+
+
+def _like(options: Sequence[Option], table: TablePlan) -> Option:
+    """The option most like a table's."""
+
+    def unlike(option: Option) -> tuple[bool, bool, int]:
+        return (
+            option.sharding_type is not table.sharding_type,
+            option.compute_kernel is not table.compute_kernel,
+            abs(option.num_shards - len(table.shards)),
+        )
+
+    return min(options, key=unlike)

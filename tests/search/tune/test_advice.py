@@ -1,0 +1,123 @@
+"""Advice: what helps most comes first, and its times are those of a prediction."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.plan import ShardingPlan
+from predictor.model.workload import QComm, Table
+from predictor.predict import predict
+from search.tune.advice import Advised, Advisor, advise
+from search.tune.knobs import Case
+from tests.search.problems import CPU, H100, a_table, a_workload, copying, hosts, some_plan
+
+
+def planned(case: Case) -> tuple[ShardingPlan, float]:
+    problem = case.problem()
+    plan = some_plan(problem, 0)
+    found = predict(problem.workload, problem.topology, problem.hardware, plan)
+    return plan, found.iteration_ms
+
+
+def sequences(profile: HardwareProfile) -> Case:
+    hot = a_table("t_item", 2_000_000, 128, 100.0, 1.3, pooling="none", module="ec")
+    workload = a_workload(hot, a_table("t_user", 500_000, 64, 1.0), batch_size=2048)
+    return Case(replace(workload, train_pipeline="sparse_dist"), hosts(4, 4), profile)
+
+
+def check_times(case: Case, advised: Advised, plan: ShardingPlan) -> None:
+    for one in (*advised.advice, *filter(None, [advised.together])):
+        problem = one.case.problem()
+        again = predict(problem.workload, problem.topology, problem.hardware, one.plan)
+        assert one.iteration_ms == pytest.approx(again.iteration_ms)
+        per_sample = one.iteration_ms / problem.workload.batch_size
+        assert one.gain > 0
+        assert one.same_plan == (one.plan == plan)
+        before = predict(
+            case.problem().workload, case.problem().topology, case.hardware, plan
+        ).iteration_ms
+        assert one.gain == pytest.approx(1 - per_sample / (before / case.workload.batch_size))
+
+
+def test_dedup_of_a_hot_sequence_is_the_first_advice() -> None:
+    case = sequences(copying(H100))
+    plan, ms = planned(case)
+    advised = advise(case, plan, ms, effort=0.1)
+    (step,) = advised.advice[0].steps
+    assert (step.name, step.target, step.value) == ("index_dedup", "t_item", True)
+    assert advised.advice[0].gain > 0.1
+    assert [a.gain for a in advised.advice] == sorted(
+        (a.gain for a in advised.advice), reverse=True
+    )
+    check_times(case, advised, plan)
+    done = replace(case, workload=advised.advice[0].case.workload)
+    assert "index_dedup" not in {a.steps[0].name for a in advise(done, plan, ms).advice}
+
+
+def test_several_together_are_no_worse_than_the_first() -> None:
+    case = sequences(copying(H100))
+    plan, ms = planned(case)
+    advised = advise(case, plan, ms, effort=0.1)
+    assert advised.together is not None
+    assert advised.together.gain > advised.advice[0].gain
+    advisor = Advisor(case, plan, ms)
+    assert advised.choose([1], advisor) is advised.advice[0]
+    both = advised.choose([1, 2], advisor)
+    assert {step.name for step in both.steps} == {a.steps[0].name for a in advised.advice[:2]}
+
+
+def test_what_does_not_fit_is_no_advice() -> None:
+    case = sequences(copying(H100))
+    plan, ms = planned(case)
+    used = max(case.problem().hardware.hbm_bytes, 1)
+    small = replace(case, installed=hosts(4, 4, hbm=used // 60))
+    advised = advise(small, *planned(small))
+    for one in advised.advice:
+        problem = one.case.problem()
+        found = predict(problem.workload, problem.topology, problem.hardware, one.plan)
+        assert all(rank.fits for rank in found.memory)
+    assert plan.world_size == 4
+    assert ms > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_advice_on_any_model(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def table(i: int) -> Table:
+        pooled = rng.random() < 0.6
+        return a_table(
+            f"t{i}",
+            int(10 ** rng.uniform(1, 6)),
+            rng.choice([8, 64, 128]),
+            rng.uniform(0.5, 40),
+            rng.choice([None, 0.8, 1.2]),
+            rng.choice(["random", "frequency"]),
+            pooling="sum" if pooled else "none",
+            module="ebc" if pooled else "ec",
+            data_type=rng.choice(["fp32", "fp16"]),
+            index_dedup=not pooled and rng.random() < 0.5,
+        )
+
+    workload = a_workload(
+        *(table(i) for i in range(rng.randint(1, 5))), batch_size=2 ** rng.randint(0, 12)
+    )
+    pipeline = rng.choice(["base", "sparse_dist"])
+    qcomm = QComm(rng.choice(["fp32", "bf16"]), rng.choice(["fp32", "fp16"]))
+    world = rng.choice([1, 2, 4])
+    hardware = rng.choice([H100, CPU])
+    case = Case(
+        replace(workload, train_pipeline=pipeline, qcomm=qcomm),
+        hosts(world, min(world, 8)),
+        hardware,
+    )
+    plan, ms = planned(case)
+    first, again = advise(case, plan, ms, effort=0.1), advise(case, plan, ms, effort=0.1)
+    assert [a.iteration_ms for a in first.advice] == [a.iteration_ms for a in again.advice]
+    check_times(case, first, plan)
+    for machine in first.machines:
+        assert machine.iteration_ms > 0
