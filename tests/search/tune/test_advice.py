@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from predictor.errors import InputError
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.plan import ShardingPlan
-from predictor.model.workload import QComm, Table
+from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.workload import Constraints, QComm, Table
 from predictor.predict import predict
 from search.tune.advice import Advised, Advisor, advise
 from search.tune.knobs import Case
@@ -24,9 +25,12 @@ def planned(case: Case) -> tuple[ShardingPlan, float]:
 
 
 def sequences(profile: HardwareProfile) -> Case:
+    row_wise = Constraints((ShardingType.ROW_WISE,), ("fused",))
     hot = a_table("t_item", 2_000_000, 128, 100.0, 1.3, pooling="none", module="ec")
+    hot = replace(hot, constraints=row_wise)
     workload = a_workload(hot, a_table("t_user", 500_000, 64, 1.0), batch_size=2048)
-    return Case(replace(workload, train_pipeline="sparse_dist"), hosts(4, 4), profile)
+    workload = replace(workload, train_pipeline="sparse_dist", qcomm=QComm("bf16", "bf16"))
+    return Case(workload, hosts(4, 2), profile)
 
 
 def check_times(case: Case, advised: Advised, plan: ShardingPlan) -> None:
@@ -58,23 +62,24 @@ def test_dedup_of_a_hot_sequence_is_the_first_advice() -> None:
     assert "index_dedup" not in {a.steps[0].name for a in advise(done, plan, ms).advice}
 
 
-def test_several_together_are_no_worse_than_the_first() -> None:
+def test_advice_can_be_chosen_by_number() -> None:
     case = sequences(copying(H100))
     plan, ms = planned(case)
     advised = advise(case, plan, ms, effort=0.1)
-    assert advised.together is not None
-    assert advised.together.gain > advised.advice[0].gain
     advisor = Advisor(case, plan, ms)
     assert advised.choose([1], advisor) is advised.advice[0]
-    both = advised.choose([1, 2], advisor)
-    assert {step.name for step in both.steps} == {a.steps[0].name for a in advised.advice[:2]}
+    assert advised.together is None or advised.together.gain > advised.advice[0].gain
+    two = advised.choose([1, 2], advisor)
+    assert {step.name for step in two.steps} == {a.steps[0].name for a in advised.advice[:2]}
+    with pytest.raises(InputError, match="no advice 99"):
+        advised.choose([99], advisor)
 
 
 def test_what_does_not_fit_is_no_advice() -> None:
     case = sequences(copying(H100))
     plan, ms = planned(case)
     used = max(case.problem().hardware.hbm_bytes, 1)
-    small = replace(case, installed=hosts(4, 4, hbm=used // 60))
+    small = replace(case, installed=hosts(4, 2, hbm=used // 14))
     advised = advise(small, *planned(small))
     for one in advised.advice:
         problem = one.case.problem()

@@ -205,3 +205,36 @@ def test_a_directory_without_permission_is_refused_before_searching(
     assert done.code == 2
     assert "no permission" in done.err
     assert "search.solve" not in sys.modules
+
+
+MODEL = """\
+schema: 1
+name: commented   # ours
+batch_size: 512
+tables:
+  # the histories
+  - name: hist
+    module: ec
+    num_embeddings: 300000
+    embedding_dim: 64
+    pooling: none
+    features: [{name: ids, pooling_factor: 40, index_distribution: {zipf: {alpha: 1.2}}}]  # long
+dense: {in_features: 4, bottom_mlp: [8], interaction: concat, top_mlp: [8, 1]}
+"""
+
+
+def test_advice_that_is_applied_takes_as_long_as_foretold(run, tmp_path: Path) -> None:
+    given, applied, plan = (tmp_path / name for name in ("m.yaml", "new.yaml", "plan.json"))
+    given.write_text(MODEL)
+    done = run("plan", given, *QUICK, "--json", "--apply", applied, "-o", plan)
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    advice = data["advice"]
+    assert advice[0].keys() >= {"name", "target", "value", "iteration_ms", "gain", "costs"}
+    assert [a["gain"] for a in advice] == sorted((a["gain"] for a in advice), reverse=True)
+    predicted = json.loads(run("predict", applied, plan, "--json").out)
+    assert predicted["predictions"][0]["iteration_ms"] == pytest.approx(advice[0]["iteration_ms"])
+    text = applied.read_text()
+    assert all(comment in text for comment in ("# ours", "# the histories", "# long"))
+    assert run("plan", given, *QUICK, "--apply", applied, "--advice", "99").code == 2
+    assert run("plan", given, *QUICK, "--advice", "1").code == 2
