@@ -225,6 +225,7 @@ def _edited(text: str, edits: Iterable[_Edit]) -> str:
     for start in sorted(by_start, reverse=True):
         edit = by_start[start]
         text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
 
 
 def apply_changes(source: Path, before: Workload, after: Workload, target: Path) -> None:
