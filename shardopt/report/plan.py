@@ -11,6 +11,8 @@ from rich.text import Text
 from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.predict import Prediction
 from predictor.units import format_bytes
+from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
@@ -24,6 +26,7 @@ from shardopt.formatting import (
     number,
     percent,
     plural,
+    points,
     ranks_text,
     times,
     type_mix,
@@ -40,6 +43,8 @@ from shardopt.report.prediction import (
     sync_text,
 )
 
+WORDS = {TORCHREC: "TorchRec's plan"}
+"""Baselines -> what the report calls their plans."""
 MAX_BAR = 3.0
 """Bars of baselines are cut off at this multiple of the best plan's time."""
 
@@ -59,6 +64,7 @@ def show_plan(
     show_advice(console, answer.advised, answer.best.iteration_ms)
     show_ranking(console, answer.result, answer.predictions)
     show_baselines(console, answer.result.baselines, answer.best.iteration_ms)
+    show_gain(console, answer.gain)
     show_move(console, answer.result, answer.move)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, answer.best)
@@ -68,10 +74,11 @@ def show_plan(
 
 
 def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> None:
-    """The report under ``--quiet``: what to do and the time; the regret where that is minimised;
-    the constant that decides if nobody has measured it."""
+    """The report under ``--quiet``: one line; before it one that sharding does not matter, after it
+    the regret where that is minimised, and the constant that decides if nobody has measured it."""
     best, result = answer.best, answer.result
-    console.print(Text(answer.verdict), soft_wrap=True)
+    if answer.stakes is not None and not answer.stakes.matters:
+        console.print(Text(answer.verdict), soft_wrap=True)
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
     text = (
@@ -129,6 +136,22 @@ def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: fl
             bar(value / longest, width, "yellow"),
         )
     show(console, made)
+
+
+def show_gain(console: Console, gain: ExpectedGain | None) -> None:
+    """What the best plan is expected to gain over TorchRec's, priced by the costs' known errors."""
+    if gain is not None:
+        line(console, gain_text(gain))
+
+
+def gain_text(gain: ExpectedGain) -> str:
+    """One sentence; says so where the errors could hide the gain."""
+    low, high = gain.interval
+    hidden = "; the known errors of the costs could hide it" if low < 0 < gain.mean else ""
+    return (
+        f"Expected gain over {WORDS.get(gain.baseline, gain.baseline)} {points(gain.mean)} %, "
+        f"90 % interval {points(low)} to {points(high)}{hidden}."
+    )
 
 
 def preferred_text(result: Result) -> str | None:
