@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from predictor.model.plan_json import plan_to_dict
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
 from shardopt.formatting import ms, number, percent, plural
@@ -99,9 +100,7 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
 
 
 def _result(one: Advice) -> dict[str, Any]:
-    from shardopt.report.objects import tables_object
-
-    tables = {} if one.same_plan else {"tables": tables_object(one.plan)}
+    tables = {} if one.same_plan else {"tables": plan_to_dict(one.plan)["tables"]}
     return {
         "iteration_ms": one.iteration_ms,
         "gain": one.gain,
