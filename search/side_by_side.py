@@ -80,8 +80,8 @@ def _forked(pieces: Sequence[Callable[[], T]], shared: Sequence[object], count: 
         with _passed_on(running, interrupted):
             while running or (begun < len(pieces) and not interrupted):
                 while begun < len(pieces) and len(running) < count and not interrupted:
-                    if not _start(pieces[begun], begun, shared, running):
-                        if running:
+                    if not _start(pieces[begun], begun, shared, running, interrupted):
+                        if running or interrupted:
                             break  # no more processes than these
                         found[begun] = pieces[begun]()
                     begun += 1
@@ -113,8 +113,9 @@ def _start(
     number: int,
     shared: Sequence[object],
     running: dict[Connection, tuple[int, ForkProcess]],
+    interrupted: Sequence[bool],
 ) -> bool:
-    """Fork a process for a piece; False if there cannot be one."""
+    """Fork a process for a piece; False if there cannot be one, or a Ctrl-C came before it."""
     here, there = Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
         target=_serve, args=(piece, shared, there), daemon=True
@@ -123,14 +124,16 @@ def _start(
         with _later(), warnings.catch_warnings():
             # threads that this process has are those of numpy and of the progress shown
             warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-            running[here] = number, process
+            if not interrupted:
+                process.start()
+                running[here] = number, process
+                return True
     except OSError:
-        here.close()
-        return False
+        pass
     finally:
         there.close()
-    return True
+    here.close()
+    return False
 
 
 @contextmanager

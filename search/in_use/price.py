@@ -147,8 +147,9 @@ class Move:
         return sum(self.link_bytes.values())
 
     def pays_back_after(self, before_ms: float, after_ms: float) -> float | None:
-        """Steps after which the faster plan has made up for the move; None if it never does."""
-        if after_ms >= before_ms:
+        """Steps after which the faster plan has made up for the move; None if it never does, or
+        nothing moves."""
+        if after_ms >= before_ms or not self.tables:
             return None
         return 1e3 * self.seconds / (before_ms - after_ms)
 

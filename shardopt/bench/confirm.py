@@ -333,7 +333,7 @@ def confirm_answer(
     """
     setting = answer.setting
     best = [Entrant(ranked.plan, ranked.found_by) for ranked in answer.result.plans]
-    fitting = None if in_use is None else fit_plan(in_use, setting, where="--from")
+    fitting = None if in_use is None else fit_plan(in_use, setting, where="the plan in use")
     plans, theirs = entrants(setting, best, fitting, count)
     found = confirm(setting, plans, theirs, minutes, say=say)
     first = found.best
@@ -355,9 +355,9 @@ def check_minutes(minutes: float, count: int) -> None:
     """Refuse numbers out of range."""
     if not (math.isfinite(minutes) and 0 < minutes <= 24 * 60):
         raise InputError(
-            f"--minutes is {minutes:g}; give minutes above 0 and at most 1440", inputs=("minutes",)
+            f"minutes is {minutes:g}; give minutes above 0 and at most 1440", inputs=("minutes",)
         )
     if not 1 <= count <= 100:
         raise InputError(
-            f"--confirm is {count}; give how many plans to run, 1 to 100", inputs=("confirm",)
+            f"plans to confirm: {count}; give how many plans to run, 1 to 100", inputs=("confirm",)
         )

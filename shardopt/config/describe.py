@@ -195,7 +195,7 @@ def hosts_of(text: str) -> list[tuple[str, int | None]]:
     if not text.isascii() or not text.isdigit():
         # a list as a scheduler prints it, unless a file has that name
         is_list = not Path(text).exists() and ("[" in text or "," in text)
-        return _read_lines([text], "--hosts") if is_list else read_hosts(text)
+        return _read_lines([text], "hosts") if is_list else read_hosts(text)
     if len(text) > 9 or not 1 <= int(text) <= MOST_RANKS:
         raise InputError(
             f"hosts is {text}; give 1 to {MOST_RANKS}, a list such as node[01-04], or a file of "

@@ -132,14 +132,14 @@ def test_the_search_finds_the_optimum_and_the_bound_stays_below_it(case: str) ->
     result = solve(problem, Stop(effort=0.05), 0, tolerance=0.0)
     optimum = float(times.min())
     assert result.best.iteration_ms == pytest.approx(optimum, rel=1e-9)
-    assert result.lower_bound_ms <= optimum
+    assert result.lower_bound_ms <= optimum * (1 + 1e-9)
     objective, _ = objective_of(problem)
     alone = LowerBound(problem, objective.space, objective.scorer).solve(3000)
     assert 0 < alone <= optimum * (1 + 1e-9)
     if case != "two hosts":  # two modules of seven types each: too many sets to tell apart
         assert alone > 0.6 * optimum
     for name, ms in result.baselines.items():
-        assert result.best.iteration_ms <= ms, name
+        assert result.best.iteration_ms <= ms * (1 + 1e-9), name
 
 
 @pytest.mark.slow

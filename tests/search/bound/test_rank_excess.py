@@ -176,7 +176,7 @@ def test_a_floor_counts_where_some_ranks_may_launch_nothing(
     """A table a rank, beside one that all ranks have."""
     fused = Constraints(sharding_types=WHOLE, compute_kernels=("fused",))
     copied = Constraints(sharding_types=(ShardingType.DATA_PARALLEL,))
-    tables = [a_table(f"t{i}", 500_000, 128, 40.0, constraints=fused) for i in range(2)]
+    tables = [a_table(f"t{i}", 500_000, 128, 100.0, constraints=fused) for i in range(2)]
     tables.append(a_table("copied", 1000, 64, constraints=copied))
     objective, _ = objective_of(a_problem(a_workload(*tables, batch_size=65536), hosts(2)))
     best = float(objective.score(list(every_plan(objective))).min())

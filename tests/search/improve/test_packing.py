@@ -137,7 +137,7 @@ def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
 
 
 def test_it_beats_moving_shards_alone() -> None:
-    objective, surrogate, start = a_case(8)
+    objective, surrogate, start = a_case(16)
     balanced = Balancer(objective, surrogate).balance(start, 0, 5).assignment  # type: ignore
     before = float(objective.score([balanced])[0])
     plan, ms = Packer(objective, surrogate).pack(balanced, 200)  # type: ignore[arg-type]

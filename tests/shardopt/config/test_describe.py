@@ -112,7 +112,7 @@ def test_a_number_of_hosts_is_bounded(text: str) -> None:
 def test_hosts_as_a_scheduler_prints_them() -> None:
     assert hosts_of("gpu[01-08]") == [(f"gpu{i:02d}", None) for i in range(1, 9)]
     assert hosts_of("a,b") == [("a", None), ("b", None)]
-    with pytest.raises(InputError, match="--hosts:1: got '3-1'"):
+    with pytest.raises(InputError, match="hosts:1: got '3-1'"):
         hosts_of("gpu[3-1]")
 
 

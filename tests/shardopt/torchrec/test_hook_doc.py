@@ -20,4 +20,4 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile("\n".join(blocks), str(PAGE), "exec"), names)
     assert set(names["plan"].plan["ebc"]) == {"t"}
     assert (tmp_path / "model.yaml").exists()
-    assert names["workload"].batch_size == names["problem"].workload.batch_size == 4096
+    assert names["workload"].batch_size == 4096
