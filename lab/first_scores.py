@@ -16,21 +16,18 @@ from functools import cache
 from pathlib import Path
 
 from lab.programs import existing_folder, make_parser
+from lab.validate.gemm import BF16_COLUMNS, BF16_FILE, bf16_row, compare_bf16, profile_of_row
 from lab.validate.report import (
     ComparedRow,
     Summary,
     Tables,
     compare_tables,
     kernel_interval,
-    no_profile,
 )
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
-from predictor.cost.gemm import gemm_ms
 from predictor.csv_rows import Row, count, number
-from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
-from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import Topology
 from predictor.units import mib, us
 
@@ -38,11 +35,10 @@ FILE = Path(__file__).with_suffix(".csv")
 COLUMNS = ("file", "part", "n", "mean", "geomean", "worst", "covered", "commit", "date")
 COLLECTIVES = {"alltoall": "all_to_all"}
 """nccl-tests' name -> ours, where they differ."""
-GFLOP = 1e9
 
 
 def _nccl_tests(row: Row) -> ComparedRow:
-    hw = _profile(row)
+    hw = profile_of_row(row)
     ranks, size = count(row, "ranks", 2**20), number(row, "size_bytes")
     op = COLLECTIVES.get(row["collective"], row["collective"])
     engine = _collectives(hw.name, ranks)
@@ -60,39 +56,11 @@ def _nccl_tests(row: Row) -> ComparedRow:
     )
 
 
-def _gemm_bf16(row: Row) -> ComparedRow:
-    hw = _profile(row)
-    m, n, k = (count(row, column, 2**40) for column in "mnk")
-    return _product(hw, (m, n, k), us(number(row, "time_us")))
-
-
 def _primus_product(row: Row) -> ComparedRow:
     if row["kind"] != "product":
         raise ValueError(f"kind is '{row['kind']}', which needs the whole model")
     m, n, k = (count(row, column, 2**40) for column in "mnk")
-    return _product(_profile(row), (m, n, k), number(row, "ms"))
-
-
-def _product(hw: HardwareProfile, shape: tuple[int, int, int], measured_ms: float) -> ComparedRow:
-    m, n, k = shape
-    work = 2 * m * n * k / GFLOP
-    time = gemm_ms(hw, m, n, k, "bf16")
-    band = "below 2 GFLOP" if work < 2 else "2 to 50 GFLOP" if work < 50 else "from 50 GFLOP"
-    return ComparedRow(
-        {"m": m, "n": n, "k": k},
-        measured_ms,
-        time,
-        family=hw.name,
-        part=f"bf16 products, {band}",
-        interval_ms=kernel_interval(hw, ["gemm"], time),
-    )
-
-
-def _profile(row: Row) -> HardwareProfile:
-    name = profile_of_device(row["gpu"])
-    if name is None:
-        raise ValueError(no_profile(row["gpu"], "gpu"))
-    return load_hardware(name)
+    return compare_bf16(profile_of_row(row), (m, n, k), number(row, "ms"))
 
 
 @cache
@@ -109,7 +77,7 @@ TABLES: Tables = {
         ("gpu", "ranks", "collective", "size_bytes", "time_us"),
         _nccl_tests,
     ),
-    "gemm_bf16_measured.csv": (("gpu", "m", "n", "k", "time_us"), _gemm_bf16),
+    BF16_FILE: (BF16_COLUMNS, bf16_row),
     "primus_dlrm_step_measured.csv": (("gpu", "kind", "m", "n", "k", "ms"), _primus_product),
 }
 """Rows that cannot be predicted are left out."""

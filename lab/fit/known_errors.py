@@ -27,7 +27,7 @@ from lab.validate.collectives import (
     validate_collectives,
 )
 from lab.validate.dlrm_published import FUSED, UNFUSED, validate_dlrm_published
-from lab.validate.gemm import FP8, validate_gemm
+from lab.validate.gemm import COLD, FP8, WARM, validate_gemm
 from lab.validate.mlperf import LATER, NEVER, by_configuration, by_profile, validate_mlperf_dlrm
 from lab.validate.public_tables import GEMM_FILE, by_split, read_gemm
 from lab.validate.report import ComparedRow, Report, Summary, geomean
@@ -236,14 +236,17 @@ def gemm_ranges(tables: Mapping[tuple[str, str], GemmRows]) -> dict[str, Ranges]
 
 
 def gemm_errors(folder: Path) -> dict[str, KnownError]:
-    """Profile -> error on the held-out rows of its device, but for fp8, whose times are doubted."""
+    """Profile -> error on the held-out rows of its device, but for fp8, whose times are doubted,
+    and for cold operands, which a training step has few of."""
     report = validate_gemm(folder)
-    listed = [row for row in report.listed if row.part != FP8]
+    listed = [row for row in report.listed if row.part not in (FP8, COLD)]
     found = {}
     for name, rows in by_profile(listed).items():
         linear = [str(row.name["device"]) for row in rows if "device" in row.name]
-        products = [row.family for row in rows if "device" not in row.name]
+        products = [row.family for row in rows if "device" not in row.name and row.part != WARM]
         which = []
+        if any(row.part == WARM for row in rows):
+            which.append("bf16 with warm operands (aiconfigurator)")
         if linear:
             devices = " and ".join(dict.fromkeys(linear))
             which.append(f"fp32 test rows of {devices} (NeuSight)")

@@ -1,14 +1,16 @@
-"""Matrix multiplication: the shipped constants on two public tables.
+"""Matrix multiplication: the shipped constants on three public tables.
 
-``xla_matmul_measured.csv`` times batched products on tensor cores; it makes the headline. The table
-of NeuSight times linear layers in fp32: devices of its train split gave the constants of a profile,
-the others (``unseen``) are predicted from their datasheets alone. One of the two files is enough.
+``gemm_bf16_measured.csv`` times bf16 products whose operands are warm, as in a training step; it
+makes the headline. ``xla_matmul_measured.csv`` times batched products on tensor cores. The table of
+NeuSight times linear layers in fp32: devices of its train split gave the constants of a profile,
+the others (``unseen``) are predicted from their datasheets alone. One of the files is enough.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,23 +27,32 @@ from lab.validate.report import (
     ComparedRow,
     Report,
     Summary,
+    compare_tables,
     data_folder,
     kernel_interval,
     merged_lines,
     no_profile,
     noise_of,
 )
-from predictor.cost.gemm import batched_ms
+from predictor.cost.gemm import batched_ms, gemm_ms
+from predictor.csv_rows import Row, count, number
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.units import us
 from shardopt.calibrate.products import GemmRows, predict_ms
 
-TENSOR = "tensor cores: tf32, bf16"
+WARM = "tensor cores: bf16, warm operands"
+TENSOR = "tensor cores: tf32"
+COLD = "tensor cores: bf16, cold operands"
 GAVE = "gave constants"
 FP8 = "tensor cores: fp8"
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
 DATA_TYPE = "fp32"
+GFLOP = 1e9
+BF16_FILE = "gemm_bf16_measured.csv"
+BF16_COLUMNS = ("gpu", "m", "n", "k", "time_us")
 
 PROFILES = {
     "NVIDIA A100-PCIE-40GB": "a100-40gb",
@@ -75,6 +86,8 @@ FITTED_COUNTS: dict[tuple[str, str], tuple[int, ...]] = {
 """GPU and type -> batches whose rows gave constants, where log2(m n k) is an even number."""
 NOTES = {
     TENSOR: "rows of XLA are times of kernels alone; on NVIDIA its f32 is tf32",
+    COLD: "XLA reads operands from device memory; in a step most come from the L2 cache, and a "
+    "prediction is 2 to 3 us faster",
     SEEN: f"{DATA_TYPE}: NeuSight's way of timing adds a fixed time to every row, and so does the "
     "prediction of its rows",
 }
@@ -86,10 +99,14 @@ def validate_gemm(folder: Path) -> Report:
     Raises:
         InputError: the folder is not there, or neither table, or one cannot be read.
     """
-    data_folder(folder, [MATMUL_FILE, GEMM_FILE])
+    data_folder(folder, [BF16_FILE, MATMUL_FILE, GEMM_FILE])
+    warm: list[ComparedRow] = []
     products: list[ComparedRow] = []
     linears: list[ComparedRow] = []
     skipped: list[str] = []
+    if (folder / BF16_FILE).is_file():
+        rows, skipped = compare_tables(folder, {BF16_FILE: (BF16_COLUMNS, bf16_row)})
+        warm = [replace(row, part=WARM) for row in rows]
     if (folder / MATMUL_FILE).is_file():
         table = read_matmul(folder / MATMUL_FILE, _usable)
         products = [_predict_product(product) for product in table.rows]
@@ -97,16 +114,59 @@ def validate_gemm(folder: Path) -> Report:
     if (folder / GEMM_FILE).is_file():
         linears, problems = _neusight(folder / GEMM_FILE)
         skipped += problems
-    headline = TENSOR if any(row.part == TENSOR for row in products) else SEEN
+    headline = WARM if warm else TENSOR if products else SEEN
     return Report(
         "gemm",
-        (*products, *linears),
+        (*warm, *products, *linears),
         headline,
         tuple(skipped),
         tuple(NOTES.values()),
-        held_out=tuple(part for part in (TENSOR, FP8, SEEN, UNSEEN) if part != headline),
+        held_out=tuple(
+            part for part in (WARM, TENSOR, COLD, FP8, SEEN, UNSEEN) if part != headline
+        ),
         noise={name: found for name, found in _noise(products) if found.n},
     )
+
+
+def compare_bf16(
+    hw: HardwareProfile, shape: tuple[int, int, int], measured_ms: float
+) -> ComparedRow:
+    """A measured product ``[m, k] @ [k, n]`` in bf16 with its prediction; the part is its size."""
+    m, n, k = shape
+    work = 2 * m * n * k / GFLOP
+    time = gemm_ms(hw, m, n, k, "bf16")
+    band = "below 2 GFLOP" if work < 2 else "2 to 50 GFLOP" if work < 50 else "from 50 GFLOP"
+    return ComparedRow(
+        {"profile": hw.name, "m": m, "n": n, "k": k},
+        measured_ms,
+        time,
+        family=hw.name,
+        part=f"bf16 products, {band}",
+        source="ai-dynamo/aiconfigurator",
+        interval_ms=kernel_interval(hw, ["gemm"], time),
+    )
+
+
+def bf16_row(row: Row) -> ComparedRow:
+    """A row of `BF16_FILE` with its prediction.
+
+    Raises:
+        ValueError: a column cannot be read, or no profile describes the GPU.
+    """
+    m, n, k = (count(row, column, 2**40) for column in "mnk")
+    return compare_bf16(profile_of_row(row), (m, n, k), us(number(row, "time_us")))
+
+
+def profile_of_row(row: Row) -> HardwareProfile:
+    """Profile of the column ``gpu``.
+
+    Raises:
+        ValueError: none describes it.
+    """
+    name = profile_of_device(row["gpu"])
+    if name is None:
+        raise ValueError(no_profile(row["gpu"], "gpu"))
+    return load_hardware(name)
 
 
 def _noise(rows: Sequence[ComparedRow]) -> Iterator[tuple[str, Summary]]:
@@ -153,7 +213,9 @@ def _part(product: Product) -> str:
         return FP8
     gpu = product.gpu, product.data_type
     even = float(math.log2(product.m * product.n * product.k) % 2) == 0.0
-    return GAVE if even and product.count in FITTED_COUNTS.get(gpu, ()) else TENSOR
+    if even and product.count in FITTED_COUNTS.get(gpu, ()):
+        return GAVE
+    return COLD if product.data_type == "bf16" else TENSOR
 
 
 def _neusight(path: Path) -> tuple[list[ComparedRow], list[str]]:

@@ -2,7 +2,7 @@
 
 ``python -m tests.data.excerpt --data DIR`` writes them anew; ``README.md`` beside this file says
 where the figures come from. An excerpt keeps the columns that the code reads and the rows that a
-claim needs: those behind most curves, constants and stated errors of the shipped profiles in full,
+claim needs: those behind the curves, constants and stated errors of the shipped profiles in full,
 of the large tables every few rows.
 """
 
@@ -46,9 +46,7 @@ CONFIG_COLUMNS = (
     "dp_sharding_threshold_gb"
 )
 MATMUL_COLUMNS = "gpu b m n k lhs rhs out time_us date flag"
-EVERY_SMALL_PRODUCT = 24
-EVERY_MESSAGE = 8
-"""Prime to the 21 sizes of a collective: what is kept has all of them."""
+EVERY_SMALL_PRODUCT = 8
 EVERY_PRODUCT = 4
 """As of the fp32 test rows, so that errors over both count them alike."""
 EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 2
@@ -99,10 +97,6 @@ def some_products(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["gpu"] in ("H100", "B200")][::EVERY_PRODUCT]
 
 
-def few_messages(rows: list[Row]) -> list[Row]:
-    return rows[::EVERY_MESSAGE]
-
-
 def few_products(rows: list[Row]) -> list[Row]:
     return rows[::EVERY_SMALL_PRODUCT]
 
@@ -131,7 +125,7 @@ class Excerpt:
 TABLES = {
     public_tables.NCCL_FILE: Excerpt(NCCL_COLUMNS),
     public_tables.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
-    NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us", few_messages),
+    NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
     XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
     SMALL_PRODUCTS_FILE: Excerpt("gpu m n k time_us", few_products),
     public_tables.VIDUR_FILE: Excerpt(

@@ -19,7 +19,7 @@ from lab.validate.collectives import (
     validate_collectives,
 )
 from lab.validate.curves import SMALL_BYTES
-from lab.validate.gemm import SEEN, TENSOR, UNSEEN, validate_gemm
+from lab.validate.gemm import COLD, SEEN, TENSOR, UNSEEN, validate_gemm
 from lab.validate.links import XLA_FILE
 from lab.validate.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from lab.validate.report import Summary
@@ -118,7 +118,8 @@ def test_products_on_tensor_cores_lead_and_doubtful_ones_are_left_out(tmp_path: 
     (tmp_path / MATMUL_FILE).write_text(MATMUL_HEADER + "".join(lines))
     report = validate_gemm(tmp_path)
     assert report.headline == TENSOR
-    assert [row.family for row in report.counted] == ["H100 bf16", "H100 tf32"]
+    assert [row.family for row in report.counted] == ["H100 tf32"]
+    assert [row.part for row in report.listed] == [COLD, TENSOR]
     assert [text.split(":")[1] for text in report.skipped] == ["4", "5", "6", "7-8"]
     for text, words in zip(
         report.skipped, ("not credible", "nearest is", "rhs is f32", "lhs is 'i8'"), strict=True
