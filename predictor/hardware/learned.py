@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOOKUPS, EXCHANGES, DENSE, HOST = "lookups", "exchanges", "dense", "host"
 FIXED = "fixed"
@@ -88,6 +88,19 @@ class Evidence(_Strict):
     noise: Above
     parts_ms: dict[str, Ms]
 
+    @field_validator("parts_ms")
+    @classmethod
+    def _check_parts(cls, parts: dict[str, float]) -> dict[str, float]:
+        for part in parts:
+            group, *rest = part.partition("/")[0].split(".")
+            known = group in PROFILE_GROUPS and (group != LOOKUPS or len(rest) == 3)
+            if part != FIXED and not known:
+                raise ValueError(
+                    f"{part!r} is no part of a time; give '{FIXED}', "
+                    f"'{LOOKUPS}.WAY.KERNEL.TYPE[/TABLE]' or one of {', '.join(PROFILE_GROUPS)}"
+                )
+        return parts
+
 
 class Remaining(_Strict):
     """Errors of a profile group after learning, as `predictor.cost.errors.ErrorSize` has them."""
@@ -116,6 +129,15 @@ class Learned(_Strict):
     factors: tuple[Factor, ...]
     errors: dict[str, Remaining]
     evidence: tuple[Evidence, ...]
+
+    @field_validator("errors")
+    @classmethod
+    def _check_errors(cls, errors: dict[str, Remaining]) -> dict[str, Remaining]:
+        groups = [name for names in PROFILE_GROUPS.values() for name in names]
+        for name in errors:
+            if name not in groups:
+                raise ValueError(f"{name!r} is no group of a profile; give {', '.join(groups)}")
+        return errors
 
     @cached_property
     def _by_name(self) -> dict[str, float]:

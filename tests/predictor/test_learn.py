@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from predictor.errors import InputError
-from predictor.hardware.learned import Factor, Learned, factors_in, lookup_part
+from predictor.hardware.learned import Evidence, Factor, Learned, factors_in, lookup_part
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.learn import STEP, learn, predicted_parts, update
@@ -242,3 +243,15 @@ def test_parts_name_their_factors() -> None:
         "lookups.backward.row_wise",
         "lookups.backward/m/t",
     )
+
+
+@pytest.mark.parametrize("part", ["tables", "lookups", "lookups.forward", "", "lookups.a.b.c.d/t"])
+def test_a_part_that_no_factor_knows_is_refused(part: str) -> None:
+    with pytest.raises(ValidationError, match="parts_ms"):
+        Evidence(what="a step", measured_ms=1.0, noise=0.1, parts_ms={part: 1.0})
+
+
+def test_an_error_of_no_group_is_refused() -> None:
+    given = {"model": "m", "plans": [], "machine": "m", "steps": 1, "date": "", "factors": []}
+    with pytest.raises(ValidationError, match="errors"):
+        Learned(**given, evidence=[], errors={"torch": {"shared": 0.1, "own": 0.1}})

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from shardopt.bench import confirm as bench_confirm
 from shardopt.bench import run as bench_run
 from shardopt.bench.job import Job
 from shardopt.calibrate.points import REFERENCE_KERNELS
@@ -37,6 +38,7 @@ from shardopt.ranks.launch import OnReport
 from shardopt.replay import predict as replay_predict
 from tests.predictor.hardware.test_profile_fuzz import OVERLAY
 from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto
+from tests.shardopt.bench import test_learn as job
 from tests.shardopt.conftest import MODEL
 
 ALLOWED = frozenset({0, 2, 3, 4})
@@ -401,6 +403,59 @@ def storages(rng: random.Random, folder: Path) -> Words:
     return _tune_words(folder, str(path))
 
 
+def _learn_words(folder: Path) -> Words:
+    (folder / "model.yaml").write_text(job.MODEL)
+    job.write(folder, job.plan(), [job.trace(0), job.trace(1)])
+    words = ["learn", str(folder / "traces"), "--model", str(folder / "model.yaml")]
+    return [*words, "--plan", str(folder / "plan.json"), "-o", str(folder / "learned.yaml")]
+
+
+@cache
+def _learned() -> dict[str, bytes]:
+    return first_of(_learn_words, "learned.yaml")
+
+
+def learned(rng: random.Random, folder: Path) -> Words:
+    """What a job has taught, with fields of any kind; its traces, model and plan."""
+    words = _learn_words(folder)
+    kind = rng.randrange(3)
+    if kind == 0:
+        pair = [mutate(rng, job.trace(rank)) for rank in (0, 1)]
+        job.write(folder, job.plan() if rng.random() < 0.7 else mutate(rng, job.plan()), pair)
+        return [*words, *(["--json"] if rng.random() < 0.5 else [])]
+    overlay = folder / "overlay.yaml"
+    document = yaml.safe_load(_learned()["learned.yaml"])
+    # JSON is YAML, and holds characters that YAML's writer refuses
+    document["learned"] = mutate(rng, document["learned"])
+    overlay.write_text(json.dumps(document))
+    if kind == 1:
+        return [*words, "--hardware", str(overlay)]
+    files = [str(folder / name) for name in ("model.yaml", "plan.json")]
+    return ["predict", *files, "--hardware", str(overlay)]
+
+
+def _confirm_rounds(_: Any, __: int, of: Job, *, on_report: OnReport, **___: Any) -> None:
+    """What ranks that confirm plans would report, without any rank."""
+    for name in of.plans:
+        on_report(0, {"kind": "plan", "name": name})
+    for _index in range(10):
+        on_report(0, {"kind": "round", "ranks_ms": {n: [[9.0] * 6] * 2 for n in of.plans}})
+
+
+def confirms(rng: random.Random, folder: Path) -> Words:
+    """Plans that are measured: numbers as nobody means them, and models of any kind."""
+    bench_confirm.run_ranks = _confirm_rounds
+    document = yaml.safe_load(job.MODEL)
+    model = folder / "model.yaml"
+    model.write_text(json.dumps(document if rng.random() < 0.5 else mutate(rng, document, most=1)))
+    count, minutes = (str(rng.choice((*NUMBERS, "", "x", 2, 3, 4))) for _ in range(2))
+    if rng.random() < 0.5:
+        count, minutes = "2", "0.1"
+    words = ["plan", str(model), "--gpus", "2", "--hardware", "cpu-gloo", "--effort", "0.002"]
+    words += [f"--confirm={count}", f"--minutes={minutes}", "-o", str(folder / "plan.json")]
+    return [*words, *(["--json"] if rng.random() < 0.5 else [])]
+
+
 FAMILIES: dict[str, Family] = {
     "plan_fields": plan_fields,
     "names": names,
@@ -411,6 +466,8 @@ FAMILIES: dict[str, Family] = {
     "benchmarks": benchmarks,
     "profiles": profiles,
     "storages": storages,
+    "learned": learned,
+    "confirms": confirms,
 }
 
 

@@ -14,16 +14,23 @@ from tests.shardopt.cli.fuzz import FAMILIES
 
 MANY = {
     **dict.fromkeys(FAMILIES, 1000),
-    **{"plan_fields": 2000, "names": 1500, "traces": 1500, "profiles": 900, "storages": 100},
+    **{
+        "plan_fields": 2000,
+        "names": 1500,
+        "traces": 1500,
+        "profiles": 900,
+        "storages": 100,
+        "confirms": 100,
+    },
 }
-"""Inputs of a family; those of a storage take a search each."""
+"""Inputs of a family; those of a storage and of a confirmation take a search each."""
 MOST_BYTES = 10**9
 
 
 FEW = 8
 QUICK = {
     **{(family, 0): FEW for family in FAMILIES},
-    **{("traces", 1734): 1, ("storages", 0): 1},
+    **{("traces", 1734): 1, ("storages", 0): 1, ("confirms", 0): 2},
 }
 """Inputs by family and first seed."""
 
