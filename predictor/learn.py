@@ -66,6 +66,8 @@ of a job to the next."""
 RESOLUTION_MS = 0.02
 """Error of any time beside that: what the clocks around a phase take themselves."""
 
+MOST_FACTOR = 1000
+
 
 @dataclass(frozen=True)
 class Unmatched:
@@ -93,7 +95,7 @@ def learn(
         name: of the plan.
 
     Raises:
-        InputError: nothing that was measured is predicted of this plan.
+        InputError: nothing that was measured is predicted of this plan, or all is far off.
         PlanError: the plan does not fit the workload or the ranks.
     """
     before = hardware.learned
@@ -224,6 +226,9 @@ def posterior(
 
     Args:
         hardware: without what it has learned; its stated errors are the prior.
+
+    Raises:
+        InputError: a factor is beyond `MOST_FACTOR`.
     """
     parts = dict.fromkeys(part for one in given for part in one.parts_ms)
     names = list(dict.fromkeys(name for part in parts for name in factors_in(part)))
@@ -235,6 +240,7 @@ def posterior(
         shares, ratios = _linear(rows, at, around)
         noise = np.array([one.noise for one in rows])
         mean, covariance = update(prior, shares, ratios, noise)
+        _refuse_beyond(dict(zip(names, mean.tolist(), strict=True)))
         around = mean
     spent = shares.T @ np.array([one.measured_ms for one in given])
     factors = tuple(
@@ -248,6 +254,17 @@ def posterior(
         for name, i in at.items()
     )
     return factors, dict(_remaining(given, names, covariance, hardware, topology))
+
+
+def _refuse_beyond(logarithms: Mapping[str, float]) -> None:
+    """Refuse factors that no model of this plan can be wrong by."""
+    name, log = max(logarithms.items(), key=lambda item: abs(item[1]))
+    if abs(log) > math.log(MOST_FACTOR):
+        times = f"over {MOST_FACTOR} times" if log > 0 else f"less than 1/{MOST_FACTOR} of"
+        raise InputError(
+            f"by the measured times, {name} takes {times} what is predicted; that is not learned. "
+            "Give the model, the plan and the profile of the job that was measured"
+        )
 
 
 def _linear(given: Sequence[Evidence], at: Mapping[str, int], around: Array) -> tuple[Array, Array]:

@@ -57,6 +57,8 @@ LOCAL_TIME = 0.6
 """Share of the time that is left, for local search."""
 CHOICE_TIME = 0.1
 """Share of all time that must be left for the choice among plans that tie."""
+ROUNDING = 1e-9
+"""Share by which sums of the same times in another order may differ, and more."""
 BASELINES_TIME = 0.15
 """Share of the time that is left, for what other methods would choose."""
 
@@ -263,8 +265,9 @@ class SpaceSearcher:
 
     def _limit_ms(self, fastest: Candidate) -> float:
         """No slower plan ties: of those that are slower than a baseline none does."""
-        limits = [fastest.iteration_ms * (1 + self.settings.wanted.tolerance)]
-        limits += [c.iteration_ms for c in self.valid]
+        tolerance = self.settings.wanted.tolerance
+        limits = [fastest.iteration_ms * (1 + tolerance)]
+        limits += [c.iteration_ms * (1 + min(tolerance, ROUNDING)) for c in self.valid]
         return max(fastest.iteration_ms, min(limits))
 
     def _tighten(self, best_ms: float) -> float:

@@ -6,6 +6,7 @@ and one that stops is failed and queued again. Journals have none.
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Iterator
@@ -83,9 +84,30 @@ def _open_journal(path: str) -> SharedStorage:
             pass
         lock = JournalFileSymlinkLock(path, grace_period=LOCK_SECONDS)
         try:
-            return SharedStorage(JournalStorage(JournalFileBackend(path, lock_obj=lock)), path)
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+            storage = JournalStorage(JournalFileBackend(path, lock_obj=lock))
+            lock.acquire()
+            try:
+                _drop_torn_line(path)
+            finally:
+                lock.release()
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError):
             raise InputError(f"{path}: is no Optuna journal; choose another file") from None
+        return SharedStorage(storage, path)
+
+
+def _drop_torn_line(path: str) -> None:
+    """Cut off the half of a line that a killed worker left, or the next line would go on from it.
+
+    Raises:
+        ValueError: no whole line is before it, or the last whole one is no JSON.
+    """
+    with open(path, "rb+") as file:
+        content = file.read()
+        whole, newline, torn = content.rpartition(b"\n")
+        if content:
+            json.loads(whole.rpartition(b"\n")[2])
+        if torn:
+            file.truncate(len(whole + newline))
 
 
 def _open_database(url: str) -> SharedStorage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -184,28 +185,59 @@ class Trial:
     evaluations: int = 0
 
 
-def read_trial(grid: Grid, trial: FrozenTrial) -> Trial:
-    """A trial as this worker or another left it."""
+def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
+    """A trial as this worker or another left it.
+
+    Args:
+        goals: how many values a searched setting has.
+
+    Raises:
+        InputError: what the storage holds is not what a worker leaves.
+    """
+    try:
+        return _read_trial(grid, goals, trial)
+    except (ArithmeticError, LookupError, TypeError, ValueError, zlib.error) as error:
+        raise InputError(
+            f"trial {trial.number} of the study is damaged, or no trial of shardopt's: "
+            f"{type(error).__name__}: {error}; choose another name, or another storage",
+            ("storage", "study"),
+        ) from None
+
+
+def _read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
     notes = trial.user_attrs
     drawn = is_complete(grid, trial)
     setting = setting_of(grid, trial.params) if drawn else {}
-    bound = tuple(notes["bound"]) if "bound" in notes else None
+    bound = _numbers(notes["bound"], goals) if "bound" in notes else None
     if trial.state not in FINISHED:
         return Trial(trial.number, setting, "failed" if trial.state.is_finished() else "open")
     if trial.state is TrialState.PRUNED:
-        reason = notes.get("reason", "")
-        return Trial(trial.number, setting, notes["state"], bound=bound, reason=reason)
+        reason = str(notes.get("reason", ""))
+        return Trial(trial.number, setting, str(notes["state"]), bound=bound, reason=reason)
+    iteration_ms, lower_bound_ms = _numbers([notes["iteration_ms"], notes["lower_bound_ms"]], 2)
     return Trial(
         trial.number,
         setting,
         "searched",
-        tuple(trial.values),
+        _numbers(trial.values, goals),
         bound,
-        notes["iteration_ms"],
-        notes["lower_bound_ms"],
+        iteration_ms,
+        lower_bound_ms,
         decode_plan(notes["plan"]),
-        evaluations=notes.get("evaluations", 0),
+        evaluations=int(notes.get("evaluations", 0)),
     )
+
+
+def _numbers(found: Sequence[Any], count: int) -> tuple[float, ...]:
+    """Finite numbers.
+
+    Raises:
+        TypeError, ValueError: they are not, or not so many.
+    """
+    numbers = tuple(float(one) for one in found)
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{found} are not {count} finite numbers")
+    return numbers
 
 
 def notes_of_twin(
@@ -264,7 +296,7 @@ def new_study(
 
 def _check_same(found: Any, wanted: Mapping[str, Any], name: str | None) -> None:
     another = "choose another name"
-    if found is None:
+    if not isinstance(found, dict):
         raise InputError(f"study '{name}' was not begun by shardopt; {another}", ("study",))
     wanted = json.loads(json.dumps(wanted))
     keys = [k for k in dict.fromkeys([*found, *wanted]) if found.get(k) != wanted.get(k)]

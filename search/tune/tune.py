@@ -134,6 +134,7 @@ class Tuning:
     watch: Watch = watch_nothing
     _start: float = field(default_factory=time.monotonic)
     _loads: dict[tuple[Value, ...], ShardLoads] = field(default_factory=dict)
+    _checked: set[int] = field(default_factory=set)
 
     def run(self) -> TuneResult:
         """Run trials until the study has as many as it should.
@@ -148,7 +149,7 @@ class Tuning:
                 stopped_by = self._work()
             except KeyboardInterrupt:
                 stopped_by = "interrupted"
-            trials = tuple(read_trial(self.grid, t) for t in self.study.get_trials(deepcopy=False))
+            trials = tuple(map(self._read, self._trials()))
         searched = [t for t in trials if t.values is not None]
         if not searched and stopped_by == "interrupted":
             raise KeyboardInterrupt
@@ -256,9 +257,8 @@ class Tuning:
 
     def _work(self) -> str:
         while True:
-            trials = self.study.get_trials(deepcopy=False)
-            done = [t for t in trials if t.state in FINISHED]
-            self.watch(len(done), self.budget.trials, self._best(trials))
+            done = [t for t in self._trials() if t.state in FINISHED]
+            self.watch(len(done), self.budget.trials, self._best())
             if len(done) >= self.budget.trials:
                 return "trials"
             if self._left_s() <= 0:
@@ -281,7 +281,7 @@ class Tuning:
             TrialPruned: it has none, or none that matters.
         """
         setting = draw_setting(self.grid, trial)
-        twin = notes_of_twin(self.grid, setting, self.study.get_trials(deepcopy=False))
+        twin = notes_of_twin(self.grid, setting, self._trials())
         notes, values = twin or self._find(setting)
         for name, note in {"setting": setting, **notes}.items():
             trial.set_user_attr(name, note)
@@ -307,21 +307,37 @@ class Tuning:
         notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
         return {**notes, "lower_bound_ms": found.lower_bound_ms}, found.values
 
+    def _trials(self) -> list[FrozenTrial]:
+        """All of the study.
+
+        Raises:
+            InputError: one that is finished is not as a worker leaves it.
+        """
+        trials = self.study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.state in FINISHED and trial.number not in self._checked:
+                self._read(trial)
+                self._checked.add(trial.number)
+        return trials
+
+    def _read(self, trial: FrozenTrial) -> Trial:
+        return read_trial(self.grid, len(self.goals), trial)
+
+    def _complete(self) -> list[FrozenTrial]:
+        """Trials that found a plan, best first."""
+        done = [t for t in self._trials() if t.state is TrialState.COMPLETE]
+        return sorted(done, key=lambda t: (t.values, t.number))
+
     def _known(self) -> list[Values]:
-        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return [tuple(t.values) for t in done]
+        return [tuple(t.values) for t in self._complete()]
 
     def _warm(self) -> list[ShardingPlan]:
         """Plans of the best trials so far."""
-        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        best = sorted(done, key=lambda t: (t.values, t.number))[:WARM_PLANS]
-        return [decode_plan(t.user_attrs["plan"]) for t in best]
+        return [decode_plan(t.user_attrs["plan"]) for t in self._complete()[:WARM_PLANS]]
 
-    def _best(self, trials: Sequence[FrozenTrial]) -> Trial | None:
-        done = [t for t in trials if t.state is TrialState.COMPLETE]
-        return (
-            read_trial(self.grid, min(done, key=lambda t: (t.values, t.number))) if done else None
-        )
+    def _best(self) -> Trial | None:
+        done = self._complete()
+        return self._read(done[0]) if done else None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ History of the format, which `SCHEMA` names:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,14 +109,14 @@ def read_rows(path: Path) -> BenchRows:
     file = read_json(path, "rows file", SCHEMA, kinds, "restore the file, or measure into another")
     rows = BenchRows(**{key: file.data[key] for key in kinds})
     rows.settings.setdefault("runtime", Runtime.TUNED.value)
-    problems = {
-        "plans": [_plan_problem(entry) for entry in rows.plans],
-        "sessions": [_session_problem(entry) for entry in rows.sessions],
-        "rounds": [_round_problem(entry, rows, index) for index, entry in enumerate(rows.rounds)],
+    checks: dict[str, Callable[[object, int], str | None]] = {
+        "plans": lambda entry, _: _plan_problem(entry),
+        "sessions": lambda entry, _: _session_problem(entry),
+        "rounds": lambda entry, index: _round_problem(entry, rows, index),
     }
-    for key, of_entries in problems.items():
-        for index, problem in enumerate(of_entries):
-            if problem:
+    for key, check in checks.items():  # rounds are checked against the plans
+        for index, entry in enumerate(getattr(rows, key)):
+            if problem := check(entry, index):
                 file.refuse(problem, key, index)
     return rows
 

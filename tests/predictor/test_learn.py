@@ -1,6 +1,7 @@
 """Learning from measured phases: the update itself, and factors that come back."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -255,3 +256,11 @@ def test_an_error_of_no_group_is_refused() -> None:
     given = {"model": "m", "plans": [], "machine": "m", "steps": 1, "date": "", "factors": []}
     with pytest.raises(ValidationError, match="errors"):
         Learned(**given, evidence=[], errors={"torch": {"shared": 0.1, "own": 0.1}})
+
+
+@pytest.mark.parametrize("times", [1e-12, 1e12])
+def test_times_that_no_model_is_wrong_by_teach_nothing(times: float) -> None:
+    plan, base = MIXED, profile({})
+    measured = [replace(one, ms=one.ms * times) for one in measure(plan, base)]
+    with pytest.raises(InputError, match="that is not learned"):
+        lesson(plan, base, measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from search.in_use.moves import moved_tables
@@ -46,4 +47,5 @@ def test_every_move_pays_for_itself(seed: int) -> None:
         assert (steps is None) == (not move.tables)
         assert steps is None or steps <= horizon
         gains.append(now - after)
-    assert gains == sorted(gains), "a longer horizon never gains less a step"
+    # a longer horizon never gains less a step; times are sums, rounded
+    assert (np.diff(gains) > -1e-9).all()

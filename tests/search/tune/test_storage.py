@@ -39,3 +39,23 @@ def test_errors_of_a_database_are_one_line_with_what_to_try() -> None:
         storage_errors("postgresql://me@db/x"),
     ):
         raise ModuleNotFoundError("No module named 'psycopg2'", name="psycopg2")
+
+
+def test_what_a_killed_worker_left_of_a_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.journal"
+    for torn in ("", '{"op_code": 4, "wor'):
+        with path.open("a") as file:
+            file.write(torn)
+        storage = open_storage(str(path)).storage
+        study = optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
+        study.optimize(lambda trial: trial.suggest_int("x", 0, 9), n_trials=1)
+    assert len(study.get_trials()) == 2
+
+
+@pytest.mark.parametrize("content", ["no newline", "{]\n", '{"op_code": 0}\n'])
+def test_another_file_is_no_journal_and_stays_as_it_is(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text(content)
+    with pytest.raises(InputError, match="no Optuna journal"):
+        open_storage(str(path))
+    assert path.read_text() == content

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
+from predictor.errors import InputError
+from predictor.model.plan import ShardingPlan
 from search.tune.knobs import Grid
-from search.tune.study import SettingSampler, distributions, params_of, setting_of
+from search.tune.study import (
+    SettingSampler,
+    distributions,
+    encode_plan,
+    params_of,
+    read_trial,
+    setting_of,
+)
 
 GRID = Grid({"batch_size": (8, 16, 32, 64), "pipeline": ("base", "sparse_dist")})
 FIRST = {"batch_size": 32, "pipeline": "base"}
@@ -59,3 +70,25 @@ def test_settings_and_parameters_are_inverse() -> None:
     setting = {"batch_size": 64, "pipeline": "sparse_dist"}
     assert params_of(GRID, setting) == {"batch_size": 3, "pipeline": "sparse_dist"}
     assert setting_of(GRID, params_of(GRID, setting)) == setting
+
+
+@pytest.mark.parametrize(
+    ("notes", "values"),
+    [
+        ({"plan": "~~~"}, [1.0]),
+        ({"iteration_ms": "x"}, [1.0]),
+        ({"iteration_ms": None}, [1.0]),
+        ({"bound": [1.0, 2.0]}, [1.0]),
+        ({}, [1.0, 2.0]),
+    ],
+)
+def test_a_damaged_trial_is_named(notes: dict[str, Any], values: list[float]) -> None:
+    plan = ShardingPlan(tables={}, world_size=1, local_world_size=1)
+    whole = {"iteration_ms": 1.0, "lower_bound_ms": 0.5, "plan": encode_plan(plan)}
+
+    def trial(notes: dict[str, Any], values: list[float]) -> FrozenTrial:
+        return optuna.trial.create_trial(values=values, user_attrs={**whole, **notes})
+
+    assert read_trial(GRID, 1, trial({}, [1.0])).plan == plan
+    with pytest.raises(InputError, match="trial -1 of the study is damaged"):
+        read_trial(GRID, 1, trial(notes, values))

@@ -113,3 +113,13 @@ def test_only_the_same_bench_is_continued() -> None:
     other.plans.pop()
     with pytest.raises(InputError, match="the plans were a, b, now a"):
         check_continues(Path("r"), rows(), other)
+
+
+def test_a_plan_without_a_name_is_found_before_its_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    write_rows(path, rows())
+    data = json.loads(path.read_text())
+    del data["plans"][0]["name"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"plans\[0\]: a plan has a 'name'"):
+        read_rows(path)
