@@ -17,7 +17,7 @@ Why: docs/decisions/0030-choosing-among-plans.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -69,6 +69,7 @@ def prefer(
     limit: float,
     scenarios: ScenarioScorer | None,
     descent: int = DESCENT,
+    ended: Callable[..., bool] = lambda *_: False,
 ) -> tuple[list[Candidate], TieSummary]:
     """The preferred plan, then those of the others that are not better; and what tied.
 
@@ -79,9 +80,10 @@ def prefer(
         limit: no plan beyond it ties.
         scenarios: over which plans that are alike are compared; None for none.
         descent: plans to score where the host sets the pace.
+        ended: whether the time for that is up.
     """
     preference = _Preference(search, nominal, ranked[0], limit, scenarios)
-    chosen = preference.choose(descent)
+    chosen = preference.choose(descent, ended)
     name = signature(chosen.assignment)
     worse = [c for c in ranked if c.iteration_ms >= chosen.iteration_ms]
     others = [c for c in worse if signature(c.assignment) != name]
@@ -134,13 +136,13 @@ class _Preference:
         plans = [apply(base, change) for change in changes]
         self._add(dict(zip(plans, measures, strict=True)))
 
-    def choose(self, descent: int) -> Candidate:
+    def choose(self, descent: int, ended: Callable[..., bool]) -> Candidate:
         """The preferred plan; the fastest one where no other ties."""
         chosen = self.fastest.assignment
         for turn in range(ROUNDS):
             self._add_neighbours(chosen)
             if turn == 0 and len(self.tied) > 1 and self._is_host_bound(chosen):
-                self._descend(descent)
+                self._descend(descent, ended)
             chosen, before = self._best(), chosen
             if chosen == before:
                 break
@@ -153,7 +155,7 @@ class _Preference:
         nominal = float(self.nominal.score([plan])[0])
         return float(self._device_ms([plan])[0]) < nominal * (1 - TOLERANCE)
 
-    def _descend(self, evaluations: int) -> None:
+    def _descend(self, evaluations: int, ended: Callable[..., bool]) -> None:
         """Look for plans that tie and whose devices take less."""
 
         def rate(plans: Sequence[Assignment]) -> Array:
@@ -167,7 +169,7 @@ class _Preference:
         search = LocalSearch(
             RatedObjective(self.nominal, rate), self.search.surrogate, seed=evaluations
         )
-        search.improve(start, evaluations)
+        search.improve(start, evaluations, ended)
         reached = [*search.visited]
         if reached:
             measures = self.search.objective.score(reached).tolist()
@@ -308,10 +310,10 @@ def choose_plan(
             in all of them, so that staying is compared with moving; ties are not looked at.
     """
     nominal = search.objective
-    descent = _work(nominal, DESCENT, stop)
+    descent, late = _work(nominal, DESCENT, stop), stop.part(1.0)
     if wanted.aim == NOMINAL:
         scorer = ScenarioScorer(nominal, wanted.scenarios) if wanted.scenarios else None
-        found, ties = prefer(search, nominal, ranked, limit_ms, scorer, descent)
+        found, ties = prefer(search, nominal, ranked, limit_ms, scorer, descent, late)
         if scorer is None:
             return ChosenPlans(found, ties, ())
         pool = [c.assignment for c in [*found, *ranked]][:POOL]
@@ -321,7 +323,7 @@ def choose_plan(
     as_given: tuple[list[Candidate], TieSummary | None]
     if in_use is None:
         draws = ScenarioScorer(nominal, draw_scenarios(nominal.problem))
-        as_given = prefer(search, nominal, ranked, limit_ms, draws, descent)
+        as_given = prefer(search, nominal, ranked, limit_ms, draws, descent, late)
     else:
         ranked = [rename_ranks(nominal, c) for c in ranked[:POOL]]
         pays = in_use.horizon is not None
@@ -368,7 +370,7 @@ def _over_scenarios(
         again = LocalSearch(known.objective(nominal, wanted.aim), search.surrogate, seed)
         again.visited = {c.assignment: c.iteration_ms for c in rated}
         limit = found[0].iteration_ms * (1 + wanted.tolerance)
-        found, ties = prefer(again, nominal, found, limit, scorer, descent)
+        found, ties = prefer(again, nominal, found, limit, scorer, descent, ended)
     best, usual = found[0], as_given[0][0].assignment
     known.add([best.assignment])
     passed_over = None

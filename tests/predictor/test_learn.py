@@ -258,9 +258,8 @@ def test_an_error_of_no_group_is_refused() -> None:
         Learned(**given, evidence=[], errors={"torch": {"shared": 0.1, "own": 0.1}})
 
 
-@pytest.mark.parametrize("times", [1e-12, 1e12])
-def test_times_that_no_model_is_wrong_by_teach_nothing(times: float) -> None:
-    plan, base = MIXED, profile({})
-    measured = [replace(one, ms=one.ms * times) for one in measure(plan, base)]
+def test_times_that_no_model_is_wrong_by_teach_nothing() -> None:
+    base = profile({})
+    measured = [replace(one, ms=one.ms * 1e12) for one in measure(MIXED, base)]
     with pytest.raises(InputError, match="that is not learned"):
-        lesson(plan, base, measured)
+        lesson(MIXED, base, measured)

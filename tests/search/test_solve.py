@@ -141,12 +141,14 @@ def test_hash_randomisation_changes_nothing() -> None:
     assert len(outputs) == 1
 
 
-def test_the_time_limit_is_a_ceiling() -> None:
-    problem = a_problem(several(24), hosts(8))
+@pytest.mark.parametrize("hardware", ["cpu-gloo", "h100-sxm"])
+def test_the_time_limit_is_a_ceiling(hardware: str) -> None:
+    """Of the H100 the host sets the pace: the bound is soon met, and thousands of plans tie."""
+    problem = a_problem(several(24), hosts(8), hardware)
     before = time.monotonic()
     result = solve(problem, Stop(effort=50, time_limit_s=1.0), 0)
     assert time.monotonic() - before < 4.0
-    assert result.stopped_by == "time"
+    assert result.stopped_by == "time" or hardware == "h100-sxm"
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
 
 
