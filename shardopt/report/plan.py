@@ -267,7 +267,7 @@ def ties_text(result: Result) -> str | None:
     best = "best by the objective" if result.aim != "nominal" else "fastest"
     return (
         f"{ties.plans:,} of the plans found are within {percent(ties.tolerance)} of the {best}"
-        f"{_why(ties)}. {_decided(ties)}"
+        f"{_why(ties)}.{_decided(ties)}"
     )
 
 
@@ -280,8 +280,8 @@ def _why(ties: TieSummary) -> str:
 
 def _decided(ties: TieSummary) -> str:
     if ties.decided_by is None:
-        return "None of them is better by device time, regret, memory and shards than plan 1."
-    return f"Plan 1 is preferred to the first of them: {BETTER[ties.decided_by]}."
+        return ""
+    return f" Plan 1 is preferred to the first of them: {BETTER[ties.decided_by]}."
 
 
 def regret_text(result: Result) -> str | None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from shardopt.cli.app import main
+from shardopt.files import TEMPORARY
 from tests.quick import quick_first
+from tests.shardopt.bench import test_learn as job
 
 PLAN = ("--gpus", 2, "--effort", 0.005)
 
@@ -115,3 +117,37 @@ def test_a_calibration_that_is_killed_goes_on(tmp_path: Path) -> None:
     file = run.measure(run.CalibrationSettings("gloo", 2, points.TINY, rows), lambda text: None)
     assert rows.read_text().splitlines()[: len(kept)] == kept
     assert len(file.rows) > len(kept)
+
+
+KILLED_BEFORE = """
+import os, signal, sys
+from shardopt.cli.app import main
+
+call = sys.argv[1]
+setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_what_was_learned_outlives_a_killed_learn(call: str, tmp_path: Path) -> None:
+    """It is killed as it writes: what an earlier one learned stays, and the next one goes on."""
+    (tmp_path / "model.yaml").write_text(job.MODEL)
+    job.write(tmp_path, job.plan(), [job.trace(0), job.trace(1)])
+    assert job.learn(tmp_path, "--quiet") == 0
+    output, further = tmp_path / "learned.yaml", tmp_path / "next.yaml"
+    first = output.read_text()
+
+    words = ["learn", tmp_path / "traces", "--model", tmp_path / "model.yaml"]
+    words += ["--plan", tmp_path / "plan.json"]
+    for more in (["-o", output], ["-o", further, "--hardware", output]):
+        command = [sys.executable, "-c", KILLED_BEFORE, call, *map(str, [*words, *more])]
+        killed = subprocess.run(command, check=False, timeout=300)
+        assert killed.returncode == -signal.SIGKILL
+    assert output.read_text() == first
+    assert not further.exists()
+
+    assert job.learn(tmp_path, "--quiet") == 0
+    assert output.read_text() == first
+    assert not list(tmp_path.glob(f".learned*{TEMPORARY}"))
