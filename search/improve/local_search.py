@@ -102,6 +102,10 @@ JOINED = 16
 """Changes of different tables that are tried together."""
 SHAKEN = 3
 """Tables changed at random to leave a local optimum."""
+PATIENCE = 0.1
+"""Share of the budget in which a descent must gain, or it ends."""
+GAIN = 0.002
+"""What it must gain in that: less is within what ties."""
 KNOWN = 20
 """Shaken plans in a row that were starts before, after which there is nothing left to try."""
 SWAPPED = 64
@@ -139,7 +143,12 @@ class LocalSearch:
         limit = self.spent + evaluations
         current, current_ms = best, best_ms
         starts, known = {start}, 0
+        gained_ms, gained_at, patience = best_ms, self.spent, PATIENCE * evaluations
         while self.spent < limit and known < KNOWN and not stop(best_ms):
+            if best_ms < gained_ms * (1 - GAIN):
+                gained_ms, gained_at = best_ms, self.spent
+            if self.spent - gained_at > patience:
+                break
             step = self._descend(current, current_ms, limit, stop)
             if step is not None:
                 current, current_ms = step

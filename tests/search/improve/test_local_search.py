@@ -74,6 +74,14 @@ def test_a_small_space_ends_the_search_before_its_budget_does() -> None:
     assert objective.evaluations - spent < 2000
 
 
+def test_a_descent_that_gains_nothing_ends() -> None:
+    objective, surrogate, start = table_wise()
+    best, _ = LocalSearch(objective, surrogate, 0).improve(start, 5000)
+    spent = objective.evaluations
+    LocalSearch(objective, surrogate, 1).improve(best, 20_000)
+    assert objective.evaluations - spent < 0.2 * 20_000
+
+
 def test_tied_tables_stay_together() -> None:
     pair = Constraints(co_locate="pair")
     tables = (a_table(n, 10**6, 64, 9.0, constraints=pair) for n in "ab")
