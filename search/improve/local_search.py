@@ -104,8 +104,8 @@ SHAKEN = 3
 """Tables changed at random to leave a local optimum."""
 PATIENCE = 0.1
 """Share of the budget in which a descent must gain, or it ends."""
-PATIENT = 500
-"""Plans it may score without a gain at any budget."""
+LEAST_PATIENCE = 500
+"""Plans that it may score without a gain, however small the budget."""
 GAIN = 0.002
 """What it must gain in that: less is within what ties."""
 KNOWN = 20
@@ -145,7 +145,8 @@ class LocalSearch:
         limit = self.spent + evaluations
         current, current_ms = best, best_ms
         starts, known = {start}, 0
-        gained_ms, gained_at, patience = best_ms, self.spent, max(PATIENT, PATIENCE * evaluations)
+        gained_ms, gained_at = best_ms, self.spent
+        patience = max(LEAST_PATIENCE, PATIENCE * evaluations)
         while self.spent < limit and known < KNOWN and not stop(best_ms):
             if best_ms < gained_ms * (1 - GAIN):
                 gained_ms, gained_at = best_ms, self.spent
