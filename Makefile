@@ -73,10 +73,11 @@ test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldes
 	    tests/distributed/test_optimizers.py; \
 	done
 
-# Needs a checkout of https://github.com/meta-pytorch/torchrec; docs/hook.md lists what differs.
-test-torchrec-own: setup ## TorchRec's own planner tests with our planner in place: DIR=<its checkout>
-	@test -n "$(DIR)" || { echo "make test-torchrec-own DIR=<checkout of torchrec>" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m lab torchrec-own $(DIR)
+# Fetches the commit that the installed torchrec names; docs/hook.md says what comes of it.
+# DIR=<checkout> runs another one, TORCHREC_SOURCE=<repository> fetches from a copy.
+TORCHREC_SOURCE := https://github.com/meta-pytorch/torchrec
+test-torchrec-own: setup ## TorchRec's own planner tests, with our planner in place
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m lab torchrec-own $(DIR) --source $(TORCHREC_SOURCE)
 
 check: setup ## ruff, mypy, and the order of imports
 	$(BIN)/ruff check .

@@ -1,12 +1,12 @@
 """TorchRec's own tests of its planner, run with `ShardoptPlanner` in its planner's place.
 
-    python -m lab torchrec-own CHECKOUT [--theirs] [--write] [-k EXPRESSION]
+    python -m lab torchrec-own [CHECKOUT] [--source URL] [--theirs] [--write] [-k EXPRESSION]
 
-CHECKOUT is a checkout of https://github.com/meta-pytorch/torchrec, 1.7 to 1.9. Its test files are
-run as they are, on its own torchrec: in every process, those that the tests start too, the name
-`EmbeddingShardingPlanner` stands for our planner. docs/hook.md says how many pass, and lists those
-that differ with the reason: this fails if the numbers or the list are not those of the run, and
-`--write` writes the numbers.
+Without CHECKOUT the commit that the installed torchrec was built from is fetched. The test files
+are run as they are, on the checkout's own torchrec: in every process, those that the tests start
+too, the name `EmbeddingShardingPlanner` stands for our planner. docs/hook.md has the outcome by
+file, and lists those that differ with the reason: this fails if the page says otherwise than the
+run, and `--write` writes the outcome.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hook.md"
@@ -31,6 +32,9 @@ SUITES = (
     "torchrec/schema/api_tests/test_planner_schema.py",
     "torchrec/distributed/tests/test_model_parallel_gloo.py",
 )
+SOURCE = "https://github.com/meta-pytorch/torchrec"
+KEPT = ROOT / ".venv" / "torchrec-own"
+"""Where fetched commits are kept."""
 IN_PLACE = """\
 import functools
 import sys
@@ -50,53 +54,87 @@ for name, module in list(sys.modules.items()):
 takes little effort."""
 
 
+class Outcome(NamedTuple):
+    """Of one test: ``Class::test`` in a file, ``passed``, ``failed`` or ``skipped``."""
+
+    file: str
+    name: str
+    result: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tests; 1 if they differ from the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkout", type=Path)
+    parser.add_argument("checkout", type=Path, nargs="?")
+    parser.add_argument("--source", default=SOURCE, help="repository to fetch from")
     parser.add_argument("--theirs", action="store_true", help="with TorchRec's own planner")
-    parser.add_argument("--write", action="store_true", help="write the numbers to the page")
+    parser.add_argument("--write", action="store_true", help="write the outcome to the page")
     parser.add_argument("-k", default="", help="only tests whose name matches, as in pytest")
     given = parser.parse_args(argv)
-    results = dict(run_tests(given.checkout, theirs=given.theirs, only=given.k))
-    passed = [name for name, outcome in results.items() if outcome == "passed"]
-    failed = [name for name, outcome in results.items() if outcome == "failed"]
-    print(
-        f"{len(passed)} passed, {len(failed)} failed, {len(results) - len(passed) - len(failed)} "
-        f"skipped of {len(results)}"
-    )
+    checkout = given.checkout or fetch(given.source)
+    outcomes = list(run_tests(checkout, theirs=given.theirs, only=given.k))
+    found = {kind: {o.name for o in outcomes if o.result == kind} for kind in RESULTS}
+    print(", ".join(f"{len(names)} {kind}" for kind, names in found.items()))
     if given.theirs:
-        print("\n".join(failed))
+        print("\n".join(sorted(found["failed"])))
         return 0
     page = PAGE.read_text()
     expected = set(read_differences(page))
-    new = sorted(set(failed) - expected)
-    gone = sorted(expected & set(passed))
+    new, gone = sorted(found["failed"] - expected), sorted(expected & found["passed"])
     for name in new:
         print(f"differs, and docs/hook.md does not say why: {name}")
     for name in gone:
         print(f"passes, and docs/hook.md says it differs: {name}")
-    version = (given.checkout / "version.txt").read_text().strip()
-    wanted = with_numbers(page, version, len(results), len(passed), len(failed))
+    wanted = with_table(page, table((checkout / "version.txt").read_text().strip(), outcomes))
     if given.write:
         PAGE.write_text(wanted)
     elif not given.k and wanted != page:
-        print("docs/hook.md has other numbers: run this with --write")
+        print("docs/hook.md has another outcome: run this with --write")
         return 1
-    return 1 if new or gone or not results else 0
+    return 1 if new or gone or not outcomes else 0
 
 
-def with_numbers(page: str, version: str, total: int, passed: int, failed: int) -> str:
-    """The page, with the outcome of a run in its sentence."""
-    skipped = total - passed - failed
-    said = (
-        f"With version {version}, {passed} of {total} pass, {skipped} are skipped and {failed} fail"
-    )
-    return re.sub(r"With version [^,]+, \d+ of \d+ pass, \d+ are skipped and \d+ fail", said, page)
+def fetch(source: str) -> Path:
+    """A checkout of the commit that the installed torchrec names as its own.
+
+    Args:
+        source: repository that has it.
+    """
+    from torchrec.version import git_version
+
+    folder = KEPT / git_version
+    if not (folder / "version.txt").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for step in (
+            ["init", "--quiet"],
+            ["fetch", "--quiet", "--depth", "1", source, git_version],
+            ["checkout", "--quiet", "FETCH_HEAD"],
+        ):
+            subprocess.run(["git", *step], cwd=folder, check=True)
+    return folder
 
 
-def run_tests(checkout: Path, *, theirs: bool, only: str) -> Iterator[tuple[str, str]]:
-    """Name (``Class::test``) and outcome of every test: passed, failed or skipped."""
+RESULTS = ("passed", "failed", "skipped")
+TABLE = re.compile(r"(?<=<!-- written by make test-torchrec-own -->\n\n).*?(?=<!-- end -->)", re.S)
+
+
+def table(version: str, outcomes: Sequence[Outcome]) -> str:
+    """The outcome by file, as the page has it."""
+    rows = [f"| TorchRec {version} | {' | '.join(RESULTS)} |", "|---|---|---|---|"]
+    files = list(dict.fromkeys(outcome.file for outcome in outcomes))
+    for title, wanted in [*((f"`{file}`", [file]) for file in files), ("all", files)]:
+        counts = [sum(o.file in wanted and o.result == kind for o in outcomes) for kind in RESULTS]
+        rows.append(f"| {title} | {' | '.join(map(str, counts))} |")
+    return "\n".join([*rows, "", ""])
+
+
+def with_table(page: str, rows: str) -> str:
+    """The page, with the outcome of a run."""
+    return TABLE.sub(lambda _: rows, page)
+
+
+def run_tests(checkout: Path, *, theirs: bool, only: str) -> Iterator[Outcome]:
+    """Run the files on a checkout."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         files = [str(suite) for suite in SUITES if (checkout / suite).exists()]
@@ -115,12 +153,13 @@ def run_tests(checkout: Path, *, theirs: bool, only: str) -> Iterator[tuple[str,
         yield from read_report(report.read_text())
 
 
-def read_report(text: str) -> Iterator[tuple[str, str]]:
+def read_report(text: str) -> Iterator[Outcome]:
     """Outcomes in a JUnit file."""
     for case in ElementTree.fromstring(text).iter("testcase"):
         kinds = {child.tag for child in case}
-        outcome = "skipped" if "skipped" in kinds else "failed" if kinds else "passed"
-        yield f"{case.get('classname', '').rsplit('.', 1)[-1]}::{case.get('name')}", outcome
+        result = "skipped" if "skipped" in kinds else "failed" if kinds else "passed"
+        *_, file, of = ["", *case.get("classname", "").split(".")]
+        yield Outcome(file, f"{of}::{case.get('name')}", result)
 
 
 def read_differences(page: str) -> Sequence[str]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from shardopt.torchrec.costs import ShardoptPerfEstimator, ShardoptPerfModel
     from shardopt.torchrec.hook import ShardoptPlanner
     from shardopt.torchrec.model_file import to_yaml
-    from shardopt.torchrec.provider import ShardoptPlannerProvider
+    from shardopt.torchrec.provider import ShardoptPlannerExecutor, ShardoptPlannerProvider
+    from shardopt.torchrec.report import ShardoptPlanReporter, ShardoptStats
     from shardopt.torchrec.running import (
         check_resume,
         load_training_state,
@@ -29,8 +30,11 @@ __all__ = [
     "ReplicaGroups",
     "ShardoptPerfEstimator",
     "ShardoptPerfModel",
+    "ShardoptPlanReporter",
     "ShardoptPlanner",
+    "ShardoptPlannerExecutor",
     "ShardoptPlannerProvider",
+    "ShardoptStats",
     "check_resume",
     "load_training_state",
     "load_under_plan",
@@ -44,7 +48,10 @@ _HOME_OF = {
     "ShardoptPerfEstimator": "shardopt.torchrec.costs",
     "ShardoptPerfModel": "shardopt.torchrec.costs",
     "ShardoptPlanner": "shardopt.torchrec.hook",
+    "ShardoptPlannerExecutor": "shardopt.torchrec.provider",
     "ShardoptPlannerProvider": "shardopt.torchrec.provider",
+    "ShardoptPlanReporter": "shardopt.torchrec.report",
+    "ShardoptStats": "shardopt.torchrec.report",
     "check_resume": "shardopt.torchrec.running",
     "load_training_state": "shardopt.torchrec.running",
     "load_under_plan": "shardopt.torchrec.running",

@@ -11,20 +11,17 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
-from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.topology import ReplicaGroups, Topology
-from predictor.model.workload import DenseArch, Workload
-from predictor.predict import Prediction, predict
-from predictor.units import format_bytes
+from predictor.model.workload import Workload
+from predictor.predict import predict
 from search.choose import NOMINAL
 from search.problem import Problem, Result
 from search.stop import Stop
@@ -34,7 +31,6 @@ from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config import load_model
 from shardopt.config.cluster import hardware_of
 from shardopt.extras import needs_torchrec
-from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
 from shardopt.torchrec.collective import check_ranks, on_first_rank, search_seconds
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
@@ -68,6 +64,7 @@ from shardopt.torchrec.read_module import (
     read_workload,
     tell_device_groups,
 )
+from shardopt.torchrec.report import LastSearch, ShardoptStats, describe, short_of
 
 with needs_torchrec():
     from torch import nn
@@ -75,6 +72,7 @@ with needs_torchrec():
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.constants import BATCH_SIZE
+    from torchrec.distributed.planner.stats import EmbeddingStats
     from torchrec.distributed.planner.types import (
         Enumerator,
         ParameterConstraints,
@@ -112,125 +110,12 @@ def as_planner_errors() -> Iterator[None]:
 
 
 Options = list[ShardingOption]
-TORCHREC = "torchrec default"
-"""Name of TorchRec's planner among the baselines of a search."""
-
-
-@dataclass(frozen=True)
-class LastSearch:
-    """What the last `plan` found.
-
-    Args:
-        problem: the tables that shardopt predicts, the ranks with the memory left for them, costs.
-        result: of the search; None where a plan was loaded, or TorchRec's is returned.
-        plan: as it was returned, with what callbacks changed.
-        prediction: of that plan.
-        changed: keys of the tables that callbacks changed.
-        left: tables that shardopt has no model for, and why; TorchRec placed them.
-        stand_in: the profile is of another machine, as nobody named one and none of this is known.
-    """
-
-    problem: Problem
-    result: Result | None
-    plan: OurPlan
-    prediction: Prediction
-    changed: tuple[str, ...] = ()
-    left: Mapping[TableKey, str] = field(default_factory=dict)
-    stand_in: bool = False
 
 
 def plan_of(options: list[ShardingOption], problem: Problem) -> OurPlan:
     """The plan that placed options are."""
     ranks = problem.topology
     return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
-
-
-def describe(found: LastSearch) -> str:
-    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on; an interval
-    where nothing that it would have to span is missing."""
-    prediction, ranks = found.prediction, found.problem.topology.world_size
-    missing = [*_not_counted(found), *_of_another_machine(found)]
-    known = "" if missing else f" (90 %: {interval(prediction.interval_ms)} ms)"
-    parts = [
-        f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
-        f"{found.problem.hardware.name}{known}"
-    ]
-    parts += _comparison(found)
-    if found.left:
-        parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
-    if found.changed:
-        parts.append(f"callbacks changed {', '.join(found.changed)}")
-    return "; ".join([*parts, *(missing or [f"constants: {prediction.provenance}"])])
-
-
-def _not_counted(found: LastSearch) -> list[str]:
-    """What a dense part that could not be captured leaves out, and how much that may be."""
-    workload = found.problem.workload
-    dense = workload.dense
-    if not (isinstance(dense, DenseArch) and dense.linears):
-        return []
-    busy = found.prediction.per_rank[0].busy_ms
-    counted = busy.get("dense_forward", 0.0) + busy.get("dense_backward", 0.0)
-    told = (
-        f"of the dense part only {plural(len(dense.linears), 'linear layer')} once a sample, "
-        f"{ms(counted)}; all else comes on top"
-    )
-    ids = max(
-        (f.lookups_per_sample for t in workload.tables if not t.is_pooled for f in t.features),
-        default=1.0,
-    )
-    if ids > 1:
-        told += f", such as {ms(counted * ids)} for layers that run on each of {ids:g} ids"
-    return [f"{told}: give example_inputs= or model="]
-
-
-def _of_another_machine(found: LastSearch) -> list[str]:
-    """What stands for the machine, and what the other shipped profiles of such devices say."""
-    if not found.stand_in:
-        return []
-    problem = found.problem
-    others = [
-        predict(problem.workload, problem.topology, profile, found.plan).iteration_ms
-        for profile in map(load_hardware, list_hardware())
-        if profile.device == problem.hardware.device
-    ]
-    low, high = min(others), max(others)
-    span = f", from {ms(low)} to {ms(high)} by the profiles of others" if low < high else ""
-    return [f"the constants are not of this machine{span}: give hardware="]
-
-
-def _comparison(found: LastSearch) -> list[str]:
-    """With TorchRec's plan and with the bound, where a search has them."""
-    if found.result is None:
-        return ["not the plan of a search"]
-    ours, theirs = found.prediction.iteration_ms, found.result.baselines.get(TORCHREC)
-    parts = [
-        "TorchRec's planner finds no plan that fits"
-        if theirs is None
-        else f"TorchRec's plan takes {ms(theirs)} ({times(theirs / ours)})"
-    ]
-    gap = gap_of(ours, found.result.lower_bound_ms)
-    if gap is not None:
-        parts.append(f"{at_most(gap)} from the best possible")
-    return parts
-
-
-def tell_short(memory: Sequence[RankMemory]) -> None:
-    """Warn of a plan that does not fit by shardopt's count, though it was accepted."""
-    short = [rank for rank in memory if not rank.fits]
-    if not short:
-        return
-    worst = max(short, key=lambda rank: rank.missing_hbm_bytes + rank.missing_ddr_bytes)
-    kind = "HBM" if worst.missing_hbm_bytes else "DDR"
-    need, have = worst.use(kind)
-    logger.warning(
-        "by shardopt's count %s not fit: at its peak rank %d takes %s of %s %s",
-        "1 rank does" if len(short) == 1 else f"{len(short)} ranks do",
-        worst.rank,
-        format_bytes(need),
-        format_bytes(have),
-        kind,
-    )
 
 
 class LoadedOptions:
@@ -376,9 +261,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         topology: ranks and memory; by default those of the process group. Its bandwidths are not
             used: costs come from ``hardware``.
         batch_size: samples per rank; by default the model file's, else TorchRec's 512.
-        enumerator, storage_reservation, stats, debug, callbacks, plan_loader: as in
+        enumerator, storage_reservation, debug, callbacks, plan_loader: as in
             `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered,
             and constraints that it alone was given count, too.
+        stats: what the plan is told to; by default TorchRec's table and `ShardoptStats`.
         proposer, partitioner, performance_model: decide over tables that shardopt has no model
             for; for all others the search replaces them.
         constraints: TorchRec's, by table name; all fields are honoured.
@@ -470,7 +356,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             proposer=proposer,
             partitioner=partitioner,
             performance_model=performance_model,
-            stats=stats,
+            stats=[EmbeddingStats(), ShardoptStats()] if stats is None else stats,
             constraints=constraints,
             debug=debug,
             callbacks=[*(callbacks or []), self._note],
@@ -480,6 +366,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if plan_loader is not None:
             loaded = LoadedOptions(plan_loader, self._enumerator)
             self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
+        for sink in self._stats:
+            if isinstance(sink, ShardoptStats):
+                sink.follow(lambda: self.found)
         check_bandwidths(self._topology)
         links = None if cluster is None else read_cluster(cluster, job or self._topology)
         if hardware is None and links is not None:
@@ -667,8 +556,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         except (ShardoptError, KeyError, ValueError) as error:  # callbacks may return anything
             logger.warning("the plan cannot be predicted: %s", error)
         if self.found is not None:
-            logger.warning("%s", describe(self.found))
-            tell_short(self.found.prediction.memory)
+            for line in (describe(self.found), *short_of(self.found.prediction.memory)):
+                logger.warning("%s", line)
         return options
 
     def _installed(self, problem: Problem) -> Topology:

@@ -37,7 +37,8 @@ TOUCHED = (
         f"{_PLANNER}.planners",
         (
             *("_batch_size", "_callbacks", "_constraints", "_enumerator", "_partitioner"),
-            *("_perf_model", "_proposers", "_storage_reservation", "_timeout_seconds", "_topology"),
+            *("_perf_model", "_proposers", "_stats", "_storage_reservation"),
+            *("_timeout_seconds", "_topology"),
         ),
     ),
     Private(f"{_PLANNER}.enumerators.EmbeddingEnumerator", ("_constraints",)),

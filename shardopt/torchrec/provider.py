@@ -21,11 +21,13 @@ from shardopt.torchrec.costs import ShardoptPerfEstimator
 from shardopt.torchrec.hook import ShardoptPlanner
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.read_module import merge_constraints
+from shardopt.torchrec.report import ShardoptStats, short_of
 
 with needs_torchrec():
     import torchrec
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.stats import EmbeddingStats
     from torchrec.distributed.planner.types import Enumerator, StorageReservation
 
 
@@ -34,9 +36,10 @@ class NoProviderError(ShardoptError, ImportError):
 
 
 try:
+    from torchrec.distributed.planner.executor import DefaultPlannerExecutor
     from torchrec.distributed.planner.provider import DefaultPlannerProvider
 except ModuleNotFoundError:
-    DefaultPlannerProvider = None
+    DefaultPlannerExecutor = DefaultPlannerProvider = None
 
 
 IGNORED = (
@@ -157,4 +160,43 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         storage = self._build_storage_estimator(topology, constraints, request.planner_config)
         return EmbeddingEnumerator(
             topology, request.batch_size, constraints, estimator=[perf, storage]
+        )
+
+
+class ShardoptPlannerExecutor(DefaultPlannerExecutor or object):  # type: ignore[misc]
+    """A `DefaultPlannerExecutor` whose results say what is predicted: throughput, the critical path
+    and its part in collectives, and, as warnings, what the numbers lack.
+
+    TorchRec leaves ``estimated_qps`` empty, and takes the critical path from sums of shards.
+
+    Args:
+        provider: builds the planner; by default ``ShardoptPlannerProvider()``.
+    """
+
+    def __init__(self, provider: Any = None) -> None:
+        # without a provider's class ours says which version of TorchRec has it
+        super().__init__(ShardoptPlannerProvider() if provider is None else provider)
+
+    def run(self, sku: str, ctx: Any, pg: Any = None) -> Any:
+        """As TorchRec's; what the planner tells its plan to includes a `ShardoptStats`."""
+        given = [EmbeddingStats()] if ctx.stats is None else ctx.stats
+        ours = next((s for s in given if isinstance(s, ShardoptStats)), None)
+        if ours is None:
+            ours = ShardoptStats()
+            ctx.stats = [*given, ours]
+        result, found = super().run(sku, ctx, pg), ours.found
+        if found is None or not result.success:
+            return result
+        path_ms = found.prediction.iteration_ms
+        return dataclasses.replace(
+            result,
+            estimated_qps=found.samples_per_s,
+            critical_path_ms=path_ms,
+            comms_critical_path_ms=found.communication_ms,
+            comp_critical_path_ms=path_ms - found.communication_ms,
+            validation_warnings=(
+                *result.validation_warnings,
+                *found.missing,
+                *short_of(found.prediction.memory),
+            ),
         )

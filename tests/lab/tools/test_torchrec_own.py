@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from lab.tools.torchrec_own import PAGE, SUITES, read_differences, read_report, with_numbers
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.tools import torchrec_own
+from lab.tools.torchrec_own import (
+    PAGE,
+    SUITES,
+    fetch,
+    read_differences,
+    read_report,
+    table,
+    with_table,
+)
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="torchrec.distributed.planner.tests.test_stats.TestStats" name="test_a"/>
@@ -13,12 +27,14 @@ REPORT = """<testsuites><testsuite>
 
 
 def test_outcomes_are_read_from_the_report() -> None:
-    assert dict(read_report(REPORT)) == {
-        "TestStats::test_a": "passed",
-        "TestStats::test_b": "failed",
-        "TestStats::test_c": "failed",
-        "TestStats::test_d": "skipped",
-    }
+    outcomes = list(read_report(REPORT))
+    assert [(o.name, o.result) for o in outcomes] == [
+        ("TestStats::test_a", "passed"),
+        ("TestStats::test_b", "failed"),
+        ("TestStats::test_c", "failed"),
+        ("TestStats::test_d", "skipped"),
+    ]
+    assert outcomes[0].file == "test_stats"
 
 
 def test_the_page_names_the_suites_and_what_differs() -> None:
@@ -30,6 +46,30 @@ def test_the_page_names_the_suites_and_what_differs() -> None:
         assert suite.rsplit("/", 1)[-1].removesuffix(".py") in page
 
 
-def test_the_numbers_of_a_run_are_written_to_the_page() -> None:
-    page = with_numbers(PAGE.read_text(), "1.9.2", 140, 133, 3)
-    assert "With version 1.9.2, 133 of 140 pass, 4 are skipped and 3 fail" in page
+def test_the_outcome_of_a_run_is_written_to_the_page() -> None:
+    page = PAGE.read_text()
+    written = with_table(page, table("1.9.2", list(read_report(REPORT))))
+    assert "| TorchRec 1.9.2 | passed | failed | skipped |" in written
+    assert "| all | 1 | 2 | 1 |" in written
+    assert read_differences(written) == read_differences(page), "the reasons stay"
+
+
+def test_the_commit_of_the_installed_torchrec_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchrec")
+    import torchrec.version
+
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "version.txt").write_text("1.2.3\n")
+    for step in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *step], cwd=source, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=source, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    monkeypatch.setattr(torchrec.version, "git_version", head)
+    monkeypatch.setattr(torchrec_own, "KEPT", tmp_path / "kept")
+    assert (fetch(str(source)) / "version.txt").read_text() == "1.2.3\n"
+    assert fetch("nowhere") == tmp_path / "kept" / head, "kept, so fetched once"

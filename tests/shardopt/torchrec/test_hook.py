@@ -48,8 +48,8 @@ from shardopt import from_torchrec
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
 from shardopt.torchrec.collective import check_ranks
-from shardopt.torchrec.hook import describe
 from shardopt.torchrec.options import to_options
+from shardopt.torchrec.report import describe
 from tests.shardopt.api.windows import write_window
 from tests.shardopt.torchrec.hook_models import (
     EFFORT,

@@ -13,7 +13,11 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.loader import load_hardware
-from shardopt.torchrec import ShardoptPlannerProvider
+from shardopt.torchrec import (
+    ShardoptPlannerExecutor,
+    ShardoptPlannerProvider,
+    ShardoptPlanReporter,
+)
 from tests.shardopt.torchrec.hook_models import EFFORT, SHARDERS, Model, bag, factors
 
 HAS_PROVIDERS = importlib.util.find_spec("torchrec.distributed.planner.provider") is not None
@@ -24,15 +28,19 @@ newer = pytest.mark.skipif(not HAS_PROVIDERS, reason="planner providers came wit
 
 @pytest.mark.skipif(HAS_PROVIDERS, reason="this torchrec has planner providers")
 def test_an_older_torchrec_is_named() -> None:
-    with pytest.raises(ImportError, match=r"no PlannerProvider.*1\.9.*ShardoptPlanner") as caught:
-        ShardoptPlannerProvider()
-    assert isinstance(caught.value, ShardoptError)
+    for make in (ShardoptPlannerProvider, ShardoptPlannerExecutor):
+        with pytest.raises(
+            ImportError, match=r"no PlannerProvider.*1\.9.*ShardoptPlanner"
+        ) as caught:
+            make()
+        assert isinstance(caught.value, ShardoptError)
 
 
-def session(sku: str, of: dict[str, Any] | None = None, **more: Any) -> tuple[Any, Any]:
+def session(
+    sku: str, of: dict[str, Any] | None = None, reporter: Any = None, **more: Any
+) -> tuple[Any, Any]:
     """Result and context of planning for one SKU."""
     from torchrec.distributed.planner.api import ProductionPlannerOrchestrator
-    from torchrec.distributed.planner.executor import DefaultPlannerExecutor
     from torchrec.distributed.planner.types import PlannerSessionContext, ShardingPlanRequest
 
     given = {
@@ -47,8 +55,8 @@ def session(sku: str, of: dict[str, Any] | None = None, **more: Any) -> tuple[An
     }
     request = ShardingPlanRequest(**{**given, **more})
     context = PlannerSessionContext(request=request, results={})
-    executor = DefaultPlannerExecutor(ShardoptPlannerProvider(of, effort=EFFORT))
-    found = ProductionPlannerOrchestrator(executor, sku).plan(request, context)
+    executor = ShardoptPlannerExecutor(ShardoptPlannerProvider(of, effort=EFFORT))
+    found = ProductionPlannerOrchestrator(executor, sku, reporter).plan(request, context)
     return found[sku], context
 
 
@@ -60,7 +68,33 @@ def test_a_session_plans_with_ours_and_reports() -> None:
     assert {option.fqn for option in result.sharding_options} == {"ebc.a", "ebc.b"}
     assert {option.fqn for option in context.search_space["H100"]} == {"ebc.a", "ebc.b"}
     assert result.estimated_max_hbm_bytes > 0
-    assert result.critical_path_ms > 0
+    for reporter in (None, ShardoptPlanReporter()):
+        result, context = session("H100", reporter=reporter)
+        found = context.stats[-1].found
+        assert result.critical_path_ms == found.prediction.iteration_ms
+        parts = result.comms_critical_path_ms + result.comp_critical_path_ms
+        assert parts == pytest.approx(result.critical_path_ms)
+        assert 0 < result.comms_critical_path_ms < result.critical_path_ms
+        assert result.estimated_qps == pytest.approx(4 * 512 / result.critical_path_ms * 1e3)
+
+
+@newer
+def test_what_the_numbers_lack_is_in_the_result() -> None:
+    from torch import nn
+
+    class Asks(nn.Module):
+        """Forward takes what cannot be made from the features."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc, self.over = Model().ebc, nn.Linear(128, 1)
+
+        def forward(self, what: object) -> object:
+            return what
+
+    result, _ = session("H100", model=Asks())
+    assert any("linear layer" in warning for warning in result.validation_warnings)
+    assert not session("H100")[0].validation_warnings
 
 
 @newer

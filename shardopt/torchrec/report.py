@@ -1,0 +1,264 @@
+"""What there is to say of a plan, through TorchRec's own channels.
+
+`Stats` are what its planner tells its plan to (`EmbeddingStats` writes the table of the log), in
+every version; a `PlanReporter` (1.9) makes them for a planning session.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.model.memory.ranks import RankMemory
+from predictor.model.plan import ShardingPlan
+from predictor.model.workload import DenseArch
+from predictor.predict import Prediction, predict
+from predictor.units import format_bytes
+from search.problem import Problem, Result
+from shardopt.extras import needs_torchrec
+from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
+from shardopt.torchrec.options import TableKey
+
+with needs_torchrec():
+    from torchrec.distributed.planner.stats import MIN_WIDTH, EmbeddingStats
+    from torchrec.distributed.planner.types import Stats
+
+table_log = logging.getLogger(EmbeddingStats.__module__)
+"""Where TorchRec writes its table."""
+
+TORCHREC = "torchrec default"
+"""Name of TorchRec's planner among the baselines of a search."""
+
+
+@dataclass(frozen=True)
+class LastSearch:
+    """What the last `plan` found.
+
+    Args:
+        problem: the tables that shardopt predicts, the ranks with the memory left for them, costs.
+        result: of the search; None where a plan was loaded, or TorchRec's is returned.
+        plan: as it was returned, with what callbacks changed.
+        prediction: of that plan.
+        changed: keys of the tables that callbacks changed.
+        left: tables that shardopt has no model for, and why; TorchRec placed them.
+        stand_in: the profile is of another machine, as nobody named one and none of this is known.
+    """
+
+    problem: Problem
+    result: Result | None
+    plan: ShardingPlan
+    prediction: Prediction
+    changed: tuple[str, ...] = ()
+    left: Mapping[TableKey, str] = field(default_factory=dict)
+    stand_in: bool = False
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all ranks of the job, predicted."""
+        ranks = self.problem.topology.job or self.problem.topology
+        samples = ranks.world_size * self.problem.workload.batch_size
+        return samples / self.prediction.iteration_ms * 1e3
+
+    @property
+    def communication_ms(self) -> float:
+        """The collectives' part of the critical path."""
+        return sum(self.prediction.breakdown.get(phase, 0.0) for phase in COMMUNICATION)
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """What the prediction lacks, so that it has no interval."""
+        return (*_not_counted(self), *_of_another_machine(self))
+
+    @property
+    def fullest(self) -> tuple[RankMemory, str]:
+        """The rank whose device is fullest at its peak, and the kind of memory."""
+        kind = "DDR" if self.problem.hardware.device == "cpu" else "HBM"
+        return max(self.prediction.memory, key=lambda rank: rank.use(kind)[0]), kind
+
+
+COMMUNICATION = (
+    "input_dist",
+    "output_dist_forward",
+    "output_dist_backward",
+    "all_reduce",
+    "replica_sync",
+)
+"""Phases of an iteration that are collectives."""
+
+
+def describe(found: LastSearch) -> str:
+    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on; an interval
+    where nothing that it would have to span is missing."""
+    prediction, ranks = found.prediction, found.problem.topology.world_size
+    known = "" if found.missing else f" (90 %: {interval(prediction.interval_ms)} ms)"
+    parts = [
+        f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
+        f"{found.problem.hardware.name}{known}"
+    ]
+    parts += _comparison(found)
+    if found.left:
+        parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
+    if found.changed:
+        parts.append(f"callbacks changed {', '.join(found.changed)}")
+    return "; ".join([*parts, *(found.missing or [f"constants: {prediction.provenance}"])])
+
+
+def _not_counted(found: LastSearch) -> list[str]:
+    """What a dense part that could not be captured leaves out, and how much that may be."""
+    workload = found.problem.workload
+    dense = workload.dense
+    if not (isinstance(dense, DenseArch) and dense.linears):
+        return []
+    busy = found.prediction.per_rank[0].busy_ms
+    counted = busy.get("dense_forward", 0.0) + busy.get("dense_backward", 0.0)
+    told = (
+        f"of the dense part only {plural(len(dense.linears), 'linear layer')} once a sample, "
+        f"{ms(counted)}; all else comes on top"
+    )
+    ids = max(
+        (f.lookups_per_sample for t in workload.tables if not t.is_pooled for f in t.features),
+        default=1.0,
+    )
+    if ids > 1:
+        told += f", such as {ms(counted * ids)} for layers that run on each of {ids:g} ids"
+    return [f"{told}: give example_inputs= or model="]
+
+
+def _of_another_machine(found: LastSearch) -> list[str]:
+    """What stands for the machine, and what the other shipped profiles of such devices say."""
+    if not found.stand_in:
+        return []
+    problem = found.problem
+    others = [
+        predict(problem.workload, problem.topology, profile, found.plan).iteration_ms
+        for profile in map(load_hardware, list_hardware())
+        if profile.device == problem.hardware.device
+    ]
+    low, high = min(others), max(others)
+    span = f", from {ms(low)} to {ms(high)} by the profiles of others" if low < high else ""
+    return [f"the constants are not of this machine{span}: give hardware="]
+
+
+def _comparison(found: LastSearch) -> list[str]:
+    """With TorchRec's plan and with the bound, where a search has them."""
+    if found.result is None:
+        return ["not the plan of a search"]
+    ours, theirs = found.prediction.iteration_ms, found.result.baselines.get(TORCHREC)
+    parts = [
+        "TorchRec's planner finds no plan that fits"
+        if theirs is None
+        else f"TorchRec's plan takes {ms(theirs)} ({times(theirs / ours)})"
+    ]
+    gap = gap_of(ours, found.result.lower_bound_ms)
+    if gap is not None:
+        parts.append(f"{at_most(gap)} from the best possible")
+    return parts
+
+
+def short_of(memory: Sequence[RankMemory]) -> list[str]:
+    """By how much a plan that was accepted does not fit by shardopt's count."""
+    short = [rank for rank in memory if not rank.fits]
+    if not short:
+        return []
+    worst = max(short, key=lambda rank: rank.missing_hbm_bytes + rank.missing_ddr_bytes)
+    kind = "HBM" if worst.missing_hbm_bytes else "DDR"
+    need, have = map(format_bytes, worst.use(kind))
+    ranks = "1 rank does" if len(short) == 1 else f"{len(short)} ranks do"
+    return [
+        f"by shardopt's count {ranks} not fit: at its peak rank {worst.rank} takes {need} of "
+        f"{have} {kind}"
+    ]
+
+
+class Writer(Protocol):
+    """TensorBoard's `SummaryWriter`, or what takes its place."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
+        """Write one number."""
+
+
+class ShardoptStats(Stats):
+    """Adds what is predicted to TorchRec's table of the plan: give it to a planner as one of its
+    ``stats``, where it is by default.
+
+    Args:
+        writer: takes the numbers too, under ``planner/``.
+
+    Attributes:
+        found: what was told last; None before, and where nothing can be predicted.
+    """
+
+    def __init__(self, writer: Writer | None = None) -> None:
+        self.writer = writer
+        self.found: LastSearch | None = None
+        self._ask: Callable[[], LastSearch | None] = lambda: None
+
+    def follow(self, ask: Callable[[], LastSearch | None]) -> None:
+        """Take what is told from here: the planner's, which says what it found last."""
+        self._ask = ask
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Write to the log of TorchRec's table, in its form."""
+        self.found = self._ask()
+        if self.found is None:
+            return
+        rows = [f"{'--- Prediction by shardopt ---':^{MIN_WIDTH - 3}}", *_rows(self.found)]
+        for row in ["#" * MIN_WIDTH, *(f"# {row:<{MIN_WIDTH - 3}}#" for row in rows)]:
+            table_log.info(row)
+        table_log.info("#" * MIN_WIDTH)
+        if self.writer is not None:
+            for name, value in numbers(self.found).items():
+                self.writer.add_scalar(f"planner/{name}", value, 0)
+
+
+def numbers(found: LastSearch) -> dict[str, float]:
+    """What is predicted, by name."""
+    prediction, result = found.prediction, found.result
+    fullest, kind = found.fullest
+    values = {
+        "iteration_ms": prediction.iteration_ms,
+        "samples_per_s": found.samples_per_s,
+        "peak_memory_bytes": fullest.use(kind)[0],
+        **{f"critical_path/{phase}_ms": part for phase, part in prediction.breakdown.items()},
+    }
+    if result is not None:
+        values["lower_bound_ms"] = result.lower_bound_ms
+        if TORCHREC in result.baselines:
+            values["torchrecs_plan_ms"] = result.baselines[TORCHREC]
+    return values
+
+
+def _rows(found: LastSearch) -> Iterator[str]:
+    prediction = found.prediction
+    low, high = map(ms, prediction.interval_ms)
+    known = "" if found.missing else f" (90 %: {low} to {high})"
+    yield f"Iteration: {ms(prediction.iteration_ms)}{known}"
+    yield f"Throughput: {found.samples_per_s:,.0f} samples/s"
+    longest = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
+    for phase, part in longest:
+        yield f"Critical path, {phase}: {ms(part)} ({part / prediction.iteration_ms:.0%})"
+    rank, kind = found.fullest
+    need, have = map(format_bytes, rank.use(kind))
+    yield f"Memory: at its peak rank {rank.rank} takes {need} of {have} {kind}"
+    yield from _comparison(found)
+    yield f"Constants: {prediction.provenance}, profile {found.problem.hardware.name}"
+    yield from (*found.missing, *short_of(prediction.memory))
+
+
+class ShardoptPlanReporter:
+    """TorchRec 1.9's `PlanReporter`: its table, and what is predicted.
+
+    Args:
+        writer_of: SKU -> TensorBoard's writer for it; None for none.
+    """
+
+    def __init__(self, writer_of: Callable[[str], Writer | None] = lambda sku: None) -> None:
+        self._writer_of = writer_of
+
+    def build_stats(self, ctx: Any, sku: str) -> list[Stats]:
+        """What the planner of a SKU tells its plan to."""
+        return [EmbeddingStats(), ShardoptStats(self._writer_of(sku))]

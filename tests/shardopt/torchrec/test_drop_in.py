@@ -1,0 +1,225 @@
+"""What a script may rely on with TorchRec's planner, it may with ours: both are asked.
+
+The behaviour is that of TorchRec's own planner tests, which `make test-torchrec-own` runs in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
+from torchrec.distributed.planner.types import (
+    PlanLoader,
+    PlannerError,
+    PlannerErrorType,
+    ShardingOption,
+    Stats,
+)
+from torchrec.distributed.types import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    CacheParams,
+    DataType,
+    ShardingPlan,
+)
+
+from shardopt.torchrec import ShardoptPlanner
+from tests.shardopt.torchrec.hook_models import Model, bag
+
+MIB = 2**20
+Make = Callable[..., EmbeddingShardingPlanner]
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
+
+
+@pytest.fixture(
+    params=[
+        EmbeddingShardingPlanner,
+        partial(ShardoptPlanner, effort=0.005, default_pooling_factor=1.0),
+    ],
+    ids=["torchrec", "shardopt"],
+)
+def make(request: pytest.FixtureRequest) -> Make:
+    """A planner for two small GPUs."""
+
+    def of(**more: Any) -> EmbeddingShardingPlanner:
+        ranks = Topology(world_size=2, hbm_cap=2 * MIB, compute_device="cuda")
+        made: EmbeddingShardingPlanner = request.param(**{"topology": ranks, **more})
+        return made
+
+    return of
+
+
+class Fused(EmbeddingBagCollectionSharder):
+    """Offers sharding types with rows in device memory alone."""
+
+    def __init__(self, *types: str) -> None:
+        super().__init__()
+        self.types = types
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(self.types)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["fused"]
+
+
+def tables(count: int, rows: int = 100, dim: int = 64) -> Model:
+    return Model(*(bag(f"t{i}", rows, dim) for i in range(count)))
+
+
+def ranks_of(plan: ShardingPlan) -> list[list[int]]:
+    return sorted(table.ranks for table in plan.plan["ebc"].values())
+
+
+def test_whole_tables_are_spread_over_the_ranks(make: Make) -> None:
+    plan = make().plan(tables(4), [Fused("table_wise")])
+    assert ranks_of(plan) == [[0], [0], [1], [1]]
+
+
+def test_without_sharders_there_is_nothing_to_plan(make: Make) -> None:
+    assert make().plan(tables(4), []) == ShardingPlan({})
+
+
+def test_what_never_fits_is_a_lack_of_storage(make: Make) -> None:
+    made = make()
+    with pytest.raises(PlannerError) as caught:
+        made.plan(tables(2, 10**7, 10**7), [Fused("table_wise", "row_wise")])
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+def test_a_planner_that_failed_plans_again(make: Make) -> None:
+    made, model = make(), tables(1, 4096, 128)
+    with pytest.raises(PlannerError) as caught:
+        made.plan(model, [Fused("table_wise")])
+    assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+    assert ranks_of(made.plan(model, [Fused("table_wise", "row_wise")])) == [[0, 1]]
+
+
+def test_a_reservation_says_itself_why_nothing_fits(make: Make) -> None:
+    made = make(
+        topology=Topology(world_size=2, hbm_cap=MIB, compute_device="cuda"),
+        storage_reservation=FixedAbsoluteStorageReservation(int(0.9 * MIB)),
+    )
+    with pytest.raises(PlannerError, match="Storage reservation") as caught:
+        made.plan(tables(2, 2048, 128), [Fused("table_wise")])
+    assert caught.value.error_type is not PlannerErrorType.OTHER
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "t0": {"enforce_hbm": True, "cache_params": CacheParams(algorithm=CacheAlgorithm.LFU)},
+    "t1": {"enforce_hbm": False, "stochastic_rounding": True},
+    "t2": {"bounds_check_mode": BoundsCheckMode.FATAL},
+    "t3": {
+        "cache_params": CacheParams(
+            algorithm=CacheAlgorithm.LFU,
+            load_factor=0.1,
+            reserved_memory=1.0,
+            precision=DataType.FP16,
+        )
+    },
+}
+"""Of a table -> what its constraint says, which its sharding must say too."""
+
+
+def told() -> dict[str, ParameterConstraints]:
+    return {table: ParameterConstraints(**fields) for table, fields in FIELDS.items()}
+
+
+def test_fields_of_constraints_reach_the_plan_and_its_options(make: Make) -> None:
+    made = make(constraints=told())
+    plan = made.plan(tables(4), [Fused("table_wise")]).plan["ebc"]
+    (options,) = ({option.name: option for option in made._best_plan or ()},)
+    for table, fields in FIELDS.items():
+        for name in ("cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode"):
+            assert getattr(plan[table], name) == fields.get(name)
+            assert getattr(options[table], name) == fields.get(name)
+
+
+def test_the_hash_of_what_is_planned_tells_what_was_given_apart(make: Make) -> None:
+    def hash_of(batch_size: int) -> int:
+        made = make(constraints=told(), batch_size=batch_size)
+        made.plan(tables(1), [Fused("table_wise")])
+        return made.hash_planner_context_inputs()
+
+    assert hash_of(128) == hash_of(128)
+    assert hash_of(128) != hash_of(256)
+
+
+class Kept(PlanLoader):
+    """A plan of before, and the hash of what it was for."""
+
+    def __init__(self, options: dict[int, ShardingOption] | None, of: str) -> None:
+        self.options, self.of = options, of
+
+    def load(self) -> dict[int, ShardingOption] | None:
+        return self.options
+
+    def plan_context_hash(self) -> str:
+        return self.of
+
+    def get_plan_id(self) -> str:
+        return "kept"
+
+
+def test_a_kept_plan_is_taken_where_it_is_of_the_same_inputs(make: Make) -> None:
+    first, model = make(constraints=told()), tables(4)
+    plan = first.plan(model, [Fused("table_wise")])
+    context = first.hash_planner_context_inputs_str()
+    flipped = {}
+    for option in first._best_plan or ():
+        key = option.storage_hash()
+        for shard in option.shards:
+            shard.rank = 1 - int(shard.rank or 0)
+        flipped[key] = option
+    for options in (flipped, None):
+        loader = Kept(options, context)
+        again = make(constraints=told(), plan_loader=loader).plan(model, [Fused("table_wise")])
+        same = [
+            again.plan["ebc"][name].ranks == sharding.ranks
+            for name, sharding in plan.plan["ebc"].items()
+        ]
+        assert same == [options is None] * 4
+    with pytest.raises(PlannerError) as caught:
+        make(constraints=told(), plan_loader=Kept({}, "another")).plan(model, [Fused("table_wise")])
+    assert caught.value.error_type is PlannerErrorType.PLANNER_INPUT_CONTEXT_MISMATCH
+
+
+class Sink(Stats):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def log(self, **told: Any) -> None:
+        self.told = told
+
+
+def test_statistics_are_told_the_plan_with_estimates(make: Make) -> None:
+    sink = Sink()
+    plan = make(stats=sink).plan(tables(4), [Fused("table_wise")])
+    assert sink.told["sharding_plan"] == plan
+    assert {option.name for option in sink.told["best_plan"]} == {"t0", "t1", "t2", "t3"}
+    for option in sink.told["best_plan"]:
+        assert all(shard.perf.total > 0 and shard.storage.hbm > 0 for shard in option.shards)
+
+
+def test_what_is_not_used_is_no_reason_to_refuse(make: Make) -> None:
+    """Bytes a second where TorchRec's unit is bytes a millisecond, as public scripts give them."""
+    ranks = Topology(
+        world_size=2,
+        compute_device="cuda",
+        hbm_cap=80 * 2**30,
+        intra_host_bw=450e9,
+        inter_host_bw=25e9,
+    )
+    plan = make(topology=ranks).plan(tables(2), [Fused("table_wise")])
+    assert set(plan.plan["ebc"]) == {"t0", "t1"}

@@ -1,0 +1,82 @@
+"""What is said of a plan through TorchRec's statistics."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import logging
+from typing import Any
+
+from torchrec.distributed.planner.stats import EmbeddingStats, NoopEmbeddingStats
+
+from shardopt.torchrec import ShardoptPlanReporter, ShardoptStats
+from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner
+
+pytestmark = pytest.mark.usefixtures("kept_answers")
+TABLE = "torchrec.distributed.planner.stats"
+"""Logger of TorchRec's table."""
+
+
+class Writer:
+    """In the place of TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, float] = {}
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+        self.scalars[tag] = scalar_value
+
+
+def test_the_log_of_torchrecs_table_has_the_prediction_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = planner(scenarios="none")
+    with caplog.at_level(logging.INFO, TABLE):
+        made.plan(Model(), SHARDERS)
+    rows = [record.message for record in caplog.records if record.name == TABLE]
+    theirs = next(i for i, row in enumerate(rows) if "Planner Statistics" in row)
+    ours = next(i for i, row in enumerate(rows) if "shardopt" in row)
+    assert theirs < ours
+    prediction, told = made.found.prediction, "\n".join(rows[ours:])
+    throughput = f"{4 * 512 / prediction.iteration_ms * 1e3:,.0f}"
+    for said in (throughput, "a100-80gb", *prediction.breakdown):
+        assert said in told
+    assert len({len(row) for row in rows[ours - 1 :]}) == 1, "one box, as TorchRec draws it"
+
+
+def test_a_writer_takes_the_numbers() -> None:
+    writer = Writer()
+    made = planner(stats=[EmbeddingStats(), ShardoptStats(writer)], scenarios="none")
+    made.plan(Model(), SHARDERS)
+    prediction, scalars = made.found.prediction, writer.scalars
+    assert scalars["planner/iteration_ms"] == prediction.iteration_ms
+    assert scalars["planner/samples_per_s"] == pytest.approx(
+        4 * 512 / prediction.iteration_ms * 1e3
+    )
+    parts = {name: value for name, value in scalars.items() if "critical_path" in name}
+    assert sum(parts.values()) == pytest.approx(prediction.iteration_ms)
+    assert scalars["planner/lower_bound_ms"] <= prediction.iteration_ms
+    assert 0 < scalars["planner/peak_memory_bytes"] < 80 * 2**30
+
+
+def test_a_script_that_wants_no_statistics_gets_none(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, TABLE):
+        planner(stats=NoopEmbeddingStats()).plan(Model(), SHARDERS)
+    assert not [record for record in caplog.records if record.name == TABLE]
+
+
+def test_the_reporter_of_a_session_makes_new_statistics_for_every_sku() -> None:
+    writers: dict[str, Any] = {}
+
+    def writer_of(sku: str) -> Any:
+        return writers.setdefault(sku, Writer())
+
+    reporter = ShardoptPlanReporter(writer_of)
+    made = {sku: reporter.build_stats(None, sku) for sku in ("H100", "B200")}
+    for sku, (theirs, ours) in made.items():
+        assert isinstance(theirs, EmbeddingStats)
+        assert isinstance(ours, ShardoptStats)
+        assert ours.writer is writers[sku]
+    assert made["H100"][1] is not made["B200"][1]
