@@ -7,7 +7,7 @@ plan and a bound whenever time is up (docs/decisions/0029-time-of-a-search.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from predictor.errors import InfeasibleError
@@ -29,6 +29,7 @@ from search.in_use.plan import (
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible import explain_no_plan
 from search.objective import Assignment, Objective
+from search.prefer import tolerance_of
 from search.problem import Problem, Progress, RankedPlan, Result
 from search.propose.feasibility import Feasibility
 from search.propose.rounding import LARGE
@@ -184,19 +185,21 @@ class SpaceSearcher:
     def _improve_and_choose(self, known: Sequence[Candidate]) -> tuple[Candidate, ChosenPlans]:
         """The fastest plan, and the ranked ones with the preferred one first."""
         settings, objective = self.settings, self.objective
-        stop, wanted = settings.stop, settings.wanted
+        stop, wanted, in_use = settings.stop, settings.wanted, settings.in_use
         search = LocalSearch(objective, self.surrogate, settings.seed)
         improved = self._improve(search, _starts(rank_distinct(known)))
         ranked = rank_distinct([*improved, *known], objective.space.in_use)
         chosen = ChosenPlans(ranked, None, ())
-        in_use, near = settings.in_use, objective.space.in_use
-        ties = wanted.tolerance > 0 and in_use is None
+        near = objective.space.in_use
+        if wanted.tolerance is None and in_use is None:
+            wanted = replace(wanted, tolerance=tolerance_of(objective, ranked[0]))
+        ties = bool(wanted.tolerance) and in_use is None
         over = wanted.aim != NOMINAL and (near is None or near.max_moves > 0)
         in_time = stop.remaining_s > CHOICE_TIME * (stop.time_limit_s or 0.0)
         if in_time and (ties or over):
             settings.progress("choice", 0.78, ranked[0].iteration_ms, None)
             try:
-                limit_ms = self._limit_ms(ranked[0])
+                limit_ms = self._limit_ms(ranked[0], wanted.tolerance or 0.0)
                 chosen = choose_plan(search, ranked, limit_ms, wanted, stop, in_use)
             except KeyboardInterrupt:
                 stop.interrupt()
@@ -263,9 +266,8 @@ class SpaceSearcher:
             raise CutPiece((Candidate(plan, ms, name), search.visited)) from None
         return Candidate(plan, ms, name), search.visited
 
-    def _limit_ms(self, fastest: Candidate) -> float:
+    def _limit_ms(self, fastest: Candidate, tolerance: float) -> float:
         """No slower plan ties: of those that are slower than a baseline none does."""
-        tolerance = self.settings.wanted.tolerance
         limits = [fastest.iteration_ms * (1 + tolerance)]
         limits += [c.iteration_ms * (1 + min(tolerance, ROUNDING)) for c in self.valid]
         return max(fastest.iteration_ms, min(limits))

@@ -21,7 +21,7 @@ from dataclasses import replace
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
 from search.bound.lower_bound import LowerBound
-from search.choose import NOMINAL, TOLERANCE, PlanGoal, check_aim
+from search.choose import NOMINAL, PlanGoal, check_aim
 from search.in_use.plan import (
     PlanInUse,
     check_plan_in_use,
@@ -54,7 +54,7 @@ def solve(
     top_k: int = 3,
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     aim: str = NOMINAL,
     scenarios: Sequence[Scenario] | None = None,
     progress: Progress = silent,
@@ -70,8 +70,9 @@ def solve(
         in_use: a plan in use to start from, near which the search stays if it limits the moves. If
             it allows none, that plan is rated against the bound of all plans.
         tolerance: by which share the best plan may be slower than the fastest one found, if it is
-            better by other rules (`search.choose`), >= 0; never slower than a baseline. Without
-            effect where a plan is in use, of which the best should move little.
+            better by other rules (`search.prefer`), >= 0; never slower than a baseline. None for a
+            fifth of the stated error. Without effect where a plan is in use, of which the best
+            should move little.
         aim: what is minimised, one of `search.choose.AIMS`: the nominal time, the mean over the
             scenarios, or the largest regret in them.
         scenarios: what else could be true; None for sixteen draws of the errors that the profile
@@ -136,7 +137,7 @@ def _compare_host_memory(
     """
     stop = settings.stop
     error = problem.hardware.embedding.rel_error
-    best_ms = found.best.iteration_ms
+    best_ms = (found.fastest or found.best).iteration_ms
     enough_ms = best_ms / (1 + error)
     large = len(whole.options) * problem.topology.world_size > LARGE
     ample = drop_uvm(whole, problem.topology, AMPLE).size < whole.size

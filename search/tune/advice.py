@@ -18,10 +18,10 @@ from predictor.model.memory.ranks import fits, plan_memory
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
-from search.choose import TOLERANCE
 from search.improve.local_search import LocalSearch
 from search.objective import Objective
 from search.partitioner import GreedyPartitioner
+from search.prefer import TOLERANCE
 from search.problem import Problem
 from search.propose.rounding import LARGE
 from search.space.enumerate import reduced_space

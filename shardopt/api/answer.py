@@ -181,6 +181,7 @@ def find_answer(
         cache,
         aim=request.objective,
         top_k=request.top_k,
+        tolerance=request.tie,
         searchers=request.searchers,
         in_use=inputs.near,
         progress=progress,
@@ -198,6 +199,7 @@ def find_plans(
     *,
     aim: str,
     top_k: int = 3,
+    tolerance: float | None = None,
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,
     progress: Progress = silent,
@@ -214,6 +216,7 @@ def find_plans(
             stop,
             seed,
             top_k=top_k,
+            tolerance=tolerance,
             searchers=searchers,
             in_use=in_use,
             aim=aim,
@@ -223,7 +226,7 @@ def find_plans(
 
     if cache is None:
         return search(), False
-    budget = (stop.effort, seed, top_k, tuple(searchers), aim)
+    budget = (stop.effort, seed, top_k, tolerance, tuple(searchers), aim)
     return cache.recall((problem, in_use, budget, scenarios), search)
 
 

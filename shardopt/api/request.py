@@ -78,6 +78,7 @@ class PlanRequest(Machine):
         effort: work of the search, as a multiple of the default.
         time_limit: in seconds.
         top_k: number of plans to keep.
+        tie: by which share a better plan by other rules may be slower than the fastest one.
         from_: path of the plan in use, to start from.
         max_moves: tables that may differ from it.
         max_gib: weights and optimizer state that may move from it, in GiB.
@@ -94,6 +95,7 @@ class PlanRequest(Machine):
     effort: float = 1.0
     time_limit: float | None = None
     top_k: int = 3
+    tie: float | None = None
     from_: Path | None = None
     max_moves: int | None = None
     max_gib: float | None = None
@@ -135,6 +137,8 @@ class PlanRequest(Machine):
         check_number("seed", self.seed, 0, MAX_SEED)
         Stop(self.effort, self.time_limit)
         check_number("top_k", self.top_k, 1, MAX_TOP_K)
+        if self.tie is not None:
+            check_number("tie", self.tie, 0, 1)
         for name, low in (("max_moves", 0), ("max_gib", 0), ("horizon", 1)):
             value = getattr(self, name)
             if value is None:

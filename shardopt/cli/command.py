@@ -50,6 +50,9 @@ Search:
     time_limit (S): Stop the search after this many seconds; the plan may then differ from run to
         run.
     top_k (K): Number of plans to show, best first.
+    tie (SHARE): By which share the best plan may be slower than the fastest one found, if its
+        fullest GPU holds less, or it has fewer sharding types or shards; unless given a fifth of
+        the stated error, from 0.005 to 0.02. With 0 the fastest plan is the best.
     objective: What to minimise: the predicted time, its mean over the scenarios, or the largest
         regret in them (how much slower the plan is than the best known of a scenario).
     scenarios (N|none|FILE): What else could be true: N draws of the errors that the profile states

@@ -125,7 +125,8 @@ def plan_object(
         objective: ``nominal``, ``mean`` or ``regret``.
         ties: null, or ``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms``
             (of the best plan, if the host took no time), ``device_range_ms`` (least and most of
-            the tied plans) and ``decided_by``.
+            the tied plans), ``decided_by`` and ``fullest_bytes`` (of shards on the fullest rank, of
+            the best plan and of the fastest).
         scenarios: each with ``name``, ``weight``, ``iteration_ms`` (of the best plan),
             ``best_known_ms`` and ``lower_bound_ms`` (null where none was computed).
         worst_regret: the largest ``iteration_ms / best_known_ms - 1``; null without scenarios.

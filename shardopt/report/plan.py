@@ -251,12 +251,11 @@ def _show_end(console: Console, answer: Answer, end: Sequence[str]) -> None:
 
 
 BETTER = {
-    "device time": "its devices have less to do",
-    "regret": "it loses less in the worst scenario",
-    "memory": "its memory is better balanced",
+    "sharding types": "it has fewer sharding types",
     "shards": "it has fewer shards",
+    "balance": "its memory is better balanced",
 }
-"""Rule of `search.choose` -> what the chosen plan is better by."""
+"""Rule of `search.prefer` -> what the chosen plan is better by."""
 
 
 def ties_text(result: Result) -> str | None:
@@ -281,7 +280,12 @@ def _why(ties: TieSummary) -> str:
 def _decided(ties: TieSummary) -> str:
     if ties.decided_by is None:
         return ""
-    return f" Plan 1 is preferred to the first of them: {BETTER[ties.decided_by]}."
+    if ties.decided_by == "memory":
+        mine, fastest = map(format_bytes, ties.fullest_bytes)
+        better = f"its shards take {mine} on the fullest GPU instead of {fastest}"
+    else:
+        better = BETTER[ties.decided_by]
+    return f" Plan 1 is preferred to the first of them: {better}."
 
 
 def regret_text(result: Result) -> str | None:

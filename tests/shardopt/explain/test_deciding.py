@@ -13,7 +13,7 @@ from predictor.hardware.scaling import scale_group
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
-from search.choose import TOLERANCE
+from search.prefer import TOLERANCE
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop

@@ -1,0 +1,338 @@
+"""Of plans that the predictor cannot tell apart, the one that a practitioner would ship.
+
+Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`).
+Where the host sets the pace thousands of plans do, and what their devices take alone must be within
+as much of the least.
+
+Of plans that tie, the one with the least memory on the fullest GPU comes first, then the one with
+the fewest sharding types, then the fewest pieces that tables are cut into, then the one whose
+emptiest GPU has most. Each rule keeps the plans that are alike by it, and the next one chooses
+among these. The search for a fast plan knows few plans with little memory, so a local search looks
+for them among those that tie, and another for a simpler plan within that memory.
+
+Why: docs/decisions/0030-choosing-among-plans.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.errors import HOST, GivenErrors
+from predictor.model.plan import ShardingType
+from predictor.predict import predict
+from search.candidate import Candidate, signature
+from search.improve.local_search import LocalSearch
+from search.objective import Assignment, Objective, RatedObjective, apply
+from search.problem import TieSummary
+from search.space.option import Choice
+
+Array = NDArray[np.float64]
+
+OF_ERROR = 0.2
+"""Share of the predicted time's stated error within which plans tie."""
+TOLERANCE, MOST_TOLERANCE = 0.005, 0.02
+"""The least and the most that may be; the first is also what a gain must exceed to be one."""
+ALIKE = 0.02
+"""Share of a GPU's memory by which the fullest GPUs of plans that are alike may differ."""
+NO_TIME = 1e-6
+"""What the host's times are multiplied by to see what the devices take alone."""
+KNOWN = 256
+"""Plans of the search that are looked at, those with the least memory first."""
+DESCENT = 3000
+"""Plans scored, at effort 1, by each of the local searches."""
+NORM = 16
+"""Of the ranks' memory, in place of its maximum: it is smooth where that is flat."""
+LATE = 1e3
+"""Rates what does not tie behind all that does."""
+PIECES = 1e6
+"""More than tables are ever cut into."""
+UNSCORED = 8
+"""Changes that bring no less memory, and are not scored, count as one plan."""
+FOUND_AMONG_TIES = "best of those that tie"
+RULES = ("memory", "sharding types", "shards", "balance")
+APART = dict(zip(RULES, (ALIKE, 0.0, 0.0, ALIKE), strict=True))
+"""By how much plans that are alike by a rule may differ."""
+
+
+def tolerance_of(objective: Objective, fastest: Candidate) -> float:
+    """How much slower than the fastest plan another one may be predicted to be, as a share."""
+    problem = objective.problem
+    plan = objective.sharding_plan(fastest.assignment)
+    found = predict(problem.workload, problem.topology, problem.hardware, plan)
+    error = found.interval_ms[1] / found.iteration_ms - 1
+    return min(MOST_TOLERANCE, max(TOLERANCE, OF_ERROR * error))
+
+
+def prefer(
+    search: LocalSearch,
+    nominal: Objective,
+    ranked: Sequence[Candidate],
+    limit: float,
+    tolerance: float,
+    descent: int = DESCENT,
+    ended: Callable[..., bool] = lambda *_: False,
+) -> tuple[list[Candidate], TieSummary]:
+    """The preferred plan, then those of the others that are not better; and what tied.
+
+    Args:
+        search: has visited plans.
+        nominal: predicts the times of plans; the search may minimise another measure.
+        ranked: best first by what the search minimises, which candidates have for their time.
+        limit: no plan beyond it ties, by what the search minimises.
+        tolerance: by which share the devices' time may be longer than the least, where the host
+            sets the pace.
+        descent: plans to score by each of the local searches.
+        ended: whether the time for that is up.
+    """
+    preference = _Preference(search, nominal, ranked[0], limit, tolerance)
+    chosen = preference.choose(descent, ended)
+    name = signature(chosen.assignment)
+    worse = [c for c in ranked if c.iteration_ms >= chosen.iteration_ms]
+    others = [c for c in worse if signature(c.assignment) != name]
+    return [chosen, *others], preference.ties(chosen)
+
+
+class _Preference:
+    """Chooses among the plans that a search knows of, and more that are found from these.
+
+    Attributes:
+        tied: plans that tie, with what the search minimises.
+        near: plans within the limit, whose devices may take too long.
+        device_range_ms: what their devices take alone, as far as that was looked at.
+        device_limit: what the devices of no plan that ties take alone, in ms.
+        kind: of memory, that is scarce: 0 for HBM, 1 for host memory.
+    """
+
+    def __init__(
+        self,
+        search: LocalSearch,
+        nominal: Objective,
+        fastest: Candidate,
+        limit: float,
+        tolerance: float,
+    ) -> None:
+        self.search = search
+        self.nominal = nominal
+        self.fastest = fastest
+        self.limit, self.tolerance = limit, tolerance
+        self.kind = int(nominal.problem.hardware.device == "cpu")
+        self.most_bytes = max(1.0, float(nominal.caps[self.kind].max()))
+        alone = GivenErrors({HOST: NO_TIME})
+        self.alone = nominal.problem.perturbed(nominal.scorer, alone)
+        start = fastest.assignment
+        self.near = {start}
+        self.device_range_ms = np.inf, 0.0
+        self.host_bound = bool(
+            self.device_ms([start])[0] < nominal.score([start])[0] * (1 - TOLERANCE)
+        )
+        self.device_limit = np.inf
+        self.tied = {start: fastest.iteration_ms}
+
+    def device_ms(self, plans: Sequence[Assignment]) -> Array:
+        """What the devices of plans within the limit take alone, ``[plans]``."""
+        if not plans:
+            return np.zeros(0)
+        numbers = np.array([self.nominal.numbers(plan) for plan in plans])
+        found = self.alone.score_numbered(numbers)[:, 0]
+        low, high = self.device_range_ms
+        self.device_range_ms = min(low, float(found.min())), max(high, float(found.max()))
+        return found
+
+    def shares(self, memory: Array) -> Array:
+        """What each rank has in use of a device's memory, ``[ranks]``."""
+        return np.asarray(memory[self.kind] / self.most_bytes)
+
+    def fullest(self, plan: Assignment) -> float:
+        """What the fullest rank has in use of a device's memory."""
+        return float(self.shares(self.nominal.memory(plan)).max())
+
+    def lateness(self, measures: Array, plans: Sequence[Assignment]) -> Array:
+        """At most 1 for plans that tie, ``[plans]``.
+
+        Args:
+            measures: what the search minimises, of each plan.
+        """
+        late = np.asarray(measures / self.limit)
+        near = np.flatnonzero(late <= 1).tolist()
+        some = [plans[i] for i in near]
+        self.near.update(some)
+        if self.device_limit < np.inf:
+            late[near] = np.maximum(late[near], self.device_ms(some) / self.device_limit)
+        return late
+
+    def choose(self, descent: int, ended: Callable[..., bool]) -> Candidate:
+        """The preferred plan; the fastest one where none is better."""
+        self._add(self.search.visited)
+        if self.host_bound:
+            self._limit_devices(descent, ended)
+        least = min(self.tied, key=lambda plan: (self.fullest(plan), self.tied[plan]))
+        for start in dict.fromkeys((least, self.fastest.assignment)):
+            if start in self.tied:
+                self._descend(TiedPlans(self, self._crowding), start, descent, ended)
+        least = self._best()
+        simple = TiedPlans(self, self._pieces, self.fullest(least))
+        self._descend(simple, least, descent, ended)
+        best = self._best()
+        if best == self.fastest.assignment:
+            return self.fastest
+        return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
+
+    def _add(self, found: Mapping[Assignment, float]) -> None:
+        """Take in plans that tie, those with the least memory if they are many."""
+        near = [plan for plan, measure in found.items() if measure <= self.limit]
+        for plan in sorted(near, key=self.fullest)[:KNOWN]:
+            self.tied.setdefault(plan, found[plan])
+        self.near.update(near)
+
+    def _limit_devices(self, descent: int, ended: Callable[..., bool]) -> None:
+        """Look for the plan within the limit whose devices take least; those that take much longer
+        do not tie."""
+        objective = self.search.objective
+
+        def rate(plans: Sequence[Assignment]) -> Array:
+            near = np.flatnonzero(objective.score(plans) <= self.limit).tolist()
+            some = [plans[i] for i in near]
+            self.near.update(some)
+            found = np.full(len(plans), np.inf)
+            found[near] = self.device_ms(some)
+            return found
+
+        times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
+        search = LocalSearch(RatedObjective(self.nominal, rate), self.search.surrogate, descent)
+        search.improve(min(times, key=times.__getitem__), descent, ended)
+        times.update(search.visited)
+        self.device_limit = min(times.values()) * (1 + self.tolerance)
+        near = [plan for plan, ms in times.items() if ms <= self.device_limit]
+        self.tied = dict(zip(near, objective.score(near).tolist(), strict=True))
+
+    def _descend(
+        self, objective: TiedPlans, start: Assignment, evaluations: int, ended: Callable[..., bool]
+    ) -> None:
+        """Look for plans that tie and are better by another measure."""
+        search = MemorySearch(objective, self.search.surrogate, seed=evaluations)
+        search.improve(start, evaluations, ended)
+        reached = [plan for plan, worth in search.visited.items() if worth < LATE]
+        measures = self.search.objective.score(reached).tolist()
+        self.tied.update(zip(reached, measures, strict=True))
+
+    def _crowding(self, plan: Assignment, memory: Array) -> float:
+        """Large where some rank is full."""
+        return float(np.linalg.norm(self.shares(memory), NORM))
+
+    def _pieces(self, plan: Assignment, memory: Array) -> float:
+        """Sharding types and pieces of tables; of plans alike, what ranks have too much."""
+        types, pieces = simplicity(plan)
+        return types + (pieces + self._crowding(plan, memory) / 10) / PIECES
+
+    def _best(self) -> Assignment:
+        """The preferred one of the tied plans."""
+        plans = [*self.tied]
+        values = self._values(plans)
+        kept = np.arange(len(plans))
+        for rule in RULES:
+            least = values[rule][kept].min() + APART[rule]
+            kept = kept[values[rule][kept] <= least]
+        return plans[min(kept.tolist(), key=lambda i: (self.tied[plans[i]], i))]
+
+    def _values(self, plans: Sequence[Assignment]) -> dict[str, Array]:
+        """What the rules compare, ``[plans]`` each."""
+        shares = np.array([self.shares(self.nominal.memory(plan)) for plan in plans])
+        types, pieces = np.array([simplicity(plan) for plan in plans], dtype=np.float64).T
+        spread = shares.max(axis=1) - shares.min(axis=1)
+        return dict(zip(RULES, (shares.max(axis=1), types, pieces, spread), strict=True))
+
+    def ties(self, chosen: Candidate) -> TieSummary:
+        """What tied, and which rule decided between the chosen plan and the fastest one."""
+        two = [chosen.assignment, self.fastest.assignment]
+        values = self._values(two)
+        decided = None
+        if two[0] != two[1]:
+            better = (r for r in RULES if values[r][0] < values[r][1] - APART[r])
+            decided = next(better, None)
+        mine, fastest = (values["memory"] * self.most_bytes).round().astype(int).tolist()
+        return TieSummary(
+            plans=len(self.near),
+            tolerance=self.tolerance,
+            host_bound=self.host_bound,
+            device_ms=float(self.device_ms(two)[0]),
+            device_range_ms=self.device_range_ms,
+            decided_by=decided,
+            fullest_bytes=(mine, fastest),
+        )
+
+
+def simplicity(plan: Assignment) -> tuple[int, int]:
+    """Exchanges, and pieces that tables are cut into; a copy on every rank is no piece."""
+    copies = ShardingType.DATA_PARALLEL
+    exchanges = {(option.module, option.sharding_type) for option, _ in plan}
+    return len(exchanges), sum(
+        1 if option.sharding_type is copies else option.num_shards for option, _ in plan
+    )
+
+
+class TiedPlans(Objective):
+    """Rates plans that tie by what they are worth, and others by how far they are from that.
+
+    Args:
+        worth: of a plan and its memory ``[hbm or ddr, ranks]``, less is better.
+        fullest: share of a device's memory that no rank may exceed by more than `ALIKE`.
+    """
+
+    def __init__(
+        self,
+        preference: _Preference,
+        worth: Callable[[Assignment, Array], float],
+        fullest: float | None = None,
+    ) -> None:
+        nominal = preference.nominal
+        super().__init__(nominal.problem, nominal.space)
+        self.preference, self.worth = preference, worth
+        if fullest is not None:
+            most = (fullest + ALIKE) * preference.most_bytes
+            self.caps[preference.kind] = np.minimum(self.caps[preference.kind], most)
+
+    def score(self, assignments: Sequence[Assignment]) -> Array:
+        """The worth of each."""
+        self.evaluations += len(assignments)
+        worth = np.array([self.worth(plan, self.memory(plan)) for plan in assignments])
+        measures = self.preference.search.objective.score(assignments)
+        late = self.preference.lateness(measures, assignments)
+        return np.where(late <= 1, worth, LATE + late)
+
+    def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
+        """The worth of ``base`` with each of the changes; infinite where the changed plan is not
+        worth more, whose time is not looked at then."""
+        now = float(self.score([base])[0])
+        memory = self.memory(base)
+        plans = [apply(base, change) for change in changes]
+        worth = np.array(
+            [
+                self.worth(plan, memory + self._added(base, change))
+                for plan, change in zip(plans, changes, strict=True)
+            ]
+        )
+        found = np.full(len(plans), np.inf)
+        better = np.flatnonzero(worth < now).tolist()
+        self.evaluations += len(better) + (len(plans) - len(better)) // UNSCORED
+        some = [changes[i] for i in better]
+        measures = self.preference.search.objective.score_neighbours(base, some)
+        late = self.preference.lateness(measures, [plans[i] for i in better])
+        found[better] = np.where(late <= 1, worth[better], LATE + late)
+        return found
+
+    def _added(self, base: Assignment, change: Mapping[int, Choice]) -> Array:
+        """Bytes that a change adds, ``[hbm or ddr, ranks]``."""
+        more = [self.footprint(*choice) - self.footprint(*base[t]) for t, choice in change.items()]
+        return np.asarray(sum(more))
+
+
+class MemorySearch(LocalSearch):
+    """Changes first what lies on the fullest rank."""
+
+    def _order(self, base: Assignment) -> list[int]:
+        full = int((self.objective.memory(base) / self.objective.caps.clip(1)).max(axis=0).argmax())
+        order = self.random.sample(range(len(base)), len(base))
+        return sorted(order, key=lambda table: full not in base[table][1])

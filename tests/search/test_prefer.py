@@ -1,0 +1,169 @@
+"""Of plans that tie, the one with least memory on the fullest rank, then the simplest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from predictor.model.memory.ranks import plan_memory
+from predictor.predict import predict
+from search.candidate import Candidate
+from search.improve.local_search import LocalSearch
+from search.objective import Assignment, Objective
+from search.prefer import ALIKE, MOST_TOLERANCE, TOLERANCE, prefer, simplicity, tolerance_of
+from search.problem import Problem, Result
+from search.solve import solve
+from search.stop import Stop
+from tests.quick import quick_only
+from tests.search.problems import (
+    CPU,
+    H100,
+    a_problem,
+    a_table,
+    a_workload,
+    hosts,
+    objective_of,
+    random_problem,
+    several_lookups,
+)
+
+QUICK_PREFER = 0.02
+
+
+def fullest(problem: Problem, result: Result) -> int:
+    plan, device = result.best.plan, problem.hardware.device
+    return max(r.hbm_bytes for r in plan_memory(problem.workload, problem.topology, plan, device))
+
+
+def slow_host(problem: Problem) -> Problem:
+    """The same ranks with a host that sets the pace whatever the plan."""
+    cost = problem.hardware.overheads
+    slow = {n: 5 * v for n, v in cost if n.endswith("_us") and isinstance(v, float)}
+    hardware = problem.hardware.model_copy(update={"overheads": cost.model_copy(update=slow)})
+    return replace(problem, hardware=hardware)
+
+
+@pytest.mark.parametrize("seed", quick_only((8,), range(10)))
+def test_it_is_about_as_fast_and_no_baseline_is_faster(seed: int) -> None:
+    problem = random_problem(seed, tables=4)
+    fastest = solve(problem, Stop(effort=QUICK_PREFER), 0, tolerance=0.0)
+    result = solve(problem, Stop(effort=QUICK_PREFER), 0)
+    assert fastest.fastest is None
+    assert fastest.ties is None
+    assert result.ties is not None
+    assert result.best.iteration_ms <= fastest.best.iteration_ms * (1 + MOST_TOLERANCE) * (1 + 1e-9)
+    assert result.lower_bound_ms <= result.best.iteration_ms * (1 + 1e-9)
+    assert result.best.iteration_ms <= min(result.baselines.values()) * (1 + 1e-9)
+    times = [p.iteration_ms for p in result.plans]
+    assert times[0] <= min(times) * (1 + 1e-6)
+    if result.fastest is not None:
+        assert result.fastest.iteration_ms == pytest.approx(fastest.best.iteration_ms)
+        assert result.fastest.iteration_ms < result.best.iteration_ms
+    again = predict(problem.workload, problem.topology, problem.hardware, result.best.plan)
+    assert again.iteration_ms == pytest.approx(result.best.iteration_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize("ranks", quick_only((4,), (4, 16)))
+def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -> None:
+    """The chosen plan's devices take no more than those of a search for devices alone."""
+    tables = [a_table(f"t{i}", 20_000_000, 64, 5.0 * (1 + i % 4)) for i in range(8)]
+    problem = slow_host(a_problem(a_workload(*tables, batch_size=2048), hosts(ranks), H100))
+    result = solve(problem, Stop(effort=0.04), 0)
+    ties = result.ties
+    assert ties is not None
+    assert ties.host_bound
+    assert ties.plans > 10
+    assert ties.device_ms <= ties.device_range_ms[0] * (1 + MOST_TOLERANCE)
+    assert ties.device_ms < 0.5 * result.best.iteration_ms
+    free = problem.hardware.overheads
+    none = {n: 1e-6 * v for n, v in free if n.endswith("_us") and isinstance(v, float)}
+    quick = problem.hardware.model_copy(update={"overheads": free.model_copy(update=none)})
+    alone = solve(replace(problem, hardware=quick), Stop(effort=0.04), 0, tolerance=0.0)
+    assert ties.device_ms <= alone.best.iteration_ms * 1.04
+
+
+@pytest.mark.slow
+def test_the_same_seed_prefers_the_same_plan() -> None:
+    problem = several_lookups(3)
+    first, second = (solve(problem, Stop(effort=QUICK_PREFER), 5) for _ in range(2))
+    assert [p.plan.tables for p in first.plans] == [p.plan.tables for p in second.plans]
+
+
+def two_plans(problem: Problem) -> tuple[Objective, LocalSearch, list[Assignment]]:
+    """All tables whole: alternately on both ranks, and all on the first."""
+    objective, surrogate = objective_of(problem)
+    whole = [
+        next(o for o in options if o.sharding_type == "table_wise")
+        for options in objective.space.options
+    ]
+    spread = tuple((option, (i % 2,)) for i, option in enumerate(whole))
+    return (
+        objective,
+        LocalSearch(objective, surrogate, 0),
+        [spread, tuple((option, (0,)) for option in whole)],
+    )
+
+
+def test_no_limit_no_choice() -> None:
+    """Where only the fastest plan is within the limit, the ranking stays."""
+    objective, search, (plan, _) = two_plans(a_problem(a_workload(a_table("a")), hosts(2), CPU))
+    ms = float(objective.score([plan])[0])
+    ranked = [Candidate(plan, ms, "x")]
+    found, ties = prefer(search, objective, ranked, ms / 2, 0.0, descent=20)
+    assert found == ranked
+    assert ties.plans == 1
+    assert ties.decided_by is None
+
+
+def test_of_tied_plans_the_fullest_rank_decides() -> None:
+    tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
+    problem = a_problem(a_workload(*tables), hosts(2), H100)
+    objective, search, (spread, together) = two_plans(problem)
+    ms = float(objective.score([together])[0])
+    ranked = [Candidate(together, ms, "x")]
+    found, ties = prefer(search, objective, ranked, ms * 1.5, 0.5, descent=300)
+    most = objective.memory(found[0].assignment)[0].max()
+    assert ties.decided_by == "memory"
+    assert ties.fullest_bytes == (most, objective.memory(together)[0].max())
+    assert most <= objective.memory(spread)[0].max() * (1 + ALIKE)
+
+
+def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
+    """Where even halves fit the limit, tables stay whole."""
+    tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
+    problem = a_problem(a_workload(*tables), hosts(2), H100)
+    objective, search, (whole, _) = two_plans(problem)
+    halves = tuple(
+        (next(o for o in options if o.num_shards == 2 and o.column_width == 32), (0, 1))
+        for options in objective.space.options
+    )
+    cut = (*whole[:2], *halves[2:])
+    limit = 2 * float(objective.score([cut, whole]).max())
+    found, ties = prefer(search, objective, [Candidate(cut, 0.1, "x")], limit, 1.0, descent=300)
+    assert ties.decided_by == "sharding types"
+    assert simplicity(found[0].assignment) == simplicity(whole) == (1, 4)
+
+
+def test_memory_is_evened_out_within_the_tolerance() -> None:
+    """The fullest rank holds less than under the fastest plan, and not much more than the mean."""
+    tables = [a_table(f"t{i}", 10_000_000 << i, 64, 20.0 / (1 << i)) for i in range(5)]
+    problem = a_problem(a_workload(*tables), hosts(2), H100)
+    fastest = solve(problem, Stop(effort=QUICK_PREFER), 0, tolerance=0.0)
+    result = solve(problem, Stop(effort=QUICK_PREFER), 0, tolerance=0.3)
+    assert result.best.iteration_ms <= fastest.best.iteration_ms * 1.3 * (1 + 1e-9)
+    assert fullest(problem, result) < fullest(problem, fastest)
+
+
+def test_the_tolerance_is_a_part_of_the_stated_error() -> None:
+    problem = a_problem(a_workload(a_table("a")), hosts(2), CPU)
+    groups = {
+        name: group.model_copy(update={"rel_error": 0.0}) if hasattr(group, "rel_error") else group
+        for name, group in problem.hardware
+    }
+    sure = replace(problem, hardware=problem.hardware.model_copy(update=groups))
+    for one, expected in ((problem, None), (sure, TOLERANCE)):
+        objective, _, (plan, _) = two_plans(one)
+        found = tolerance_of(objective, Candidate(plan, 1.0, "x"))
+        assert TOLERANCE <= found <= MOST_TOLERANCE
+        assert expected is None or found == expected
