@@ -99,7 +99,8 @@ def batch(
     folder: Path,
     tasks: str,
     repeat: str | None = None,
-    against: int | None = None,
+    against: int = 12,
+    like: Path | None = None,
     rounds: int = 10,
     block: int = 6,
     warmup: str = "auto",
@@ -109,7 +110,7 @@ def batch(
     models: str = "shapes",
     quiet: bool = False,
 ) -> None:
-    """Draw models, calibrate, and run plans of each for real, a dozen or the planners' own.
+    """Calibrate, draw models, and run TorchRec's plan, ours and random ones of each for real.
 
     After an interruption the same command continues with what is left.
 
@@ -120,20 +121,19 @@ def batch(
         tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
         ranks (N): Number of processes; each has one core.
         models (NAME): Family that models are drawn from: published (DLRM-DCNv2, RM1 to RM3 and
-            Meta's tables, scaled down), shapes (many small tables, few wide ones, weighted,
-            sequences and others), architectures (crosses, experts, towers and attention in place of
-            a DLRM) and drifting (windows of data that move).
+            Meta's tables, scaled down) or shapes (many small tables, few wide ones, weighted,
+            sequences and others).
         repeat (SEEDS): Tasks to measure a second time, after all others.
-        against (N): Run the plan of TorchRec's planner, ours and N random ones of each model, in
-            place of a dozen; `python -m lab validate against-torchrec --data DIR` reports them.
+        against (N): Number of random plans beside TorchRec's and ours;
+            `python -m lab validate against-torchrec --data DIR` reports them.
+        like (FOLDER): Take models and plans from this measured task set instead of drawing them.
     """
     from lab.tasks.measure import TaskSetSettings, measure_task_set
     from shardopt.cli.output import note
 
     check_number("rounds", rounds, 1, MAX_ROUNDS)
     check_number("block", block, 1, MAX_BLOCK)
-    if against is not None:
-        check_number("against", against, 0, MAX_RANDOM_PLANS)
+    check_number("against", against, 0, MAX_RANDOM_PLANS)
     settings = TaskSetSettings(
         folder,
         seeds("--tasks", tasks),
@@ -145,6 +145,7 @@ def batch(
         runtime,
         models,
         random_plans=against,
+        like=like,
         warmup=warmup_rounds(warmup),
     )
     measure_task_set(settings, lambda text: note([text], quiet=quiet))
@@ -283,33 +284,6 @@ def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -
         )
 
 
-def transformers(
-    *,
-    output: Path,
-    rounds: int = 8,
-    ranks: str = "1,2",
-    quiet: bool = False,
-) -> None:
-    """Measure training steps of transformers, for `python -m lab validate transformers-cpu`.
-
-    After an interruption the same command continues with what is left.
-
-    Measurement:
-        output (-o DIR): Folder for the measurements; it is created, or continued.
-        rounds (N): Number of rounds; each runs three steps of every shape.
-        ranks (N,N): 1 for one process, 2 for DistributedDataParallel on two, 1,2 for both.
-    """
-    from lab.transformers.run import RANKS, run_transformers
-    from predictor.errors import InputError
-    from shardopt.cli.output import note
-
-    check_number("rounds", rounds, 1, MAX_ROUNDS)
-    asked = tuple(dict.fromkeys(ranks.split(",")))
-    if not set(asked) <= {str(count) for count in RANKS}:
-        raise InputError(f"--ranks is {ranks!r}; give 1, 2 or 1,2")
-    run_transformers(output, rounds, tuple(map(int, asked)), lambda text: note([text], quiet=quiet))
-
-
 MEASURE, TOOLS = "Measure and validate", "Pages, profiles and checks"
 
 app = typer.Typer(
@@ -325,7 +299,6 @@ for function in (
     search,
     compare,
     predict,
-    transformers,
 ):
     app.command(function.__name__, rich_help_panel=MEASURE)(command(function))
 

@@ -136,3 +136,18 @@ def _with_host(models: OpModels, steps: Sequence[CapturedStep]) -> OpModels:
     whole = np.array([step.step_ms for step in steps])
     found, _ = nnls(np.stack([ops, calls], axis=1) / whole[:, None], np.ones(len(steps)))
     return replace(models, stretch=float(found[0]), op_ms=float(found[1]))
+
+
+def errors_by_group(
+    steps: Sequence[CapturedStep], models: OpModels
+) -> Mapping[str, tuple[float, float]]:
+    """Group -> share of the steps that its ops take, and its error as a share of its time."""
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step in steps:
+        for row, ms in zip(step.rows, step.ms, strict=True):
+            if row.kind != VIEW:
+                both = spent[group_of(row.kind)]
+                both[0] += ms
+                both[1] += models.row_ms(row)
+    whole = sum(step.step_ms for step in steps)
+    return {group: (ms / whole, model / ms - 1) for group, (ms, model) in spent.items()}

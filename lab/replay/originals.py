@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lab.transformer import TransformerShape
+from lab.transformers import TransformerShape
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.extras import needs_torchrec

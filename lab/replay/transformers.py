@@ -9,9 +9,8 @@ positions with their shift. Sources: Devlin et al. 2019, Radford et al. 2019, Ya
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from lab.transformer import TransformerShape
+from lab.transformers import TransformerShape
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
@@ -234,22 +233,12 @@ def _small(module: nn.Module) -> None:
 
 
 class Training:
-    """A model with its optimizer and one batch; it has made its first step.
+    """A model with its optimizer and one batch; it has made its first step."""
 
-    Args:
-        wrap: what makes a model of several ranks of it.
-    """
-
-    def __init__(
-        self,
-        shape: TransformerShape,
-        seed: int = 0,
-        wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
-    ) -> None:
-        torch.manual_seed(seed)
-        model = MODELS[shape.family](shape)
-        model.apply(_small)
-        self.model = wrap(model)
+    def __init__(self, shape: TransformerShape) -> None:
+        torch.manual_seed(0)
+        self.model = MODELS[shape.family](shape)
+        self.model.apply(_small)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         self.ids = torch.randint(shape.vocabulary, (shape.batch, shape.sequence))
         self.step()
@@ -257,17 +246,8 @@ class Training:
         for state in self.optimizer.state.values():
             state["exp_avg_sq"].add_(SEEN)
 
-    def step(self, mark: Callable[[str], None] = lambda part: None) -> None:
-        """Gradients set to none, forward, backward, optimizer.
-
-        Args:
-            mark: called with the name of each part as it starts.
-        """
-        mark("forward")
+    def step(self) -> None:
+        """Gradients set to none, forward, backward, optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model(self.ids)
-        mark("backward")
-        loss.backward()
-        del loss
-        mark("optimizer")
+        self.model(self.ids).backward()
         self.optimizer.step()

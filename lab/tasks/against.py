@@ -1,4 +1,4 @@
-"""TorchRec's own plan and ours of random models, run side by side: is ours faster, as predicted?
+"""Tasks: a model drawn at random, TorchRec's own plan and ours of it, run side by side.
 
 Both planners get the same model, with its real pooling factors, and the same memory. TorchRec's
 runs with its defaults. Ours runs twice: on the calibration of the task set, which no measured
@@ -10,10 +10,13 @@ Why: docs/decisions/0024-gains.md.
 
 from __future__ import annotations
 
-from lab.tasks.draw import PROFILE, Task
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from lab.tasks.models import draw_model
-from lab.tasks.plans import random_plans, their_plan, without_repeats
-from lab.tasks.task_set import TaskSet, task_name
+from lab.tasks.plans import random_plans, signature
+from lab.tasks.task_set import BASE, TaskSet
+from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan
@@ -28,7 +31,20 @@ THEIRS, OURS, SHIPPED = "torchrec", "shardopt", "shardopt_shipped_profile"
 others up to a renaming of ranks."""
 
 
-def draw_planners_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
+@dataclass(frozen=True)
+class Task:
+    """A model and the plans of it that are run side by side.
+
+    Args:
+        workload: as its model file reads, with the digest of that.
+        plans: name -> plan; the first is what others are compared with.
+    """
+
+    workload: Workload
+    plans: Mapping[str, ShardingPlan]
+
+
+def draw_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
     """The model of a task, what each planner makes of it, TorchRec's first, and random plans.
 
     Args:
@@ -40,16 +56,29 @@ def draw_planners_task(seed: int, task_set: TaskSet, models: str, count: int) ->
     """
     ranks = task_set.ranks
     workload = draw_model(models, seed)
-    theirs = their_plan(workload, ranks, seed)
+    theirs = _their_plan(workload, ranks, seed)
     plans = {THEIRS: theirs, OURS: _search(workload, ranks, task_set.made.profile)}
-    shipped = _search(workload, ranks, load_hardware(PROFILE))
-    if (SHIPPED,) in without_repeats({**plans, SHIPPED: shipped}, workload):
+    shipped = _search(workload, ranks, load_hardware(BASE))
+    known = {signature(plan, workload) for plan in plans.values()}
+    if signature(shipped, workload) not in known:
         plans[SHIPPED] = shipped
     # what is drawn must not depend on what the profiles choose
-    plans |= random_plans(seed, workload, ranks, count, [theirs])
-    return Task(seed, task_name(seed), workload, plans)
+    return Task(workload, plans | random_plans(seed, workload, ranks, count, [theirs]))
 
 
 def _search(workload: Workload, ranks: Topology, hardware: HardwareProfile) -> ShardingPlan:
     """What `shardopt plan` writes with its defaults."""
     return solve(Problem(workload, ranks, hardware), Stop(), seed=0).best.plan
+
+
+def _their_plan(workload: Workload, ranks: Topology, seed: int) -> ShardingPlan:
+    """The plan of TorchRec's planner, which looks at embedding modules alone."""
+    from shardopt.training.torchrec_planner import plan_with_torchrec
+
+    found = plan_with_torchrec(workload, ranks, "cpu").plan
+    if found is None:
+        raise InputError(
+            f"TorchRec's planner finds no plan for task {seed} that fits this machine's memory; "
+            "measure on one with more, or leave the task out"
+        )
+    return found

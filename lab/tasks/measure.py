@@ -1,7 +1,8 @@
 """Measures a task set: a calibration, then every task, then some of them a second time.
 
-`lab.tasks.task_set` says what lies in its folder. What is complete is not measured
-again, so that the same command goes on where it was interrupted.
+A task is drawn from its seed (`lab.tasks.against`), or has the model and the plans that it has in
+another task set. `lab.tasks.task_set` says what lies in its folder. What is complete is not
+measured again, so that the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -9,35 +10,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab.architecture import Architecture, architecture_of
-from lab.tasks.against import draw_planners_task
-from lab.tasks.architectures import draw_architecture_task
-from lab.tasks.draw import Task, draw_task
-from lab.tasks.drifting import draw_drifting_task
-from lab.tasks.models import ARCHITECTURES, DRIFTING, FAMILIES, SHAPES, check_family
+from lab.architecture import architecture_of
+from lab.tasks.against import draw_task
+from lab.tasks.models import SHAPES, draw_model
 from lab.tasks.task_set import (
     CALIBRATION_FILE,
     OLD_FILES,
     SCHEMA,
     TASK_SET_FILE,
-    TaskSet,
     load_task_set,
     load_windows,
     part_path,
     part_paths,
+    read_plans,
     split_plans,
+    split_window,
     task_name,
-    window_path,
 )
-from lab.tasks.windows import split_window
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.model.plan import ShardingPlan
-from predictor.model.plan_json import plan_from_dict
 from predictor.model.workload import Workload
 from predictor.units import GIB
 from shardopt.bench.job import Job
@@ -58,13 +54,6 @@ REMEDY = "restore it, or measure into another folder"
 Say = Callable[[str], None]
 
 
-FAMILY_TASKS: Mapping[str, Callable[[int, TaskSet], Task]] = {
-    ARCHITECTURES: draw_architecture_task,
-    DRIFTING: draw_drifting_task,
-}
-"""Families whose models come with plans of their own."""
-
-
 @dataclass(frozen=True)
 class TaskSetSettings:
     """What to measure.
@@ -77,8 +66,8 @@ class TaskSetSettings:
         link_gbit_s: of the link between two hosts of a rank each; None: all ranks on one host.
         runtime: of the ranks.
         models: the family that models are drawn from.
-        random_plans: how many a task has beside TorchRec's plan and ours; None: a dozen plans of
-            every structure, or those of the family.
+        random_plans: how many a task has beside TorchRec's plan and ours.
+        like: another task set, whose models and plans the tasks have; None: they are drawn.
         warmup: rounds before measuring; None lets the samples decide.
     """
 
@@ -91,8 +80,14 @@ class TaskSetSettings:
     link_gbit_s: float | None = None
     runtime: Runtime = Runtime.PLAIN
     models: str = SHAPES
-    random_plans: int | None = None
+    random_plans: int = 12
+    like: Path | None = None
     warmup: int | None = None
+
+    @property
+    def family(self) -> str:
+        """The family of the tasks' models."""
+        return self.models if self.like is None else _read_about(self.like)["models"]
 
     @property
     def local_world_size(self) -> int:
@@ -170,16 +165,25 @@ def _check(settings: TaskSetSettings) -> None:
             f"{HOSTS}, or leave the link out",
             inputs=("link", "ranks"),
         )
-    check_family(settings.models)
-    if settings.random_plans is not None:
-        if settings.models in FAMILY_TASKS:
-            raise InputError(
-                f"models '{settings.models}' come with plans of their own, beside which no "
-                f"planner's would tell anything; choose another of {', '.join(FAMILIES)}",
-                inputs=("models",),
-            )
+    if settings.like is None:
+        draw_model(settings.models, 0)
         # a missing torchrec is told now, not after the minutes of the calibration
         from shardopt.training import torchrec_planner  # noqa: F401
+
+        return
+    known = _read_about(settings.like)
+    lacks = [seed for seed in settings.tasks if not part_paths(settings.like, task_name(seed))]
+    if lacks:
+        raise InputError(
+            f"{settings.like}: has no plans of task {lacks[0]}; it has tasks {known['tasks']}",
+            inputs=("tasks",),
+        )
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """The file of a task set."""
+    path = folder / TASK_SET_FILE
+    return {**OLD_FILES, **read_json(path, "task set file", SCHEMA, KINDS, REMEDY).data}
 
 
 def _open(settings: TaskSetSettings) -> None:
@@ -197,13 +201,13 @@ def _open(settings: TaskSetSettings) -> None:
         "local_world_size": settings.local_world_size,
         "runtime": settings.runtime.value,
         "block": settings.block,
-        "models": settings.models,
+        "models": settings.family,
         "environment": environment(BACKEND),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "tasks": sorted(set(settings.tasks)),
     }
     if path.exists():
-        old = read_json(path, "task set file", SCHEMA, KINDS, REMEDY).data
+        old = _read_about(settings.folder)
         _refuse_mixed(path, old, about)
         about = {**old, "tasks": sorted({*old["tasks"], *settings.tasks})}
     else:
@@ -230,7 +234,6 @@ def _make(folder: Path) -> None:
 
 def _refuse_mixed(path: Path, old: Mapping[str, Any], new: dict[str, Any]) -> None:
     keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block", *OLD_FILES)
-    old = {**OLD_FILES, **old}
     was = {**{key: old.get(key) for key in keys}, **_machine(old["environment"])}
     now = {**{key: new[key] for key in keys}, **_machine(new["environment"])}
     for key in {**was, **now}:
@@ -299,53 +302,67 @@ def _run(
     if path.exists() and len(read_rows(path).rounds) >= settings.rounds:
         say(f"{title}: complete")
         return
-    workload = load_model(settings.folder / f"{task_name(seed)}.yaml")
-    found = read_rows(plans)
-    chosen = {
-        entry["name"]: plan_from_dict(entry["plan"], where=f"{plans}: plan '{entry['name']}'")
-        for entry in found.plans
-    }
-    windows = load_windows(settings.folder, task_name(seed))
-    job = _job(settings, seed, workload, chosen, architecture_of(found), windows)
-    run_bench(job, path, say=lambda text: say(f"{title}: {text}"))
+    run_bench(
+        _job(settings, seed, settings.folder, plans), path, say=lambda t: say(f"{title}: {t}")
+    )
 
 
 def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
-    """Draw a task, and write its model and its plans: rows files without any round.
+    """Write the model and the plans of a task: rows files without any round.
 
     From then on the files say what the task is, since what is drawn changes with the calibration
     and with this code.
     """
-    task_set = load_task_set(settings.folder)
-    if settings.random_plans is not None:
-        task = draw_planners_task(seed, task_set, settings.models, settings.random_plans)
-    elif settings.models in FAMILY_TASKS:
-        task = FAMILY_TASKS[settings.models](seed, task_set)
+    name = task_name(seed)
+    if settings.like is not None:
+        # a model, its windows, and dense ops beside them
+        for source in settings.like.glob(f"{name}.*"):
+            if not source.name.endswith(".rows.json"):
+                atomic_write_text(settings.folder / source.name, source.read_text(encoding="utf-8"))
+        jobs = [
+            _job(settings, seed, settings.like, path) for path in part_paths(settings.like, name)
+        ]
     else:
-        task = draw_task(seed, task_set.ranks, settings.models)
-    memory_bytes = environment(BACKEND)["memory_bytes"]
-    parts, left_out = split_plans(task.workload, task.plans, memory_bytes)
-    if left_out:
-        say(
-            f"{title}: left out {', '.join(left_out)}, which with {next(iter(task.plans))} need "
-            "more than half of the memory"
+        task = draw_task(
+            seed, load_task_set(settings.folder), settings.models, settings.random_plans
         )
-    write_model(settings.folder / f"{task_name(seed)}.yaml", task.workload)
-    for number, window in enumerate(task.windows, start=2):
-        write_model(window_path(settings.folder, task_name(seed), number), window)
+        write_model(settings.folder / f"{name}.yaml", task.workload)
+        parts, left_out = split_plans(
+            task.workload, task.plans, environment(BACKEND)["memory_bytes"]
+        )
+        if left_out:
+            say(
+                f"{title}: left out {', '.join(left_out)}, which with {next(iter(task.plans))} "
+                "need more than half of the memory"
+            )
+        jobs = [_job_of(settings, seed, task.workload, plans) for plans in parts]
     # the first part last: where it is there, all are
-    for number, plans in reversed(list(enumerate(parts, start=1))):
-        rows = new_rows(_job(settings, seed, task.workload, plans, task.architecture, task.windows))
-        write_rows(part_path(settings.folder, task_name(seed), number), rows)
+    for number, job in reversed(list(enumerate(jobs, start=1))):
+        write_rows(part_path(settings.folder, name, number), new_rows(job))
 
 
-def _job(
-    settings: TaskSetSettings,
-    seed: int,
-    workload: Workload,
-    plans: dict[str, ShardingPlan],
-    architecture: Architecture | None,
-    windows: tuple[Workload, ...],
+def _job(settings: TaskSetSettings, seed: int, folder: Path, part: Path) -> Job:
+    """What runs the plans of a rows file of a folder."""
+    name = task_name(seed)
+    workload, rows = load_model(folder / f"{name}.yaml"), read_rows(part)
+    plans, windows = read_plans(part, rows, workload), load_windows(folder, name)
+    more: dict[str, Any] = {}
+    architecture = architecture_of(rows)
+    if architecture is not None:
+        from lab.rankers import RankerBuilder, model_facts
+
+        more = {"build": RankerBuilder(architecture), "facts": model_facts(workload, architecture)}
+    data = {
+        plan: windows[number - 2]
+        for plan in plans
+        for number in (split_window(plan)[1],)
+        if number > 1
+    }
+    return replace(_job_of(settings, seed, workload, plans), data=data, **more)
+
+
+def _job_of(
+    settings: TaskSetSettings, seed: int, workload: Workload, plans: dict[str, ShardingPlan]
 ) -> Job:
     return Job(
         workload,
@@ -357,20 +374,4 @@ def _job(
         seed=seed,
         link=settings.link,
         runtime=settings.runtime,
-        **_other_model(workload, architecture),
-        data={
-            plan: windows[number - 2]
-            for plan in plans
-            for number in (split_window(plan)[1],)
-            if number > 1
-        },
     )
-
-
-def _other_model(workload: Workload, architecture: Architecture | None) -> dict[str, Any]:
-    """What a job says of a model that is no DLRM."""
-    if architecture is None:
-        return {}
-    from lab.rankers import RankerBuilder, model_facts
-
-    return {"build": RankerBuilder(architecture), "facts": model_facts(workload, architecture)}

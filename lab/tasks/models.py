@@ -73,19 +73,15 @@ def with_batch(
     return min(models, key=lambda model: abs(math.log(count(model) / aim)))
 
 
-def count(workload: Workload, dense_products: float | None = None) -> float:
-    """About how many milliseconds an iteration is worth; see the head of this file.
-
-    Args:
-        dense_products: of a sample's way forward through the dense part; None: those of a DLRM.
-    """
+def count(workload: Workload) -> float:
+    """About how many milliseconds an iteration is worth, counted without any prediction."""
     tables = workload.tables
     sample = sum(
         t.lookups_per_sample * (ID + VALUE * t.embedding_dim)
         + t.outputs_per_sample * t.embedding_dim * EXCHANGED
         for t in tables
     )
-    sample += PRODUCT * (products(workload) if dense_products is None else dense_products)
+    sample += PRODUCT * products(workload)
     return workload.batch_size * sample + TABLE * len(tables)
 
 
@@ -340,125 +336,27 @@ def _with_law(table: Table, law: Distribution) -> Table:
     return replace(table, features=(replace(feature, distribution=law),))
 
 
-WINDOWS = (2, 3)
-HISTORIES, OTHERS = (6, 10), (2, 5)
-"""Tables of a model, of both kinds."""
-POOLING = (15.0, 80.0), (1.0, 4.0)
-ROWS = (20_000, 400_000), (2_000, 200_000)
-DIMS = (32, 64), (16, 32)
-ALPHA = (0.3, 1.0), (0.5, 1.3)
-"""Ranges of the features and tables of both kinds."""
-WIDTH = 64
-"""Of the layers of the dense part."""
-DRIFT_SAMPLES = (*BATCH, 2 * BATCH[-1])
-DRIFT_AIM = (100.0, 140.0)
-"""Between which the count of a model (`lab.tasks.models`) is drawn."""
-MOVING = 3 / 4
-"""Share of the histories that move."""
-POOLING_SIGMA, STEADY_SIGMA = 0.8, 0.05
-"""Of the log of a pooling factor from window to window, of features that move and of others."""
-ALPHA_STEP = 0.15
-ORDERED = 1 / 3
-"""Share of the tables whose rows are numbered by frequency at first."""
-REPLACED = (0.05, 0.6)
-"""Share of the hot ids that new ones replace in a window."""
-GONE = 0.5
-"""Share of the hot ids from which on the order of the rows says nothing any more."""
-
-
-def draw_windows(seed: int) -> tuple[Workload, ...]:
-    """The model of a seed in each of its windows; they differ in their features alone.
-
-    Each is as a reader of its model file finds it, and the same on any machine.
-    """
-    rng = random.Random(f"shardopt drifting histories {seed}")
-    kinds = [0] * whole(rng, *HISTORIES) + [1] * whole(rng, *OTHERS)
-    tables = [_drifting_table(rng, i, kind) for i, kind in enumerate(kinds)]
-    dense = DenseArch(13, (WIDTH,), (WIDTH, 1), "concat")
-    aim = log_uniform(rng, *DRIFT_AIM)
-    name = f"drifting-{seed:03d}"
-    models = [Workload(name, batch, tuple(tables), dense) for batch in DRIFT_SAMPLES]
-    first = min(models, key=lambda model: abs(math.log(count(model) / aim)))
-    windows = [first]
-    rates = [log_uniform(rng, *REPLACED) for _ in tables]
-    moving = [kind == 0 and rng.random() < MOVING for kind in kinds]
-    for after in range(1, whole(rng, *WINDOWS)):
-        gone = [1 - (1 - rate) ** after >= GONE for rate in rates]
-        windows.append(_next(windows[-1], rng, moving, gone))
-    return tuple(with_digest(window) for window in windows)
-
-
-def _drifting_table(rng: random.Random, index: int, kind: int) -> Table:
-    pooling = round(log_uniform(rng, *POOLING[kind]), 1)
-    skewed = rng.random() < 0.8
-    law = Zipf(round(uniform(rng, *ALPHA[kind]), 2)) if skewed else Uniform()
-    order = "frequency" if rng.random() < ORDERED else "random"
-    feature = Feature(f"f{index:02d}", pooling, distribution=law, id_order=order)
-    rows, dim = int(log_uniform(rng, *ROWS[kind])), pick(rng, DIMS[kind])
-    return Table(f"t{index:02d}", rows, dim, (feature,))
-
-
-def _next(
-    window: Workload, rng: random.Random, moving: Sequence[bool], gone: Sequence[bool]
-) -> Workload:
-    """The window after."""
-    tables = [
-        replace(table, features=tuple(_moved(f, rng, moves, lost) for f in table.features))
-        for table, moves, lost in zip(window.tables, moving, gone, strict=True)
-    ]
-    return replace(window, tables=tuple(tables))
-
-
-def _moved(feature: Feature, rng: random.Random, moves: bool, lost: bool) -> Feature:
-    sigma = POOLING_SIGMA if moves else STEADY_SIGMA
-    pooling = max(1.0, round(lognormal(rng, feature.pooling_factor, sigma), 1))
-    law, step = feature.distribution, uniform(rng, -ALPHA_STEP, ALPHA_STEP)
-    if moves and isinstance(law, Zipf):
-        law = Zipf(round(min(max(law.alpha + step, ALPHA[0][0]), ALPHA[1][1]), 2))
-    order = "random" if lost else feature.id_order
-    return replace(feature, pooling_factor=pooling, distribution=law, id_order=order)
-
-
 SHAPES = "shapes"
-ARCHITECTURES = "architectures"
-"""The family that is drawn, with plans of its own, in `lab.tasks.architectures`."""
-DRIFTING = "drifting"
-"""The family with windows of data, whose plans are drawn in `lab.tasks.drifting`."""
-
-COUNTED: Mapping[str, Callable[[int, random.Random], Workload]] = {
+FAMILIES: Mapping[str, Callable[[int, random.Random], Workload]] = {
     "published": draw_published,
     SHAPES: draw_shape,
 }
-"""Families whose models are sized by counting: name -> the model of a seed."""
-
-FAMILIES = (*COUNTED, ARCHITECTURES, DRIFTING)
-
-
-def check_family(name: str) -> None:
-    """Refuse a name that is no family.
-
-    Raises:
-        InputError: it is none.
-    """
-    if name not in FAMILIES:
-        raise InputError(
-            f"there are no models '{name}'{did_you_mean(name, FAMILIES)}; "
-            f"choose {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]}",
-            inputs=("models",),
-        )
+"""Name of a family -> the model of a seed."""
 
 
 def draw_model(family: str, seed: int) -> Workload:
     """The model of a seed, as a reader of its file finds it: the same on any machine.
 
     Args:
-        family: one of `COUNTED`.
         seed: at least 0.
 
     Raises:
-        InputError: a seed below 0.
+        InputError: there is no such family.
     """
-    if seed < 0:
-        raise InputError(f"a task's seed is {seed}; it must be at least 0")
-    rng = random.Random(f"shardopt {family} {seed}")
-    return with_digest(COUNTED[family](seed, rng))
+    if family not in FAMILIES:
+        raise InputError(
+            f"there are no models '{family}'{did_you_mean(family, FAMILIES)}; "
+            f"choose {' or '.join(FAMILIES)}",
+            inputs=("models",),
+        )
+    return with_digest(FAMILIES[family](seed, random.Random(f"shardopt {family} {seed}")))

@@ -306,7 +306,7 @@ def _task(
     workload = load_model(folder / f"{task_name(number)}.yaml")
     plans: dict[str, ShardingPlan] = {}
     for path, rows in parts:
-        plans |= _plans(path, rows, workload)
+        plans |= read_plans(path, rows, workload)
     again = folder / f"{task_name(number)}.again.rows.json"
     second = _read_rows(again, about) if again.is_file() else None
     second = second if second and second.rounds else None
@@ -318,17 +318,31 @@ def _task(
 def load_windows(folder: Path, name: str) -> tuple[Workload, ...]:
     """The windows of a task's model after the first."""
     found: list[Workload] = []
-    while (path := window_path(folder, name, len(found) + 2)).is_file():
+    while (path := folder / f"{name}.window-{len(found) + 2}.yaml").is_file():
         found.append(load_model(path))
     return tuple(found)
 
 
-def window_path(folder: Path, name: str, number: int) -> Path:
-    """``task-007.window-2.yaml``, of the second window; the first has the model file's own name."""
-    return folder / f"{name}.window-{number}.yaml"
+_MARK = " @"
 
 
-def _plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, ShardingPlan]:
+def in_window(name: str, number: int) -> str:
+    """A plan's name on the batches of a window, from 1, such as ``nominal @2``."""
+    return f"{name}{_MARK}{number}"
+
+
+def split_window(name: str) -> tuple[str, int]:
+    """A plan's own name and its window; without one it is the first."""
+    plain, mark, number = name.rpartition(_MARK)
+    return (plain, int(number)) if mark and number.isdecimal() else (name, 1)
+
+
+def read_plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, ShardingPlan]:
+    """The plans of a rows file by name.
+
+    Raises:
+        InputError: they do not fit the model, or it has changed since.
+    """
     digest = rows.model.get("sha256")
     if digest and digest != workload.sha256:
         model = f"{path.name.partition('.')[0]}.yaml"

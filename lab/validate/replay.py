@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from lab.replay.calls import FIT, TEST, ModelCalls, captured_step, fit_replays, read_replays
-from lab.transformers.op_fits import errors_by_group
+from lab.replay.op_fit import errors_by_group
 from lab.validate.report import ComparedRow, Report, Scores, errors_by_ranks
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.hardware.loader import load_hardware

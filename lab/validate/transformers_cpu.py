@@ -1,7 +1,7 @@
 """Training steps of transformers on CPU ranks, against predictions from other shapes' steps.
 
 Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
-(`lab.transformers.files`). A target's ops come from fake tensors, its time from the
+(`lab.transformers`). A target's ops come from fake tensors, its time from the
 kernel models and an iteration graph, as of a generated benchmark. No target is run for its
 prediction. The fit is made anew here, so that shapes can be held out.
 """
@@ -14,17 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.replay.op_fit import CapturedStep, fit_models
-from lab.transformer import FAMILIES, TransformerShape, parse_shape
-from lab.transformers.files import (
+from lab.replay.op_fit import CapturedStep, errors_by_group, fit_models
+from lab.transformers import (
+    FAMILIES,
     OPS,
     GradientSync,
     Rounds,
+    TransformerShape,
+    fit_sync,
+    parse_shape,
     read_ops,
     read_rounds,
     rounds_file,
 )
-from lab.transformers.op_fits import errors_by_group, fit_sync
 from lab.validate.report import ComparedRow, Report, Scores, Summary, errors_by_ranks
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.errors import InputError
@@ -72,10 +74,12 @@ def validate_transformers_cpu(folder: Path) -> Report:
     """Fit on the calibration shapes of a folder and predict all others.
 
     Raises:
-        InputError: the folder is not what `python -m lab transformers` writes.
+        InputError: the folder holds no measured transformers.
     """
     if not (folder / OPS).is_file():
-        raise _no_data(folder)
+        raise InputError(
+            f"{folder}: has no {OPS}; give a folder like configs/bench/transformers-cpu"
+        )
     steps = read_ops(folder)
     predictors = [
         _fit(_read_checked(folder, ranks, steps), steps, ranks)
@@ -104,12 +108,6 @@ def validate_transformers_cpu(folder: Path) -> Report:
     )
 
 
-def _no_data(folder: Path) -> InputError:
-    return InputError(
-        f"{folder}: has no {OPS}; give a folder that python -m lab transformers has written"
-    )
-
-
 def _read_checked(folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> Rounds:
     """Rounds whose shapes and rows are those of the folder's ops."""
     rounds, where = read_rounds(folder, ranks), rounds_file(folder, ranks)
@@ -125,7 +123,7 @@ def _read_checked(folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> R
         if len(spent) != count:
             raise InputError(
                 f"{where}: has {len(spent)} times of '{name}', {folder / OPS} {count} rows; both "
-                "must come from one run of python -m lab transformers"
+                "must come from one measurement"
             )
     return rounds
 

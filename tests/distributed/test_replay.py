@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torchrec")
 
-from lab.transformer import TransformerShape
+from lab.transformers import TransformerShape
 from predictor.errors import InputError
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, program_of

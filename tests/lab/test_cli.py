@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.cli import main
 from lab.tasks import measure
-from lab.tasks.draw import Task
+from lab.tasks.against import Task
 from lab.tasks.models import draw_model
 from lab.tasks.plans import plan_of, random_plans, row_wise, table_wise
-from lab.transformers import run as transformers
+from lab.tasks.task_set import TaskSet
 from lab.validate.public_tables import GEMM_FILE
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
-from predictor.model.topology import Topology
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
@@ -67,7 +64,8 @@ pytest.importorskip("torchrec")
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
-def a_task(seed: int, topology: Topology, models: str) -> Task:
+def a_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
+    topology = task_set.ranks
     world_size = topology.world_size
     made = with_digest(a_workload(*(a_table(n, 1000 + seed, 8) for n in "ab"), batch_size=16))
     shardings = {
@@ -75,7 +73,7 @@ def a_task(seed: int, topology: Topology, models: str) -> Task:
         "split": tuple(row_wise(t, world_size) for t in made.tables),
     }
     plans = {name: plan_of(made, topology, plan) for name, plan in shardings.items()}
-    return Task(seed, f"task-{seed:03d}", made, plans)
+    return Task(made, plans)
 
 
 def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,33 +164,3 @@ def test_bad_flags_of_a_suite(
     done = run("search", *words)
     assert (done.code, done.out) == (2, "")
     assert told in done.err
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(transformers, "run_transformers", lambda *words: found.append(words[:3]))
-    return found
-
-
-def test_what_is_asked_is_handed_on(run: Callable, asked: list[tuple[Any, ...]]) -> None:
-    assert run("transformers", "-o", "there", "--rounds", 3, "--ranks", "2").code == 0
-    assert run("transformers", "--output", "there").code == 0
-    assert asked == [(Path("there"), 3, (2,)), (Path("there"), 8, (1, 2))]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--ranks", "4"), "--ranks is '4'; give 1, 2 or 1,2"),
-        (("--ranks", ""), "--ranks is ''"),
-        (("--rounds", "0"), "rounds is 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    run: Callable, asked: list[tuple[Any, ...]], words: tuple[str, ...], said: str
-) -> None:
-    done = run("transformers", "-o", "there", *words)
-    assert done.code == 2
-    assert said in " ".join(done.err.split())
-    assert not asked

@@ -1,4 +1,4 @@
-"""The ops that pass through PyTorch's dispatcher: what they do to data, or how long each takes.
+"""The ops that pass through PyTorch's dispatcher, and what they do to data.
 
 `Recorder` works on fake tensors too, which have shapes, strides and memory but no data: then it
 lists the ops of a step or of a program without running them.
@@ -6,7 +6,6 @@ lists the ops of a step or of a program without running them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -63,15 +62,6 @@ class Recording:
     calls: list[RecordedCall] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     events: list[tuple[int, Gradient | Lookup | LookupBackward]] = field(default_factory=list)
-
-    @property
-    def gradients(self) -> list[tuple[int, int]]:
-        """(number of calls made before, bytes) of every parameter gradient, in order."""
-        return [
-            (at, event.elements * event.item_bytes)
-            for at, event in self.events
-            if isinstance(event, Gradient)
-        ]
 
 
 class Recorder(TorchDispatchMode):
@@ -179,23 +169,6 @@ class Recorder(TorchDispatchMode):
             tensor.element_size(),
             DATA_TYPES.get(tensor.dtype, ""),
         )
-
-
-class OpClock(TorchDispatchMode):
-    """Times each op of a step where it happens; ``ms`` in the order of `Recording.calls`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ms: list[float] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        start = time.perf_counter_ns()
-        result = func(*args, **(kwargs or {}))
-        if func.namespace == "aten":
-            self.ms.append((time.perf_counter_ns() - start) / 1e6)
-        return result
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -6,13 +6,12 @@ import random
 
 import pytest
 
-from lab.transformers.files import GradientSync, gradient_sum
+from lab.transformers import GradientSync, fit_sync, gradient_sum
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
 
-from lab.replay.op_fit import CapturedStep, fit_models
-from lab.transformers.op_fits import errors_by_group, fit_sync
+from lab.replay.op_fit import CapturedStep, errors_by_group, fit_models
 
 HOST_MS = 0.002
 

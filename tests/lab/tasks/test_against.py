@@ -10,9 +10,8 @@ import pytest
 from lab.cli import main
 from lab.suites import COMMITTED
 from lab.tasks import against
-from lab.tasks.against import OURS, SHIPPED, THEIRS, draw_planners_task
-from lab.tasks.draw import PROFILE
-from lab.tasks.task_set import TaskSet, load_task_set, task_set_folders
+from lab.tasks.against import OURS, SHIPPED, THEIRS, draw_task
+from lab.tasks.task_set import BASE, TaskSet, load_task_set, task_set_folders
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
@@ -49,7 +48,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch) -> TaskSet:
 
 @pytest.mark.slow
 def test_both_planners_plans_theirs_first(a_set: TaskSet) -> None:
-    task = draw_planners_task(3, a_set, "shapes", 2)
+    task = draw_task(3, a_set, "shapes", 2)
     assert list(task.plans)[:2] == [THEIRS, OURS]
     assert list(task.plans)[-2:] == ["random_1", "random_2"]
     assert task.workload == a_model()
@@ -73,8 +72,8 @@ def test_the_shipped_profiles_plan_stands_once(
         return plans[-1]
 
     monkeypatch.setattr(against, "_search", searched)
-    assert SHIPPED not in draw_planners_task(3, a_set, "shapes", 2).plans
-    assert used == [a_set.made.profile.name, load_hardware(PROFILE).name]
+    assert SHIPPED not in draw_task(3, a_set, "shapes", 2).plans
+    assert used == [a_set.made.profile.name, load_hardware(BASE).name]
 
 
 def test_a_model_that_torchrec_cannot_place_is_refused(
@@ -85,7 +84,7 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
     answer = torchrec_planner.TorchRecAnswer(None, 0.1, None)
     monkeypatch.setattr(torchrec_planner, "plan_with_torchrec", lambda *_: answer)
     with pytest.raises(InputError, match="no plan for task 3 that fits"):
-        draw_planners_task(3, a_set, "shapes", 2)
+        draw_task(3, a_set, "shapes", 2)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lab.cli import main, seeds
+from lab.suites import COMMITTED
 from lab.tasks import measure
 from lab.tasks import task_set as parts
-from lab.tasks.draw import Task
+from lab.tasks.against import Task
 from lab.tasks.measure import TaskSetSettings, measure_task_set
 from predictor.errors import InputError
 from predictor.model.topology import Topology
@@ -26,16 +27,16 @@ from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 
 MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}
 WARM = {"rounds": 1, "settled": True}
+DRIFTING = COMMITTED / "drifting" / "2026-11-22-plain"
 
 
 def a_task(seed: int, plans: int, topology: Topology) -> Task:
-    name = f"task-{seed:03d}"
     made = with_digest(a_workload(a_table("t", rows=100 + seed, dim=8)))
     found = {
         f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % topology.world_size)])
         for at in range(plans)
     }
-    return Task(seed, name, made, found)
+    return Task(made, found)
 
 
 class Lab:
@@ -52,9 +53,9 @@ class Lab:
     def calibrate(self, asked: TaskSetSettings, say: Callable[[str], None]) -> None:
         self.calls.append("calibrate")
 
-    def draw_task(self, seed: int, ranks: Topology, models: str) -> Task:
+    def draw_task(self, seed: int, task_set: SimpleNamespace, models: str, count: int) -> Task:
         self.drawn.append(seed)
-        return a_task(seed, self.plans, ranks)
+        return a_task(seed, self.plans, task_set.ranks)
 
     def run_bench(self, job: Job, path: Path, say: Callable[[str], None]) -> None:
         self.calls.append(path.name)
@@ -288,15 +289,44 @@ def test_a_link_makes_two_hosts(tmp_path: Path, lab: Lab) -> None:
         ({"world_size": 3}, "number of ranks is 3"),
         ({"repeats": [5]}, "task 5 is to be repeated"),
         ({"models": "shape"}, "no models 'shape'"),
-        ({"models": "drifting", "random_plans": 4}, "models 'drifting'"),
+        (
+            {"like": COMMITTED / "drifting" / "2026-11-22-plain", "tasks": [99]},
+            "no plans of task 99",
+        ),
+        ({"like": COMMITTED}, "batch.json"),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(
     tmp_path: Path, lab: Lab, more: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InputError, match=told):
-        measure_task_set(asked(tmp_path, [0], **more), quiet)
+        measure_task_set(asked(tmp_path, **{"tasks": [0], **more}), quiet)
     assert lab.calls == []
+
+
+def test_tasks_are_measured_again_as_another_set_has_them(tmp_path: Path, lab: Lab) -> None:
+    measure_task_set(asked(tmp_path, [3], like=DRIFTING), quiet)
+    assert lab.drawn == []
+    assert json.loads((tmp_path / "batch" / "batch.json").read_text())["models"] == "drifting"
+    job, was = lab.jobs["task-003.rows.json"], read_rows(DRIFTING / "task-003.rows.json")
+    assert list(job.plans) == was.names
+    window = load_model(DRIFTING / "task-003.window-2.yaml")
+    name = next(name for name in was.names if name.endswith(" @2"))
+    assert job.data[name] == window != job.workload
+    assert job.workload == load_model(DRIFTING / "task-003.yaml")
+    assert len(read_rows(tmp_path / "batch" / "task-003.rows.json").rounds) == 2
+
+
+def test_a_model_that_is_no_dlrm_is_built_again(tmp_path: Path, lab: Lab) -> None:
+    pytest.importorskip("torchrec")
+    from lab.rankers import RankerBuilder
+
+    like = COMMITTED / "architectures" / "2026-11-22-plain"
+    measure_task_set(asked(tmp_path, [1], like=like), quiet)
+    job, was = lab.jobs["task-001.rows.json"], read_rows(like / "task-001.rows.json")
+    assert isinstance(job.build, RankerBuilder)
+    assert job.facts["architecture"] == was.model["architecture"]
+    assert read_rows(tmp_path / "batch" / "task-001.rows.json").model == was.model
 
 
 @pytest.mark.parametrize(

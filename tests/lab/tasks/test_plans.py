@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.tasks.models import draw_model
-from lab.tasks.plans import SMALL_BYTES, random_plans, signature
+from lab.tasks.plans import SMALL_BYTES, column_wise, random_plans, signature
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import (
     RuntimeSetting,
@@ -32,7 +32,7 @@ def test_torchrec_runs_them(family: str, seed: int, ranks: tuple[int, int]) -> N
             assert find_runtime_problem(in_torchrec_order(plan.tables[key]), setting) is None
             copied = plan.tables[key].sharding_type is ShardingType.DATA_PARALLEL
             assert not copied or table.weight_bytes <= SMALL_BYTES or len(workload.tables) < 8
-    kinds = {signature([p.tables[key] for key in workload.keys]) for p in plans.values()}
+    kinds = {signature(plan, workload) for plan in plans.values()}
     assert len(kinds) == 12
     # as TorchRec wants it of an EmbeddingCollection
     for plan in plans.values():
@@ -67,3 +67,8 @@ def test_no_plan_equals_the_given_ones() -> None:
 def test_where_there_are_few_plans_there_are_fewer() -> None:
     workload = a_workload(a_table("t", 100_000_000, 4))
     assert 1 <= len(random_plans(0, workload, a_topology(), 50)) < 10
+
+
+def test_columns_are_cut_as_fbgemm_takes_them() -> None:
+    assert [s.size for s in column_wise(a_table(rows=10, dim=16), 2).shards] == [(10, 8)] * 2
+    assert len(column_wise(a_table(dim=4), 2).shards) == 1

@@ -9,7 +9,14 @@ import pytest
 
 from lab.tasks import task_set as parts
 from lab.tasks.plans import data_parallel
-from lab.tasks.task_set import MAX_AT_ONCE, part_path, part_paths, split_plans
+from lab.tasks.task_set import (
+    MAX_AT_ONCE,
+    in_window,
+    part_path,
+    part_paths,
+    split_plans,
+    split_window,
+)
 from predictor.model.plan import ShardingPlan
 from shardopt.bench.job import rank_bytes
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
@@ -71,3 +78,20 @@ def test_parts_are_found_in_their_order(tmp_path: Path) -> None:
         path.touch()
     (tmp_path / "task-007.again.rows.json").touch()
     assert part_paths(tmp_path, "task-007") == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (in_window("nominal", 2), ("nominal", 2)),
+        ("nominal", ("nominal", 1)),
+        ("plans @home.json", ("plans @home.json", 1)),
+    ],
+)
+def test_a_name_says_the_window(name: str, found: tuple[str, int]) -> None:
+    assert split_window(name) == found
+
+
+def test_a_plan_in_two_windows_takes_its_memory_once() -> None:
+    plan = plan_of(MODEL, RANKS, [table_wise(TABLE, 0)])
+    assert rank_bytes(MODEL, [plan]) == rank_bytes(MODEL, [plan, plan])

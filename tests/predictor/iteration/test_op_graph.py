@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lab.transformers.files import GradientSync, gradient_sum, training_step
+from lab.transformers import GradientSync, gradient_sum, training_step
 from predictor.cost.ops.cpu_ops import BINS, VIEW, Caches, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import (

@@ -12,10 +12,19 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 import shardopt.replay
-from lab.transformer import TransformerShape
+from lab.transformers import TransformerShape
 from predictor.cost.collectives import Collectives
-from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels
+from predictor.cost.ops.cpu_ops import (
+    VIEW,
+    Caches,
+    OpModels,
+    OpRow,
+    kind_and_sizes,
+    reuse_bytes,
+)
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.op_graph import op_graph, rank_times
@@ -25,6 +34,7 @@ from predictor.model.topology import Topology
 from shardopt.replay.generate import generate
 from shardopt.replay.op_list import list_ops
 from shardopt.replay.predict import collective_ms, group_calls, list_ranks, predict, stored_models
+from shardopt.torchrec.capture.recorder import Recorder
 from tests.quick import quick_first
 from tests.shardopt.replay.captured import capture
 
@@ -109,7 +119,6 @@ def test_ranks_meet_in_collectives() -> None:
 def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
     from lab.replay.transformers import Training
-    from lab.transformers.worker import record_step, step_calls
 
     training = Training(SHAPE)
     generate([capture(training.step, tmp_path / "traces")], tmp_path / "b")
@@ -117,8 +126,16 @@ def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     assert result["without_law"] == {}
     assert result["recorded_share"] == 0
     models = stored_models(1)
-    step = step_calls(record_step(SHAPE))
-    own = [row for part in step.calls for row in part.rows if row.kind != VIEW]
+    with FakeTensorMode():
+        training = Training(SHAPE)
+        with Recorder() as recorder:
+            training.step()
+    recorded = [of.call for of in recorder.recording.calls]
+    listed = [
+        OpRow(*kind_and_sizes(call), tuple(reuse))
+        for call, reuse in zip(recorded, reuse_bytes(recorded), strict=True)
+    ]
+    own = [row for row in listed if row.kind != VIEW]
     rank = group_calls(list_ranks(tmp_path / "b")[0])
     calls = [row for call in rank.calls for row in call.rows if not row.kind.startswith(VIEW)]
     assert sum(row.count for row in calls) == sum(row.count for row in own)

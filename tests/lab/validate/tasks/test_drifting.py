@@ -9,7 +9,7 @@ import pytest
 
 from lab.pages.scores import scores_object
 from lab.suites import run_suites
-from lab.tasks.windows import split_window
+from lab.tasks.task_set import split_window
 from lab.validate.report import Report
 from lab.validate.tasks.drifting import validate_drifting
 from predictor.errors import InputError

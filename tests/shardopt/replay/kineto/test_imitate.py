@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.transformer import TransformerShape
+from lab.transformers import TransformerShape
 from predictor.errors import InputError
 from predictor.trace.execution import Node
 from predictor.trace.read import load_traces

@@ -65,7 +65,7 @@ def test_what_does_not_scale_is_refused(traces: Path) -> None:
 def test_transformers_scale(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
     from lab.replay.transformers import Training
-    from lab.transformer import TransformerShape
+    from lab.transformers import TransformerShape
 
     def captured(batch: int) -> RankProgram:
         training = Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch))

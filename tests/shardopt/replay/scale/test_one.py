@@ -171,7 +171,7 @@ def test_transformers(family: str, batch: int, tmp_path: Path) -> None:
     """4 divides all widths."""
     pytest.importorskip("torchrec")
     from lab.replay.transformers import Training
-    from lab.transformer import TransformerShape
+    from lab.transformers import TransformerShape
 
     def make(batch: int) -> Callable[[], None]:
         return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step

@@ -1,1 +1,0 @@
-"""Training steps of small transformers, timed on CPU ranks."""
