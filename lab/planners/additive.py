@@ -4,11 +4,11 @@ TorchRec rates a plan by the largest sum of shard costs on a rank. Beside TorchR
 minimises the same number, this tells what better search is worth; the rest of what shardopt's plans
 gain comes from its predictor. The steps:
 
-bound    the smallest rating that memory and options do not rule out   (lab.planners.additive)
+bound    the smallest rating that memory and options do not rule out
 options  the bound's own at targets just above it; TorchRec's, which start it warm
 ranks    greedy, then moves and swaps of shards                        (search.improve.balance)
-tables   on the costliest ranks come back under other options
-(lab.planners.additive)
+tables   on the costliest rank come back under other options
+both     jointly, by CP-SAT, where the model is not too large
 
 Why: docs/decisions/0033-baselines.md.
 """
@@ -17,23 +17,24 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from ortools.sat.python import cp_model
 
-from lab.planners.cpsat import CpSat
 from lab.planners.published import TorchRecObjective
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
 from search.improve.balance import Balancer
 from search.infeasible import missing_memory
-from search.objective import Assignment, Objective, Ranks
+from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
+from search.placements import PlacedOption, PlacementModel, shard_bytes, weighted
 from search.problem import Problem
-from search.propose.feasibility import find_feasible
+from search.propose.feasibility import find_feasible, model_size
+from search.reproducible import reproducible_solver, run
 from search.space.enumerate import enumerate_space
 from search.space.filters import prune
 from search.space.option import Choice, Option, Space
@@ -185,130 +186,6 @@ def stack_options(
 NORM = 16
 GAIN = 1e-9
 """Relative gain below which a change does not count."""
-
-Placed = tuple[Ranks, Array, Array]
-"""Ranks for one option, and the cost and bytes of all ranks with it there."""
-
-
-class TableMover:
-    """Improves assignments of one problem.
-
-    Args:
-        costs: of each shard of every option in ms, a list a table, in the space's order.
-        placer: on the same costs.
-    """
-
-    def __init__(
-        self,
-        objective: Objective,
-        costs: Sequence[Sequence[float]],
-        placer: GreedyPartitioner,
-    ) -> None:
-        self.objective = objective
-        self.world = objective.problem.topology.world_size
-        self.cost = {
-            option: cost
-            for options, table in zip(objective.space.options, costs, strict=True)
-            for option, cost in zip(options, table, strict=True)
-        }
-        self.placer = placer
-        tied = {table for group in objective.space.co_locate for table in group}
-        self.free = [t not in tied for t in range(len(costs))]
-        self.ranked = [
-            sorted(options, key=lambda o: (self.cost[o] * o.num_shards, self.cost[o]))
-            for options in objective.space.options
-        ]
-
-    def loads(self, assignment: Assignment) -> Array:
-        """Sum of shard costs on every rank in ms, ``[ranks]``."""
-        loads = np.zeros(self.world)
-        for option, ranks in assignment:
-            np.add.at(loads, list(ranks), self.cost[option])
-        return loads
-
-    def rating_ms(self, assignment: Assignment) -> float:
-        """The costliest rank's sum."""
-        return float(self.loads(assignment).max())
-
-    def descend(self, assignment: Assignment, steps: int) -> tuple[Assignment, int]:
-        """Put back tables of the costliest rank until none helps; also how many puts it took."""
-        plan = list(assignment)
-        loads, used = self.loads(assignment), self.objective.memory(assignment)
-        tried = 0
-        while tried < steps:
-            scale = float(loads.max())
-            best: tuple[float, int, Option, Placed] | None = None
-            now = _norm(loads, scale)
-            for table in self._on(int(np.argmax(loads)), plan):
-                below, room = self._without(plan[table], loads, used)
-                for option in self.ranked[table]:
-                    if self.cost[option] >= scale:
-                        continue
-                    tried += 1
-                    placed = self.put(option, below, room)
-                    if placed is None:
-                        continue
-                    norm = _norm(placed[1], scale)
-                    if norm < now * (1 - GAIN) and (best is None or norm < best[0]):
-                        best = (norm, table, option, placed)
-            if best is None:
-                break
-            _, table, option, placed = best
-            ranks, loads, used = placed
-            plan[table] = (option, ranks)
-        return tuple(plan), tried
-
-    def shake(self, assignment: Assignment, rng: random.Random, count: int) -> Assignment | None:
-        """Some tables, of which one lies on the costliest rank, under other options or elsewhere;
-        None if they do not fit back."""
-        plan = list(assignment)
-        loads, used = self.loads(assignment), self.objective.memory(assignment)
-        here = self._on(int(np.argmax(loads)), plan)
-        free = [t for t, is_free in enumerate(self.free) if is_free]
-        if not here or not free:
-            return None
-        out = list(dict.fromkeys([rng.choice(here), *rng.choices(free, k=count - 1)]))
-        for table in out:
-            loads, used = self._without(plan[table], loads, used)
-        rng.shuffle(out)
-        for table in out:
-            near = [o for o in self.ranked[table] if self.cost[o] < 1.5 * loads.max()]
-            options = rng.choices(near[:4], k=2) if near else []
-            found = (self.put(option, loads, used) for option in [*options, *self.ranked[table]])
-            options = [*options, *self.ranked[table]]
-            put = next(((o, p) for o, p in zip(options, found, strict=True) if p), None)
-            if put is None:
-                return None
-            option, (ranks, loads, used) = put
-            plan[table] = (option, ranks)
-        return tuple(plan)
-
-    def _on(self, rank: int, plan: Sequence[Choice]) -> list[int]:
-        """Tables with a shard on a rank that may be moved."""
-        return [t for t, (_, ranks) in enumerate(plan) if self.free[t] and rank in ranks]
-
-    def _without(self, choice: Choice, loads: Array, used: Array) -> tuple[Array, Array]:
-        option, ranks = choice
-        below = loads.copy()
-        np.subtract.at(below, list(ranks), self.cost[option])
-        return below, used - self.objective.footprint(option, ranks)
-
-    def put(self, option: Option, loads: Array, used: Array) -> Placed | None:
-        """The option on the ranks of least cost with room for it; None if there are none."""
-        phases = np.zeros((len(loads), PHASES))
-        phases[:, FORWARD] = loads
-        ranks = self.placer.best_ranks(option, phases, used)
-        if ranks is None:
-            return None
-        after = loads.copy()
-        np.add.at(after, list(ranks), self.cost[option])
-        return ranks, after, used + self.objective.footprint(option, ranks)
-
-
-def _norm(loads: Array, scale: float) -> float:
-    return float(((loads / scale) ** NORM).sum())
-
-
 TARGETS = (1.0, 1.003, 1.01, 1.03, 1.1, 1.3)
 """Ratings aimed at, over the bound."""
 PRESSURES = (1.0, 1.02, 1.1, 1.5)
@@ -320,21 +197,19 @@ NEAR = 1.02
 STARTS = 3
 RESTARTS = 2
 """Of `search.improve.balance`, for each of the starts."""
-PUTS = 40_000
-"""Tables put back at effort 1, shared by descents and shaken starts."""
-PUTS_SIZE = 2_000
-"""Tables times ranks up to which all of `PUTS` are spent; beyond, each takes longer."""
-BALANCE_PUTS = 100
-"""What balancing an assignment counts as."""
-SHAKEN = (2, 5)
-"""Tables that leave their ranks at once, at least and at most."""
-CPSAT_WORK = 0.6
-"""Deterministic time of CP-SAT at effort 1, about seconds on one core."""
+PUTS = 10_000
+"""Tables put back in a descent at effort 1."""
 WIDE = 0.01
 """A relative gap above which CP-SAT is asked, too: memory is tight, or tables are few."""
+CPSAT_WORK = 0.6
+"""Deterministic time of CP-SAT at effort 1, about seconds on one core."""
+MAX_VARIABLES = 40_000
+"""Larger models do not improve on their hint within any reasonable budget."""
+UNITS_PER_MS = 1e5
+"""Time resolution of the integer model: 10 ns."""
+MEMORY_STEPS = 1 << 16
+"""Memory resolution: a rank's memory has this many steps. Shards are rounded up."""
 FEASIBILITY_WORK = 10.0
-CLOSED = 1e-4
-"""A relative gap below which nothing more is tried: the precision of the bound."""
 
 
 @dataclass(frozen=True)
@@ -401,41 +276,52 @@ class _Search:
         device = problem.hardware.device
         torchrec = TorchRecObjective(workload, topology, device)
         space = enumerate_space(workload, topology, device, extended=extended)
-        space = torchrec.with_torchrec_memory(space)
-        self.space: Space = prune(space, topology)
+        self.space: Space = prune(torchrec.with_torchrec_memory(space), topology)
         self.objective = Objective(problem, self.space)
-        self.rated = _Rated(self.objective, torchrec)
-        self.torchrec = torchrec
-        costs = [[torchrec.cost_ms(o) for o in options] for options in self.space.options]
+        options = self.space.options
+        self.flat = [option for table in options for option in table]
+        self.cost = {option: torchrec.cost_ms(option) for option in self.flat}
         memory = [
-            [np.array([(m.hbm_bytes, m.ddr_bytes) for m in o.memory], dtype=float) for o in options]
-            for options in self.space.options
+            [np.array([(m.hbm_bytes, m.ddr_bytes) for m in o.memory], dtype=float) for o in table]
+            for table in options
         ]
-        self.flat = [option for options in self.space.options for option in options]
-        self.bound = AdditiveBound(
-            stack_options(costs, memory, self.objective.caps), topology.world_size
-        )
-        self.placer = GreedyPartitioner(self.objective, self.rated)
-        self.balancer = Balancer(self.objective, self.rated)
-        self.mover = TableMover(self.objective, costs, self.placer)
+        costs = [[self.cost[o] for o in table] for table in options]
+        items = stack_options(costs, memory, self.objective.caps)
+        self.bound = AdditiveBound(items, topology.world_size)
+        rated = _Rated(self.objective, torchrec)
+        self.placer = GreedyPartitioner(self.objective, rated)
+        self.balancer = Balancer(self.objective, rated)
+        self.ranked = [
+            sorted(table, key=lambda o: (self.cost[o] * o.num_shards, self.cost[o]))
+            for table in options
+        ]
+
+    def loads(self, plan: Assignment) -> Array:
+        """Sum of shard costs on every rank in ms, ``[ranks]``."""
+        loads = np.zeros(self.objective.problem.topology.world_size)
+        for option, ranks in plan:
+            np.add.at(loads, list(ranks), self.cost[option])
+        return loads
+
+    def rating_ms(self, plan: Assignment) -> float:
+        """The costliest rank's sum."""
+        return float(self.loads(plan).max())
 
     def best(self) -> AdditivePlan:
         """The best plan of all starts."""
         lower = self.bound.lower_bound_ms()
-        distinct = {plan: name for name, plan in self._starts(lower)}
-        starts = sorted(distinct, key=self.mover.rating_ms)[:STARTS]
-        found: list[tuple[float, str, Assignment]] = []
-        for index, plan in enumerate(starts):
-            better = self._improve(plan, lower, index, len(starts))
-            found.append((self.mover.rating_ms(better), distinct[plan], better))
-            if self._done(found[-1][0], lower):
-                break
-        rating, name, best = min(found, key=lambda one: one[0])
-        if rating > lower * (1 + WIDE) and not self.stop.reached():
-            better = self._improve(self._exact(best, rating), lower, STARTS, STARTS)
-            if self.mover.rating_ms(better) < rating:
-                rating, name, best = self.mover.rating_ms(better), "cpsat", better
-        return AdditivePlan(self.objective.sharding_plan(best), best, rating, lower, name)
+        starts = {plan: name for name, plan in self._starts(lower)}
+        found = [
+            (starts[plan], self._improved(plan))
+            for plan in sorted(starts, key=self.rating_ms)[:STARTS]
+        ]
+        name, best = min(found, key=lambda one: self.rating_ms(one[1]))
+        if self.rating_ms(best) > lower * (1 + WIDE) and not self.stop.reached():
+            exact = self._improved(self._exact(best))
+            if self.rating_ms(exact) < self.rating_ms(best):
+                name, best = "cpsat", exact
+        plan = self.objective.sharding_plan(best)
+        return AdditivePlan(plan, best, self.rating_ms(best), lower, name)
 
     def _starts(self, lower: float) -> Iterator[tuple[str, Assignment]]:
         """Plans that fit, at least one."""
@@ -468,69 +354,98 @@ class _Search:
                 if plan is not None or self.stop.reached():
                     break
             if plan is not None:
-                best = min(best, self.mover.rating_ms(plan))
+                best = min(best, self.rating_ms(plan))
             yield f"target {target:g}", plan
 
     def _torchrec(self) -> Assignment | None:
         """What TorchRec's default planner answers, with the options of this space."""
         problem = self.objective.problem
-        device = problem.hardware.device
-        theirs = torchrec_plan(problem.workload, problem.topology, device)
+        theirs = torchrec_plan(problem.workload, problem.topology, problem.hardware.device)
         if theirs is None:
             return None
         named = [self.space.option_of(t, plan) for t, plan in enumerate(theirs.tables)]
         found = tuple(
             (option, plan.ranks)
             for option, plan in zip(named, theirs.tables, strict=True)
-            if option is not None
+            if option is not None and option.is_legal(plan.ranks, problem.topology)
         )
-        topology = problem.topology
-        legal = all(option.is_legal(ranks, topology) for option, ranks in found)
-        whole = len(found) == len(theirs.tables) and legal and self.objective.fits(found)
+        whole = len(found) == len(theirs.tables) and self.objective.fits(found)
         return found if whole else None
 
-    def _exact(self, best: Assignment, rating: float) -> Assignment:
-        """CP-SAT's joint choice of options and ranks, where the model is not too large."""
-        # an option with a shard as costly as all of a rank now is in no better plan
-        options = [
-            [o for o in options if self.torchrec.cost_ms(o) < rating or o is mine]
-            for options, (mine, _) in zip(self.space.options, best, strict=True)
-        ]
-        work, left = CPSAT_WORK * self.stop.effort, self.stop.remaining_s
-        solver = CpSat(self.objective, self.rated)
-        found = solver.solve(options, work, self.seed, best, time_limit_s=left)
-        return best if found is None else found.assignment
-
-    def _improve(self, plan: Assignment, lower: float, index: int, share: int) -> Assignment:
-        """Descend, then shake and descend again while puts are left.
-
-        Args:
-            index: of the start, so that no two are shaken alike; ``share`` of them have the puts.
-        """
-        size = len(plan) * self.objective.problem.topology.world_size
-        left = self.stop.work(round(PUTS / share * min(1.0, PUTS_SIZE / size)))
-        rng = random.Random(f"{self.seed} {index}")
-        best, spent = self._descended(plan, left)
-        rating = self.mover.rating_ms(best)
-        left -= spent
-        while left > 0 and not self._done(rating, lower):
-            count = rng.randint(*SHAKEN)
-            shaken = self.mover.shake(best, rng, count)
-            left -= count
-            if shaken is None:
-                continue
-            found, spent = self._descended(shaken, left)
-            left -= spent
-            if (now := self.mover.rating_ms(found)) < rating:
-                best, rating = found, now
-        return best
-
-    def _descended(self, plan: Assignment, steps: int) -> tuple[Assignment, int]:
+    def _improved(self, plan: Assignment) -> Assignment:
         balanced = self.balancer.balance(plan, self.seed, RESTARTS).assignment
-        moved, spent = self.mover.descend(balanced, steps)
+        moved = self.descend(balanced, self.stop.work(PUTS))
         again = self.balancer.balance(moved, self.seed, 0).assignment
         # the 16-norm that both minimise may fall while the maximum rises
-        return min((moved, again, plan), key=self.mover.rating_ms), spent + BALANCE_PUTS
+        return min((moved, again, balanced, plan), key=self.rating_ms)
 
-    def _done(self, rating: float, lower: float) -> bool:
-        return self.stop.reached() or rating <= lower * (1 + CLOSED)
+    def descend(self, assignment: Assignment, steps: int) -> Assignment:
+        """Put back tables of the costliest rank until none helps, at most ``steps`` times."""
+        plan = list(assignment)
+        tied = {table for group in self.space.co_locate for table in group}
+        loads, used = self.loads(assignment), self.objective.memory(assignment)
+        while True:
+            scale, costliest = float(loads.max()), int(np.argmax(loads))
+            best: tuple[float, int, Choice, Array, Array] | None = None
+            now = _norm(loads, scale)
+            for table, (had, ranks) in enumerate(plan):
+                if table in tied or costliest not in ranks:
+                    continue
+                below, room = loads.copy(), used - self.objective.footprint(had, ranks)
+                np.subtract.at(below, list(ranks), self.cost[had])
+                for option in self.ranked[table]:
+                    if self.cost[option] >= scale:
+                        continue
+                    if (steps := steps - 1) < 0:
+                        return tuple(plan)
+                    phases = np.zeros((len(loads), PHASES))
+                    phases[:, FORWARD] = below
+                    put = self.placer.best_ranks(option, phases, room)
+                    if put is None:
+                        continue
+                    after = below.copy()
+                    np.add.at(after, list(put), self.cost[option])
+                    norm = _norm(after, scale)
+                    if norm < now * (1 - GAIN) and (best is None or norm < best[0]):
+                        taken = room + self.objective.footprint(option, put)
+                        best = (norm, table, (option, put), after, taken)
+            if best is None:
+                return tuple(plan)
+            _, table, plan[table], loads, used = best
+
+    def _exact(self, best: Assignment) -> Assignment:
+        """CP-SAT's joint choice of options and ranks; one worker and a deterministic limit make it
+        reproducible."""
+        # an option with a shard as costly as all of a rank now is in no better plan
+        rating = self.rating_ms(best)
+        options = [
+            [o for o in options if self.cost[o] < rating or o is mine]
+            for options, (mine, _) in zip(self.space.options, best, strict=True)
+        ]
+        if model_size(self.objective, options) > MAX_VARIABLES:
+            return best
+        build = PlacementModel(self.objective.problem.topology, options)
+        build.co_locate(self.space)
+        build.limit_moves(self.space)
+        for kind, caps in enumerate(self.objective.caps):
+            unit = max(1, int(caps.max()) // MEMORY_STEPS)
+
+            def steps(p: PlacedOption, shard: int, kind: int = kind, unit: int = unit) -> int:
+                return -(-shard_bytes(p, shard, kind) // unit)
+
+            for cap, terms in zip(caps.tolist(), build.per_rank(steps), strict=True):
+                build.model.add(weighted(terms) <= int(cap // unit))
+        slowest = build.model.new_int_var(0, 1 << 40, "")
+        for terms in build.per_rank(lambda p, _: round(self.cost[p.option] * UNITS_PER_MS)):
+            build.model.add(slowest >= weighted(terms))
+        build.model.minimize(slowest)
+        build.hint(best)
+        work = CPSAT_WORK * self.stop.effort
+        solver = reproducible_solver(work, self.seed, self.stop.remaining_s)
+        if run(solver, build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return best
+        return build.read(solver, self.space)
+
+
+def _norm(loads: Array, scale: float) -> float:
+    return float(((loads / scale) ** NORM).sum())

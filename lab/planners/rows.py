@@ -27,18 +27,37 @@ NO_PLAN, KILLED = "no plan", "killed"
 
 
 @dataclass(frozen=True)
-class SearchRow:
+class Outcome:
+    """What a planner's plans are worth.
+
+    Args:
+        seconds: from the problem to the plan; imports and the model's file are not in it.
+        iteration_ms: predicted time; None without a plan.
+        fits: by shardopt's count of memory.
+        rating_ms: TorchRec's; of a baseline's best plan under it, which is another plan.
+        rating_fits: by TorchRec's count.
+        bound_ms: proven for what the planner minimises; None where it proves nothing.
+        ended: ``work``, ``gap`` or ``time`` as a search ends; ``done``, ``limit``, `NO_PLAN` or
+            `KILLED`.
+        incumbents: (second, ms) of every better plan on the way, where the planner tells.
+    """
+
+    seconds: float
+    iteration_ms: float | None = None
+    fits: bool | None = None
+    rating_ms: float | None = None
+    rating_fits: bool | None = None
+    bound_ms: float | None = None
+    ended: str = NO_PLAN
+    incumbents: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRow(Outcome):
     """What one planner made of one instance.
 
     Args:
         memory: ``loose``, ``tight`` or ``packed``.
-        seconds: from the problem to the plan.
-        iteration_ms: predicted time of its plan; None without one.
-        fits: by shardopt's count of memory; None without a plan.
-        rating_ms: TorchRec's rating; ``rating_fits``: by TorchRec's count.
-        bound_ms: proven for what the planner minimises.
-        ended: how it did; see `lab.planners.run.Outcome`.
-        incumbents: (second, ms) of every better plan on the way.
         machine: processor, cores, versions.
         load: load average before.
         sources: digest of the code that it comes from; empty where none was kept.
@@ -49,14 +68,6 @@ class SearchRow:
     gpus: int
     memory: str
     planner: str
-    seconds: float
-    iteration_ms: float | None
-    fits: bool | None
-    rating_ms: float | None
-    rating_fits: bool | None
-    bound_ms: float | None
-    ended: str
-    incumbents: tuple[tuple[float, float], ...]
     machine: str
     load: float
     sources: str = ""
@@ -79,7 +90,18 @@ class SearchRow:
 
 SAME = 1e-9
 """Relative difference of times that differ by rounding alone."""
-COLUMNS = tuple(field.name for field in fields(SearchRow))
+_OUTCOME = tuple(field.name for field in fields(Outcome))
+COLUMNS = (
+    "instance",
+    "tables",
+    "gpus",
+    "memory",
+    "planner",
+    *_OUTCOME,
+    "machine",
+    "load",
+    "sources",
+)
 _COMMENT = "# rows of `python -m lab search`; see docs/benchmarks.md\n"
 
 
@@ -93,42 +115,37 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _row(cells: Cells) -> SearchRow:
-    return SearchRow(
-        cells["instance"],
-        count(cells, "tables"),
-        count(cells, "gpus"),
-        cells["memory"],
-        cells["planner"],
-        number(cells, "seconds"),
-        _maybe(cells, "iteration_ms", number),
-        _maybe(cells, "fits", _yes),
-        _maybe(cells, "rating_ms", number),
-        _maybe(cells, "rating_fits", _yes),
-        _maybe(cells, "bound_ms", number),
-        cells["ended"],
-        _incumbents(cells["incumbents"]),
-        cells["machine"],
-        float(cells["load"]),
-        cells["sources"],
-    )
-
-
-def _maybe(cells: Cells, column: str, parse: Callable[[Cells, str], Any]) -> Any:
-    return parse(cells, column) if cells[column] else None
-
-
-def _yes(cells: Mapping[str, str], column: str) -> bool:
+def _yes(cells: Cells, column: str) -> bool:
     if cells[column] not in ("yes", "no"):
         raise ValueError(f"{column} is '{cells[column]}'; allowed: yes, no, or nothing")
     return cells[column] == "yes"
 
 
-def _incumbents(text: str) -> tuple[tuple[float, float], ...]:
+def _incumbents(cells: Cells, column: str) -> tuple[tuple[float, float], ...]:
+    text = cells[column]
     try:
         return tuple((float(at), float(ms)) for at, ms in (p.split(":") for p in text.split()))
     except ValueError:
-        raise ValueError(f"incumbents is '{text}'; it has pairs such as 0.25:13.7") from None
+        raise ValueError(f"{column} is '{text}'; it has pairs such as 0.25:13.7") from None
+
+
+_PARSERS: Mapping[str, Callable[[Cells, str], Any]] = {
+    **dict.fromkeys(("tables", "gpus"), count),
+    **dict.fromkeys(("seconds", "iteration_ms", "rating_ms", "bound_ms"), number),
+    **dict.fromkeys(("fits", "rating_fits"), _yes),
+    "incumbents": _incumbents,
+    "load": lambda cells, column: float(cells[column]),
+}
+_MAY_LACK = frozenset({"iteration_ms", "fits", "rating_ms", "rating_fits", "bound_ms"})
+
+
+def _row(cells: Cells) -> SearchRow:
+    given = {
+        column: _PARSERS[column](cells, column) if column in _PARSERS else cells[column]
+        for column in COLUMNS
+        if cells[column] or column not in _MAY_LACK
+    }
+    return SearchRow(**given)
 
 
 SEARCH_ROWS = RowKind(

@@ -25,7 +25,15 @@ from lab.planners.published import (
     TorchRecObjective,
     find_best_ms,
 )
-from lab.planners.rows import NO_PLAN, RANDOM, RATED, RATED_SAME, SHARDOPT, TORCHREC
+from lab.planners.rows import (
+    NO_PLAN,
+    RANDOM,
+    RATED,
+    RATED_SAME,
+    SHARDOPT,
+    TORCHREC,
+    Outcome,
+)
 from predictor.errors import InfeasibleError
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory.ranks import fits, plan_memory
@@ -51,31 +59,6 @@ class PlannerSettings:
     rating_limit_s: float | None = None
     effort: float = 1.0
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a planner's plans are worth.
-
-    Args:
-        seconds: from the problem to the plan; imports and the model's file are not in it.
-        iteration_ms: predicted time; None without a plan.
-        fits: by shardopt's count of memory.
-        rating_ms: TorchRec's; of a baseline's best plan under it, which is another plan.
-        rating_fits: by TorchRec's count.
-        bound_ms: proven for what the planner minimises; None where it proves nothing.
-        ended: ``work``, ``gap`` or ``time`` as a search ends; ``done``, ``limit`` or `NO_PLAN`.
-        incumbents: (second, ms) of every better plan on the way, where the planner tells.
-    """
-
-    seconds: float
-    iteration_ms: float | None = None
-    fits: bool | None = None
-    rating_ms: float | None = None
-    rating_fits: bool | None = None
-    bound_ms: float | None = None
-    ended: str = NO_PLAN
-    incumbents: tuple[tuple[float, float], ...] = ()
 
 
 def _add_scores(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:

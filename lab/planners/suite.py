@@ -24,10 +24,11 @@ from lab.planners.rows import (
     SEARCH_ROWS,
     SHARDOPT,
     TORCHREC,
+    Outcome,
     SearchRow,
     sources_of,
 )
-from lab.planners.run import PLANNERS, Outcome, PlannerSettings, run_planner
+from lab.planners.run import PLANNERS, PlannerSettings, run_planner
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingType
@@ -128,19 +129,8 @@ def _group(group: object, index: int, problems: Problems) -> list[Instance]:
         problems.add(path, "the packing is one of whole tables: sharding_types needs table_wise")
     if section.gpus > 8 and section.gpus % 8:
         problems.add((*path, "gpus"), f"got {section.gpus}; more than 8 must be hosts of 8")
-    return [
-        Instance(
-            section.tables,
-            section.gpus,
-            seed,
-            section.fill,
-            section.packed,
-            types,
-            section.hardware,
-            section.train_pipeline,
-        )
-        for seed in section.seeds
-    ]
+    given = section.model_dump(exclude={"seeds", "sharding_types"})
+    return [Instance(seed=seed, sharding_types=types, **given) for seed in section.seeds]
 
 
 @dataclass(frozen=True)
@@ -270,24 +260,16 @@ def _outcome(
 
 def _row(instance: Instance, planner: str, outcome: Outcome) -> SearchRow:
     here = machine()
-    load = here["load_average"]
     return SearchRow(
-        instance.name,
-        instance.tables,
-        instance.gpus,
-        instance.memory,
-        planner,
-        outcome.seconds,
-        outcome.iteration_ms,
-        outcome.fits,
-        outcome.rating_ms,
-        outcome.rating_fits,
-        outcome.bound_ms,
-        outcome.ended,
-        outcome.incumbents,
-        f"{here['processor']}, {here['cores']} cores, Python {here['python']}",
-        float(load[0]),
-        sources_of(planner),
+        **vars(outcome),
+        instance=instance.name,
+        tables=instance.tables,
+        gpus=instance.gpus,
+        memory=instance.memory,
+        planner=planner,
+        machine=f"{here['processor']}, {here['cores']} cores, Python {here['python']}",
+        load=float(here["load_average"][0]),
+        sources=sources_of(planner),
     )
 
 

@@ -38,21 +38,19 @@ def row(
     instance: str, planner: str, ms: float | None, rating: float | None, **more: Any
 ) -> SearchRow:
     made = SearchRow(
-        instance,
-        100,
-        8,
-        "loose",
-        planner,
-        10.0,
-        ms,
-        None if ms is None else True,
-        rating,
-        None if rating is None else True,
-        None,
-        "done",
-        (),
-        "a machine",
-        0.1,
+        instance=instance,
+        tables=100,
+        gpus=8,
+        memory="loose",
+        planner=planner,
+        seconds=10.0,
+        iteration_ms=ms,
+        fits=None if ms is None else True,
+        rating_ms=rating,
+        rating_fits=None if rating is None else True,
+        ended="done",
+        machine="a machine",
+        load=0.1,
     )
     return replace(made, **more)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.planners import additive
 from lab.planners.additive import (
     AdditiveBound,
     AdditivePlan,
-    TableMover,
-    _Rated,
+    _Search,
     solve_additive,
     stack_options,
 )
@@ -25,7 +25,6 @@ from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.baselines.torchrec_planner import torchrec_plan
 from search.objective import Objective
-from search.partitioner import GreedyPartitioner
 from search.problem import Problem
 from search.space.enumerate import enumerate_space
 from search.space.filters import prune
@@ -194,13 +193,19 @@ def test_the_bound_counts_memory() -> None:
 
 def test_a_table_that_is_put_back_leaves_the_costliest_rank() -> None:
     tables = [a_table(f"t{i}", 1000, 64, 4.0) for i in range(4)]
-    problem = a_problem(a_workload(*tables), hosts(4))
-    objective, torchrec = counted(problem), torchrec_of(problem)
-    costs = [[torchrec.cost_ms(o) for o in table] for table in objective.space.options]
-    mover = TableMover(objective, costs, GreedyPartitioner(objective, _Rated(objective, torchrec)))
-    whole = [next(o for o in table if o.label == "TW/fused") for table in objective.space.options]
+    search = _Search(a_problem(a_workload(*tables), hosts(4)), Stop(), 0, extended=False)
+    whole = [next(o for o in table if o.label == "TW/fused") for table in search.space.options]
     start = tuple((o, (0,)) for o in whole)
-    found, spent = mover.descend(start, 10_000)
-    assert mover.rating_ms(found) <= mover.rating_ms(start) / 4 * (1 + 1e-9)
-    assert 0 < spent < 10_000
-    assert mover.descend(start, 0) == (start, 0)
+    found = search.descend(start, 10_000)
+    assert search.rating_ms(found) <= search.rating_ms(start) / 4 * (1 + 1e-9)
+    assert search.descend(start, 0) == start
+
+
+def test_a_model_that_is_too_large_for_cp_sat_leaves_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = _Search(random_problem(5, world=(2, 2), tables=4), Stop(effort=LITTLE), 0, True)
+    plan = next(plan for _, plan in search._starts(search.bound.lower_bound_ms()))
+    assert search.rating_ms(search._exact(plan)) <= search.rating_ms(plan) * (1 + 1e-9)
+    monkeypatch.setattr(additive, "MAX_VARIABLES", 3)
+    assert search._exact(plan) is plan
