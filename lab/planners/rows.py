@@ -140,7 +140,7 @@ _MAY_LACK = frozenset({"iteration_ms", "fits", "rating_ms", "rating_fits", "boun
 
 
 def _row(cells: Cells) -> SearchRow:
-    given = {
+    given: dict[str, Any] = {
         column: _PARSERS[column](cells, column) if column in _PARSERS else cells[column]
         for column in COLUMNS
         if cells[column] or column not in _MAY_LACK
