@@ -56,7 +56,8 @@ from shardopt.torchrec.offered import (
     without,
 )
 from shardopt.torchrec.options import TableKey, group_by_table, to_options, to_plan
-from shardopt.torchrec.private import constraints_of, describe_reservation
+from shardopt.torchrec.pipelines import tell
+from shardopt.torchrec.private import constraints_of, describe_reservation, pipeline_of
 from shardopt.torchrec.read_module import (
     UserInputs,
     check_pooling_factor,
@@ -289,6 +290,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         replica_groups: 2D sparse parallelism; by default the model file's. The topology is then
             that of all ranks, and the plan that of one sharding group.
         cache: keep the answer under the user's cache directory, and take it from there.
+        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, or TorchRec's pipeline,
+            its class or the name of that; by default the model file's, else what the enumerator's
+            storage estimator was told, else ``base``. What is left out of it is logged.
 
     Attributes:
         found: what the last `plan` found; None before, and where nothing can be predicted.
@@ -332,6 +336,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         example_inputs: Any = None,
         replica_groups: ReplicaGroups | None = None,
         cache: bool = True,
+        train_pipeline: Any = None,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
         constraints = merge_constraints(known, constraints)
@@ -395,6 +400,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._search = _SearchInTurn(self._find)
         self._proposers = [self._search]
         self._partitioner = self._perf_model = self._search
+        if train_pipeline is None and known is None:
+            train_pipeline = pipeline_of(self._enumerator)
+        self._train_pipeline = None if train_pipeline is None else tell(train_pipeline)
         self._known = known
         self._default_pooling_factor = default_pooling_factor
         self._strict = strict
@@ -547,6 +555,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self._strict,
             self._example_inputs,
             self._topology.compute_device,
+            train_pipeline=self._train_pipeline,
         )
 
     def _note(self, options: Options) -> Options:

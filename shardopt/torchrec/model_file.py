@@ -15,7 +15,6 @@ from predictor.model.workload import Table, Workload
 from shardopt.config import load_model
 from shardopt.config.distributions import read_stats
 from shardopt.config.model import read_dense
-from shardopt.config.schema import PIPELINES
 from shardopt.config.write import (
     ALL_UNIFORM,
     DISTRIBUTION,
@@ -29,6 +28,7 @@ from shardopt.files import atomic_write_text
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
 from shardopt.torchrec.logs import silence_torchrec
+from shardopt.torchrec.pipelines import Assumed, priced_as
 from shardopt.torchrec.read_module import (
     Dense,
     UserInputs,
@@ -58,7 +58,7 @@ def to_yaml(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     default_pooling_factor: float | None = None,
-    train_pipeline: str | None = None,
+    train_pipeline: Any = None,
     dense_data_type: str | None = None,
     dense_optimizer: DenseOptimizer | None = None,
     example_inputs: Any = None,
@@ -82,7 +82,8 @@ def to_yaml(
         constraints: TorchRec's, by table name; they carry pooling factors.
         sharders: TorchRec's default ones unless given.
         default_pooling_factor: of features for which no constraint gives one.
-        train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
+        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, or a train pipeline of
+            TorchRec, its class or the name of that; the file says what is left out of it.
         dense_data_type: of the products: ``fp32``, ``tf32``, or ``bf16`` for a forward that runs
             under autocast.
         dense_optimizer: of the dense layers: ``sgd``, ``adagrad`` or ``adam``, which step all
@@ -101,7 +102,7 @@ def to_yaml(
         InputError: a fact is missing, a value is not allowed, the module holds what shardopt does
             not plan, or it cannot be captured; then the op and the line of the model are named.
     """
-    _check("train_pipeline", train_pipeline, PIPELINES)
+    assumed = Assumed("base") if train_pipeline is None else priced_as(train_pipeline)
     _check("dense_data_type", dense_data_type, DENSE_TYPES)
     if dense_optimizer is not None:
         name_of_optimizer(dense_optimizer)
@@ -136,8 +137,7 @@ def to_yaml(
         replace(table, constraints=replace(table.constraints, offered=None))
         for table in workload.tables
     )
-    pipeline = train_pipeline or workload.train_pipeline
-    written = replace(workload, tables=tables, train_pipeline=pipeline)
+    written = replace(workload, tables=tables, train_pipeline=assumed.pipeline)
     guessed: dict[str, object] = {
         f"train_pipeline is {written.train_pipeline}": train_pipeline,
         **_guessed_dense(workload.dense, dense_data_type, dense_optimizer, example_inputs),
@@ -146,7 +146,8 @@ def to_yaml(
     }
     notes = ["Written from a module. Guessed, so correct what is otherwise:"]
     notes += [f"  {what}" for what, known in guessed.items() if known is None]
-    notes += [f"Not priced: {what}." for what in not_priced(module, tables)]
+    left_out = [assumed.leaves_out] if assumed.leaves_out else []
+    notes += [f"Not priced: {what}." for what in (*left_out, *not_priced(module, tables))]
     write_model(Path(path), written, notes)
     if stats is None:
         return with_digest(written, notes)

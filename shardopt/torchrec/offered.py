@@ -220,19 +220,24 @@ def with_room_for(plan: ShardingPlan, problem: Problem) -> Problem:
     return replace(problem, topology=replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr))
 
 
+STEPPED_BY = {
+    False: "because constraints ask for it or TorchRec's own plan gives it to them, are stepped by "
+    "the script's dense optimizer",
+    True: "in modules with an optimizer of their own, are stepped by that",
+}
+"""Whether a module has an optimizer of its own -> what is said of its tables."""
+
+
 def tell_dense(placed: Sequence[ShardingOption]) -> None:
-    """Name the tables of a plan that no optimizer in the backward steps."""
-    names = [
-        f"'{option.path}.{option.name}'" if option.path else f"'{option.name}'"
-        for option in placed
-        if option.compute_kernel == DENSE and not _has_own_optimizer(option)
-    ]
-    if names:
-        logger.warning(
-            "tables that have the dense kernel, because constraints ask for it or TorchRec's own "
-            "plan gives it to them, are stepped by the script's dense optimizer: %s",
-            ", ".join(names),
-        )
+    """Name the tables of a plan that have the dense kernel, and what steps them."""
+    for own, what in STEPPED_BY.items():
+        names = [
+            f"'{option.path}.{option.name}'" if option.path else f"'{option.name}'"
+            for option in placed
+            if option.compute_kernel == DENSE and _has_own_optimizer(option) == own
+        ]
+        if names:
+            logger.warning("tables that have the dense kernel, %s: %s", what, ", ".join(names))
 
 
 def _has_own_optimizer(option: ShardingOption) -> bool:

@@ -41,7 +41,8 @@ TOUCHED = (
             *("_timeout_seconds", "_topology"),
         ),
     ),
-    Private(f"{_PLANNER}.enumerators.EmbeddingEnumerator", ("_constraints",)),
+    Private(f"{_PLANNER}.enumerators.EmbeddingEnumerator", ("_constraints", "_estimators")),
+    Private(f"{_PLANNER}.shard_estimators.EmbeddingStorageEstimator", ("_pipeline_type",)),
     Private(f"{_PLANNER}.storage_reservations", ("_hbm_reserved_bytes", "_percentage")),
     Private(f"{_PLANNER}.provider.DefaultPlannerProvider", ("_build_storage_estimator",), "1.9"),
     Private("torchrec.modules.fp_embedding_modules", ("_embedding_bag_collection",)),
@@ -94,6 +95,20 @@ def optimizers_in_backward(parameter: Any) -> list[Any]:
 def constraints_of(enumerator: Any) -> Mapping[str, ParameterConstraints]:
     """Those that an enumerator was given; custom ones may have none."""
     return getattr(enumerator, "_constraints", None) or {}
+
+
+PIPELINES = {
+    "train_base": "base",
+    "train_sparse_dist": "sparse_dist",
+    "train_prefetch_sparse_dist": "prefetch_sparse_dist",
+}
+"""Train pipelines by the value of TorchRec's `PipelineType`; ``none`` says nothing."""
+
+
+def pipeline_of(enumerator: Any) -> str | None:
+    """The train pipeline that a storage estimator of an enumerator was told of; None if none."""
+    told = [getattr(e, "_pipeline_type", None) for e in getattr(enumerator, "_estimators", ())]
+    return next((PIPELINES[of.value] for of in told if of and of.value in PIPELINES), None)
 
 
 def describe_reservation(reservation: StorageReservation) -> str:

@@ -31,6 +31,7 @@ from shardopt.formatting import plural
 from shardopt.torchrec.capture.capture import capture_dense, linears_outside
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.options import group_by_table
+from shardopt.torchrec.pipelines import STASHED
 from shardopt.torchrec.private import (
     deduplicates_ids,
     feature_processors,
@@ -70,6 +71,7 @@ class UserInputs(NamedTuple):
         example_inputs: what the module's forward takes; None to make it from the features.
         device: type of the topology's devices.
         measured: features of a stats file, by name; their pooling factors hold.
+        train_pipeline: that is predicted; None for the model file's, else ``base``.
     """
 
     batch_size: int
@@ -80,6 +82,13 @@ class UserInputs(NamedTuple):
     example_inputs: Any = None
     device: str = "cuda"
     measured: Mapping[str, Feature] = MappingProxyType({})
+    train_pipeline: str | None = None
+
+    @property
+    def pipeline(self) -> str:
+        """That is predicted."""
+        known = "base" if self.known is None else self.known.train_pipeline
+        return self.train_pipeline or known
 
     def constraint(self, table: str) -> ParameterConstraints:
         """That of a table; one that asks for nothing if there is none."""
@@ -370,7 +379,7 @@ def read_workload(
         batch_size=inputs.batch_size,
         tables=tuple(tables),
         dense=dense,
-        train_pipeline="base" if known is None else known.train_pipeline,
+        train_pipeline=inputs.pipeline,
         qcomm=_qcomm(by_type.values()),
     )
 
@@ -378,6 +387,9 @@ def read_workload(
 def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
     """What embedding modules do beside what is priced, in a sentence each."""
     found = []
+    stashed = [f"'{table.table}'" for table in find_tables(module) if table.stashed]
+    if stashed:
+        found.append(f"the weights of {', '.join(stashed)} are stashed: {STASHED}")
     for path, whole, _ in find_embedding_modules(module):
         if remaps_ids(whole):
             found.append(

@@ -237,6 +237,7 @@ def _rows(found: LastSearch) -> Iterator[str]:
     low, high = map(ms, prediction.interval_ms)
     known = "" if found.missing else f" (90 %: {low} to {high})"
     yield f"Iteration: {ms(prediction.iteration_ms)}{known}"
+    yield f"Train pipeline: {found.problem.workload.train_pipeline}"
     yield f"Throughput: {found.samples_per_s:,.0f} samples/s"
     longest = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
     for phase, part in longest:

@@ -45,6 +45,7 @@ class ModuleTable:
         data_type: of its config, which is that of the sharded table; the unsharded module holds
             every type but fp32 as fp16.
         position_weights: how many a feature processor learns, by feature.
+        stashed: its weights leave the device between lookup and backward (torchrec 1.9).
     """
 
     path: str
@@ -54,6 +55,7 @@ class ModuleTable:
     features: tuple[str, ...]
     data_type: str = "fp32"
     position_weights: Mapping[str, int] = field(default_factory=dict)
+    stashed: bool = False
 
 
 def find_embedding_modules(
@@ -115,4 +117,5 @@ def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
                 tuple(config.feature_names),
                 config.data_type.value.lower(),
                 {name: positions[name] for name in config.feature_names if name in positions},
+                getattr(config, "stash_weights", False),
             )

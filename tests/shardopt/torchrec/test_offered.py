@@ -108,9 +108,15 @@ def test_a_constraint_may_ask_for_it(asked: dict[str, list[str]]) -> None:
     assert kernels(ours) == {"a": "dense"}
 
 
-def test_a_module_with_its_own_optimizer_keeps_it_replicated_too() -> None:
-    _, ours = plans_of(fused(), get_default_sharders(), 64)
+def test_a_module_with_its_own_optimizer_keeps_it_replicated_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "shardopt"):
+        _, ours = plans_of(fused(), get_default_sharders(), 64)
     assert set(kernels(ours).values()) == {"dense"}
+    (told,) = [r.getMessage() for r in caplog.records if "dense kernel" in r.getMessage()]
+    assert all(name in told for name in kernels(ours))
+    assert "optimizer of their own" in told
 
 
 @pytest.mark.parametrize("ranks", [{}, {"world_size": 12, "local_world_size": 8}])

@@ -1,0 +1,112 @@
+"""TorchRec's train pipelines: as which one each is priced, and what that leaves out.
+
+From torchrec/distributed/train_pipeline of TorchRec 1.7 to 1.9.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from predictor.errors import InputError, did_you_mean
+from shardopt.config.schema import PIPELINES
+from shardopt.torchrec.logs import logger
+
+
+class Assumed(NamedTuple):
+    """How a pipeline is priced.
+
+    Args:
+        pipeline: of `PIPELINES`, whose time and memory are predicted.
+        leaves_out: what the pipeline does otherwise; empty where it is priced as it is.
+    """
+
+    pipeline: str
+    leaves_out: str = ""
+
+
+STASHED = (
+    "the memory that stashing frees between the lookups and their backward is not counted, nor are "
+    "its copies to the host and back, which wait for the host link"
+)
+KNOWN = {
+    "TrainPipelineBase": Assumed("base"),
+    "TrainPipelineSparseDist": Assumed("sparse_dist"),
+    "PrefetchTrainPipelineSparseDist": Assumed("prefetch_sparse_dist"),
+    "TrainPipelinePT2": Assumed("base", "the model is compiled: fewer and larger kernels"),
+    "TrainPipelineSparseDistLite": Assumed(
+        "base", "the ids of all modules are announced in one exchange, ahead of the forward"
+    ),
+    "TrainPipelineFusedSparseDist": Assumed(
+        "sparse_dist", "lookups of the next batch run beside the optimizer step"
+    ),
+    "TrainPipelineSemiSync": Assumed(
+        "sparse_dist",
+        "lookups of the next batch and their exchange run beside the backward, so that the "
+        "iteration is shorter, and embeddings of one more batch are in memory",
+    ),
+    "TrainPipelineSparseDistCompAutograd": Assumed("sparse_dist", "the backward is compiled"),
+    "TrainPipelineSparseDistT": Assumed(
+        "sparse_dist", "a thread of its own issues the copy of the batch"
+    ),
+    "TrainPipelineSparseDistBwdOpt": Assumed(
+        "sparse_dist", "the dense optimizer runs beside the gradients' exchange in the backward"
+    ),
+    "TrainPipelineSparseDistOptStash": Assumed(
+        "sparse_dist",
+        "the memory that stashing the dense optimizer's states frees up to the backward is not "
+        "counted, nor are its copies to the host and back",
+    ),
+    "TrainPipelineSparseDistEmbStash": Assumed("sparse_dist", STASHED),
+    "TrainPipelinePrefetchEMS": Assumed(
+        "sparse_dist",
+        STASHED + "; caches of UVM tables are written back after the lookups and filled again "
+        "before their backward",
+    ),
+    "TrainPipelinePEC": Assumed(
+        "sparse_dist", "rows that the batch before does not touch are looked up ahead"
+    ),
+    "StagedTrainPipeline": Assumed("base", "what its stages run ahead"),
+}
+"""By class of TorchRec."""
+
+
+def priced_as(given: Any) -> Assumed:
+    """How a pipeline is priced.
+
+    Args:
+        given: one of `PIPELINES`, a class of TorchRec or its name, a subclass, or a pipeline.
+
+    Raises:
+        InputError: nothing is known of it.
+    """
+    if given in PIPELINES:
+        return Assumed(given)
+    kind = given if isinstance(given, type | str) else type(given)
+    names = [kind] if isinstance(kind, str) else [base.__name__ for base in kind.__mro__]
+    for name in names:
+        if name in KNOWN:
+            found = KNOWN[name]
+            own = f"what {names[0]} changes of {name}" if name != names[0] else ""
+            left = "; ".join(part for part in (found.leaves_out, own) if part)
+            return Assumed(found.pipeline, left)
+    allowed = [*PIPELINES, *KNOWN]
+    near = did_you_mean(names[0], allowed)
+    raise InputError(
+        f"train_pipeline is {names[0]!r}{near}; allowed are {', '.join(PIPELINES)}, or a train "
+        f"pipeline of TorchRec: {', '.join(KNOWN)}, or a subclass"
+    )
+
+
+def tell(given: Any) -> str:
+    """The pipeline that is predicted in the place of a given one; what that leaves out is logged.
+
+    Raises:
+        InputError: as `priced_as`.
+    """
+    found = priced_as(given)
+    if found.leaves_out:
+        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        logger.warning(
+            "train_pipeline %s is predicted as %s: %s", name, found.pipeline, found.leaves_out
+        )
+    return found.pipeline

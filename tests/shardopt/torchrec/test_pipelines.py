@@ -1,0 +1,98 @@
+"""Train pipelines of TorchRec: which one is predicted, and what is said to be left out."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+from pathlib import Path
+from typing import Any
+
+from torchrec.distributed import train_pipeline
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+)
+from torchrec.distributed.train_pipeline import experimental_pipelines, train_pipelines
+from torchrec.distributed.types import PipelineType
+
+from predictor.errors import InputError
+from shardopt.config.schema import PIPELINES
+from shardopt.torchrec import to_yaml
+from shardopt.torchrec.pipelines import KNOWN, priced_as
+from tests.shardopt.torchrec.hook_models import Model, bag, factors, planner, problem_of, topology
+
+
+class Mine(train_pipeline.TrainPipelineSparseDist[Any, Any]):
+    """A user's."""
+
+
+def test_every_train_pipeline_of_the_installed_version_is_known() -> None:
+    """One that a new version brings must be looked at."""
+    for room in (train_pipelines, experimental_pipelines):
+        for name, kind in vars(room).items():
+            trains = isinstance(kind, type) and issubclass(kind, train_pipelines.TrainPipeline)
+            if trains and kind is not train_pipelines.TrainPipeline and "Eval" not in name:
+                assert kind.__name__ in KNOWN
+                assert priced_as(kind) == KNOWN[kind.__name__]
+
+
+def test_what_is_priced_leaves_nothing_out() -> None:
+    for name in PIPELINES:
+        assert priced_as(name) == (name, "")
+    exact = {name for name, found in KNOWN.items() if not found.leaves_out}
+    assert exact == {
+        "TrainPipelineBase",
+        "TrainPipelineSparseDist",
+        "PrefetchTrainPipelineSparseDist",
+    }
+
+
+@pytest.mark.parametrize("given", ["TrainPipelineSparseDist", Mine])
+def test_a_planner_predicts_the_pipeline_of_the_script(
+    given: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "shardopt"):
+        made = planner(train_pipeline=given)
+    assert problem_of(made, Model()).workload.train_pipeline == "sparse_dist"
+    assert ("Mine" in caplog.text) == (given is Mine), "what it changes is not known"
+
+
+def test_the_storage_estimator_was_told_the_pipeline() -> None:
+    ranks, told = topology(), factors(a=20.0, b=2.0)
+    sees = EmbeddingStorageEstimator(
+        ranks, told, pipeline_type=PipelineType.TRAIN_PREFETCH_SPARSE_DIST
+    )
+    estimators = [EmbeddingPerfEstimator(ranks, told), sees]
+    enumerator = EmbeddingEnumerator(ranks, 512, told, estimator=estimators)
+    made = planner(topology=ranks, enumerator=enumerator)
+    assert problem_of(made, Model()).workload.train_pipeline == "prefetch_sparse_dist"
+    assert problem_of(planner(), Model()).workload.train_pipeline == "base"
+
+
+def test_a_model_file_says_what_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    given = {"batch_size": 64, "default_pooling_factor": 1.0}
+    found = to_yaml(Model(), path, train_pipeline=train_pipelines.TrainPipelineSemiSync, **given)
+    assert found.train_pipeline == "sparse_dist"
+    assert "beside the backward" in " ".join(path.read_text().split("\n# "))
+
+
+def test_a_table_that_is_stashed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    config = bag("a", 1000)
+    model = Model(config, bag("b"))
+    config.stash_weights = True  # new in torchrec 1.9, which alone looks at it
+    with caplog.at_level("WARNING", "shardopt"):
+        problem_of(planner(), model)
+    (told,) = [r.getMessage() for r in caplog.records if "stash" in r.getMessage()]
+    assert "'a'" in told
+    assert "'b'" not in told
+
+
+def test_what_is_no_pipeline_is_refused() -> None:
+    with pytest.raises(InputError, match="TrainPipelineSparseDist"):
+        planner(train_pipeline="TrainPipelineSparseDst")
+    with pytest.raises(InputError, match="int"):
+        planner(train_pipeline=3)
