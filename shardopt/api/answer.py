@@ -27,7 +27,7 @@ from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions
 from shardopt.api.given_plans import fit_plan
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
 from shardopt.api.scenarios import ScenarioSource, read_scenarios
-from shardopt.api.setting import Setting, resolve
+from shardopt.api.setting import ModelRead, Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
@@ -142,8 +142,11 @@ def plan(
     return find_answer(read_inputs(request), stop, cache)
 
 
-def read_inputs(request: PlanRequest) -> Inputs:
+def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
     """What the files of a request say.
+
+    Args:
+        model: what its model file says, where that is read already.
 
     Raises:
         InputError: one cannot be read, or they do not fit together.
@@ -151,7 +154,9 @@ def read_inputs(request: PlanRequest) -> Inputs:
     """
     assert request.model is not None
     given = None if request.from_ is None else load_plan(request.from_)
-    setting = resolve(request.model, request, given, request.windows, strict=request.strict)
+    setting = resolve(
+        model or request.model, request, given, request.windows, strict=request.strict
+    )
     scenarios = read_scenarios(request.scenarios, setting.hardware, setting.windows)
     if given is None:
         return Inputs(request, setting, scenarios)

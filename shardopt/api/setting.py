@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from predictor.cost.stragglers import FEWEST_IDS
 from predictor.csv_rows import MOST_RANKS
@@ -33,6 +33,9 @@ from shardopt.config.cluster import (
 )
 from shardopt.config.distributions import workloads_of_stats
 from shardopt.formatting import range_lines
+
+ModelRead: TypeAlias = tuple[Workload, list[str], dict[str, Workload]]
+"""What `read_model` gives."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Setting:
 
 
 def resolve(
-    model: str | PathLike[str],
+    model: str | PathLike[str] | ModelRead,
     machine: Machine,
     plan: ShardingPlan | None = None,
     stats: Sequence[Path] = (),
@@ -98,7 +101,7 @@ def resolve(
     """Read the model and settle the machine.
 
     Args:
-        model: the model file.
+        model: the model file, or what `read_model` made of it at the batch size of the machine.
         plan: gives ranks and hardware where neither the machine nor its cluster file does.
         stats: stats files, in place of those that the model file names; several are windows of
             data.
@@ -111,7 +114,9 @@ def resolve(
         InfeasibleError: nothing is left for tables once the reserve is taken.
     """
     check_machine(machine, needs_ranks=plan is None)
-    workload, notes, windows = read_model(Path(model), batch_size=machine.batch_size)
+    if not isinstance(model, tuple):
+        model = read_model(Path(model), batch_size=machine.batch_size)
+    workload, notes, windows = model
     if stats:
         windows = workloads_of_stats(workload, stats)
     job = _job_of(plan)

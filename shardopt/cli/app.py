@@ -73,7 +73,9 @@ for function in (
     hardware.cluster,
     trace.trace,
 ):
-    app.command(function.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(command(function))
+    rare = plan.RARE if function is plan.plan else ()
+    made = command(function, rare)
+    app.command(function.__name__, rich_help_panel=USER, epilog=EXIT_CODES)(made)
 app.add_typer(bench.app, name="bench", rich_help_panel=USER)
 
 

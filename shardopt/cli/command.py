@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -96,12 +96,14 @@ class Described:
     metavar: str | None
     help: str
 
-    def option(self, name: str) -> Any:
+    def option(self, name: str, *, hidden: bool = False) -> Any:
         """The option of a parameter, for Typer."""
         own = [] if any(n.startswith("--") for n in self.names) else [_flag(name)]
         panel = None if self.panel == OPTIONS else self.panel
         names = (*own, *self.names)
-        return typer.Option(*names, metavar=self.metavar, help=self.help, rich_help_panel=panel)
+        return typer.Option(
+            *names, metavar=self.metavar, help=self.help, rich_help_panel=panel, hidden=hidden
+        )
 
     def argument(self) -> Any:
         """The argument, for Typer."""
@@ -137,8 +139,11 @@ def shared() -> dict[str, Described]:
     return describe(FLAGS)[1]
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def command(function: Callable[..., None], rare: Sequence[str] = ()) -> Callable[..., None]:
     """The function as Typer takes a command: each parameter with its description.
+
+    Args:
+        rare: parameters that ``--help`` leaves to ``--help-all``.
 
     Raises:
         KeyError: nothing describes a parameter.
@@ -157,9 +162,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             default = parameter.default
             empty = default is inspect.Parameter.empty
             found = {parameter.name: (kind, MISSING if empty else default)}
-        flat += [_typer_parameter(n, *of, {**shared(), **own}) for n, of in found.items()]
+        known = {**shared(), **own}
+        flat += [_typer_parameter(n, *of, known, hidden=n in rare) for n, of in found.items()]
+    if rare:
+        flat.append(_HELP_ALL)
 
     def run(**given: Any) -> None:
+        given.pop(_HELP_ALL.name, None)
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         function(**given)
@@ -171,17 +180,39 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _typer_parameter(
-    name: str, kind: Any, default: Any, described: dict[str, Described]
+    name: str, kind: Any, default: Any, described: dict[str, Described], *, hidden: bool
 ) -> inspect.Parameter:
     if kind is typer.Context:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
     one = described[name]
     as_argument = one.panel == ARGUMENTS
-    annotation = Annotated[kind, one.argument() if as_argument else one.option(name)]
+    annotation = Annotated[kind, one.argument() if as_argument else one.option(name, hidden=hidden)]
     default = inspect.Parameter.empty if default is MISSING else default
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    """The help with all options."""
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        print(context.get_help(), end="")
+        raise typer.Exit
+
+
+_HELP_ALL = inspect.Parameter(
+    "help_all",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all", callback=_show_all, is_eager=True, help="Show rarely used options too."
+        ),
+    ],
+)
 
 
 def _flag(name: str) -> str:

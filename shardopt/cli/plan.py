@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import typer
 from predictor.errors import InputError, PlanError
 from shardopt.api.request import MADE, PlanRequest, read_request
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
+from shardopt.cli.machines import plan_each, read_gpus
 from shardopt.cli.tune import TuneFlags
 
 if TYPE_CHECKING:
@@ -28,9 +29,29 @@ WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
 """Parameters that ``--replay`` can be given with: none of them decides the answer."""
 
 
+RARE = (
+    *("gpus_per_node", "ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios"),
+    *("max_moves", "max_gib", "horizon", "replay", "no_cache", "minutes", "objectives", "trials"),
+    *("storage", "study"),
+)
+"""Options that only ``--help-all`` shows."""
+
+
+@dataclass(frozen=True)
+class PlanFlags(PlanRequest):
+    """A request as it is typed: ``gpus`` and ``hardware`` may name several, with commas."""
+
+    gpus: str | None = None  # type: ignore[assignment]
+
+    def one(self) -> PlanRequest:
+        """The request for a single machine."""
+        ranks = read_gpus(self.gpus)
+        return PlanRequest(**{**vars(self), "gpus": ranks[0] if ranks else None})
+
+
 def plan(
     context: typer.Context,
-    request: PlanRequest,
+    flags: PlanFlags,
     tuning: TuneFlags,
     replay: Path | None = None,
     no_cache: bool = False,
@@ -38,6 +59,7 @@ def plan(
     minutes: float = 3.0,
     apply: Path | None = None,
     advice: str | None = None,
+    price: Path | None = None,
     json: bool = False,
     output: Path | None = None,
     quiet: bool = False,
@@ -46,6 +68,15 @@ def plan(
 
     Arguments:
         model (MODEL): Model file (YAML); not needed with --replay.
+
+    Machine:
+        gpus (N,N,...): Number of GPUs. Several numbers are planned one by one, and shown in one
+            table.
+        hardware (NAME|FILE,...): Hardware profile, by name or file; `shardopt hardware` lists the
+            names. By default that of the cluster file or the plan, else h100-sxm. Several are
+            compared in one table; with -o plan.json their plans go to plan.NAME.N.json.
+        price (FILE): YAML file of lines 'hardware: price of a GPU for an hour'; several machines
+            are then compared by the price of a million samples, too.
 
     Search:
         replay (FILE): Make this plan file again from all that it says made it, and compare byte
@@ -80,6 +111,7 @@ def plan(
             flags.
     """
     started = time.monotonic()
+    request = flags.one()
     if replay is not None:
         _replay(replay, request.model, context, as_json=json)
         return
@@ -95,6 +127,24 @@ def plan(
 
     request.check()
     tuning.check(request)
+    gpus, hardware = read_gpus(flags.gpus), (request.hardware or "").split(",")
+    if len(gpus) > 1 or len(hardware) > 1:
+        for name in ("tune", "confirm", "apply"):
+            if _is_given(context, name):
+                raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
+        plan_each(
+            request,
+            [name.strip() or None for name in hardware],
+            gpus,
+            price,
+            output,
+            no_cache=no_cache,
+            json=json,
+            quiet=quiet,
+        )
+        return
+    if price is not None:
+        raise InputError("--price compares several machines; give several --gpus or --hardware")
     if confirm is not None:
         from shardopt.bench.confirm import check_minutes
 

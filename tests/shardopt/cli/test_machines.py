@@ -1,0 +1,83 @@
+"""`shardopt plan` with several machines: one table, a plan for each."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardopt.api.setting
+from predictor.model.plan_json import load_plan
+
+QUICK = ("--effort", 0.005, "--scenarios", "none", "--no-cache")
+
+
+def test_machines_are_compared_and_keep_their_plans(
+    run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_again(*given: object, **options: object) -> None:
+        raise AssertionError("the model is read twice")
+
+    monkeypatch.setattr(shardopt.api.setting, "read_model", read_again)
+    (tmp_path / "prices.yaml").write_text("a100-80gb: 2\nh100-sxm: 4\n")
+    flags = ("--gpus", "2,1", "--hardware", "h100-sxm,a100-80gb", "--price", "prices.yaml")
+    done = run("plan", model, *flags, *QUICK, "--json", "-o", "plan.json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)["machines"]
+    names = [(one["hardware"], one["gpus"]) for one in found]
+    assert names == [("h100-sxm", 2), ("h100-sxm", 1), ("a100-80gb", 2), ("a100-80gb", 1)]
+    for one in found:
+        plan = load_plan(tmp_path / f"plan.{one['hardware']}.{one['gpus']}.json")
+        assert (plan.world_size, plan.meta["hardware"]) == (one["gpus"], one["hardware"])
+        assert plan.meta["iteration_ms"] == one["iteration_ms"]
+        rate = 1e3 * 32768 / one["iteration_ms"]
+        assert one["samples_per_s_per_gpu"] == pytest.approx(rate)
+        assert one["samples_per_s"] == pytest.approx(rate * one["gpus"])
+        price = {"h100-sxm": 4, "a100-80gb": 2}[one["hardware"]]
+        assert one["price_per_million_samples"] == pytest.approx(1e6 * price / 3600 / rate)
+        assert one["gap"] >= 0
+        assert one["hbm_bytes"] > 0
+        assert one["bound_by"]
+
+
+def test_a_machine_that_no_plan_fits_is_a_row(run, model: Path) -> None:
+    model.write_text(model.read_text().replace("200000", "200000000"))
+    flags = ("--gpus", "1,4", "--hbm-gib", 24, "--ddr-gib", 0)
+    done = run("plan", model, *flags, *QUICK, "--json")
+    assert done.code == 0, done.err
+    none, fits = json.loads(done.out)["machines"]
+    assert (none["iteration_ms"], none["tables"]) == (None, None)
+    assert none["no_plan"]
+    assert fits["iteration_ms"] > 0
+    shown = run("plan", model, *flags, *QUICK)
+    assert (shown.code, shown.out.count("h100-sxm")) == (0, 3)
+    assert run("plan", model, "--gpus", "1,1", *flags[2:], *QUICK).code == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--gpus", "2,x"), "--gpus"),
+        (("--hardware", "h100-sxm,a100-80gb"), "--gpus"),
+        (("--gpus", "1,2", "--tune", "qcomm"), "--tune"),
+        (("--gpus", "2", "--price", "p.yaml"), "--price"),
+        (("--gpus", "1,2", "--price", "p.yaml"), "p.yaml:2"),
+        (("--gpus", "2", "--hardware", "h100-sxm,b2000"), "b2000"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    run, model: Path, tmp_path: Path, flags: tuple[str, ...], named: str
+) -> None:
+    (tmp_path / "p.yaml").write_text("h100-sxm: 1\nb200: -1\n")
+    done = run("plan", model, *flags, *QUICK)
+    assert done.out == ""
+    assert done.code in (2, 4)
+    assert named in done.err
+
+
+def test_help_has_the_usual_options_and_help_all_the_rest(run) -> None:
+    first, whole = (run("plan", flag).out for flag in ("-h", "--help-all"))
+    usual, every = ({w for w in text.split() if w.startswith("--")} for text in (first, whole))
+    assert len(usual) <= 25
+    assert usual < every
+    assert {"--gpus", "--hardware", "--json"} <= usual
+    assert {"--seed", "--horizon", "--replay"} <= every - usual
