@@ -36,7 +36,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from shardopt.bench.summary import ratio_of
+from shardopt.race import ratio_of
 from shardopt.ranks.realtime import hasten_gloo, keep_freed_memory
 from shardopt.torchrec import ShardoptPlanner
 

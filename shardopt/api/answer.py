@@ -33,6 +33,7 @@ from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.formatting import ms, percent, points
 
+TOP_K = 3
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
 
@@ -203,7 +204,7 @@ def find_plans(
     cache: ResultCache | None,
     *,
     aim: str,
-    top_k: int = 3,
+    top_k: int = TOP_K,
     tolerance: float | None = None,
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,

@@ -1,9 +1,9 @@
-"""Runs the best plans and TorchRec's for real, and keeps the fastest measured one.
+"""Runs the best plans and TorchRec's for real, learns from them, and plans again.
 
-Plans run in sessions. Each session starts the ranks anew and builds the plans that are left in
-another order, as a plan's place in a process changes its time. In a session plans take turns. A
-plan under which a rank dies is out, and the others go on. The first session of a plan also records
-a trace of it, from which the profile learns.
+Each session builds the plans that are left in another order, as a plan's place in a process changes
+its time, and plans take turns. Its ranks are started for it, or they are those of torchrun. The
+first session of a plan also records a trace of it. With what the traces teach the search runs
+again; plans that it finds now are measured too, until the best one is known already.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,102 +20,46 @@ from typing import Any
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.learned import Learned
 from predictor.model.plan import ShardingPlan
-from search.problem import RankedPlan
-from shardopt.api.answer import Answer, answer_of
+from search.problem import RankedPlan, Result
+from search.stop import Stop
+from shardopt.api.answer import Answer, Inputs, answer_of, find_answer
 from shardopt.api.given_plans import fit_plan
 from shardopt.api.request import MADE
 from shardopt.api.setting import Setting
-from shardopt.bench.job import Job, check_job
+from shardopt.bench.job import Job, check_job, check_memory
 from shardopt.bench.learn import lesson_of, overlay_text
 from shardopt.bench.planners import ask_torchrec
-from shardopt.bench.race import Race
 from shardopt.bench.run import SILENCE_S
-from shardopt.bench.summary import median_interval
 from shardopt.bench.worker import run_rank
 from shardopt.files import atomic_write_text
+from shardopt.measure.machine import available_bytes
+from shardopt.race import SHORTEST_S, TORCHREC, Confirmation, Entrant, Race, Sessions, run_race
 from shardopt.ranks.calls import CallError, CallServer
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import RankDiedError, rank_of_torchrun
+from shardopt.ranks.rank import Rank, RankDiedError, errors_of, join_group, prepare
+from shardopt.ranks.realtime import Runtime
 from shardopt.ranks.scratch import scratch_folder
 
-MINUTES = 3.0
-TORCHREC = "torchrec"
 IN_USE = "in use"
-SHORTEST_S = 15.0
-"""A session is not worth its start below this time."""
 MOST_ROUNDS = 10_000
+FIRST_SHARE = 0.6
+"""Of the time, for the plans of the first search."""
+TURNS = 3
+"""Searches at most, the first included."""
+SEARCH_S = 10.0
+"""That a search may take between measurements."""
+
+Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Entrant:
-    """A plan that is to be measured, and who found it."""
-
-    plan: ShardingPlan
-    found_by: str
-
-
-@dataclass(frozen=True)
-class Confirmed:
-    """A plan as measured.
-
-    Args:
-        median_ms, interval_ms: over rounds; None where it was never timed, or too briefly.
-        dropped_after: rounds after which it was out; None if it stayed.
-        why: it was out, where a rank died of it.
-    """
-
-    name: str
-    plan: ShardingPlan
-    found_by: str
-    median_ms: float | None
-    interval_ms: tuple[float, float] | None
-    dropped_after: int | None
-    why: str | None = None
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """What was measured.
-
-    Args:
-        best: the fastest measured plan; never one that was slower than TorchRec's.
-        gain: of it over TorchRec's plan, a share of the iteration: value, low, high; None where
-            TorchRec's planner has no plan or it was not timed, bounds None after too few rounds.
-        learned: from the traces of all plans; None without any.
-        interrupted: the user ended it.
-    """
-
-    plans: tuple[Confirmed, ...]
-    best: Confirmed
-    gain: tuple[float, float | None, float | None] | None
-    learned: Learned | None
-    notes: tuple[str, ...]
-    interrupted: bool = False
-
-    def as_object(self) -> dict[str, Any]:
-        """``confirmed`` and ``measured_gain`` of ``shardopt plan --json``."""
-        gain = None
-        if self.gain is not None:
-            gain = dict(zip(("value", "low", "high"), self.gain, strict=True))
-        return {
-            "confirmed": [
-                {
-                    "plan": one.name,
-                    "found_by": one.found_by,
-                    "median_ms": one.median_ms,
-                    "interval_ms": None if one.interval_ms is None else list(one.interval_ms),
-                    "dropped_after": one.dropped_after,
-                }
-                for one in self.plans
-            ],
-            "measured_gain": gain,
-        }
+def _silent(text: str) -> None:
+    pass
 
 
 def entrants(
-    setting: Setting, best: Sequence[Entrant], in_use: ShardingPlan | None, count: int
-) -> tuple[dict[str, Entrant], str | None]:
-    """The plans to run by name, and the name of TorchRec's; equal ones run once."""
+    setting: Setting, best: Sequence[RankedPlan], in_use: ShardingPlan | None
+) -> dict[str, Entrant]:
+    """The plans to run by name: the best, that in use and that of TorchRec's planner."""
     problem = setting.problem()
     try:
         server = CallServer(["shardopt.training.torchrec_planner"])
@@ -122,228 +67,311 @@ def entrants(
         theirs = server.call(None, ask_torchrec, *asked).plan
     except CallError as error:
         raise InputError(f"TorchRec's planner failed: {error}") from None
-    given = {f"plan {i + 1}": one for i, one in enumerate(best[:count])}
+    found = {
+        f"plan {i + 1}": Entrant(one.plan, one.found_by, one.plan.tables)
+        for i, one in enumerate(best)
+    }
     if in_use is not None:
-        given[IN_USE] = Entrant(in_use, IN_USE)
+        found[IN_USE] = Entrant(in_use, IN_USE, in_use.tables)
     if theirs is not None:
-        given[TORCHREC] = Entrant(theirs, "TorchRec's planner")
-    found: dict[str, Entrant] = {}
-    names: dict[str, str] = {}
-    for name, one in given.items():
-        same = next((n for n, e in found.items() if e.plan.tables == one.plan.tables), name)
-        names[name] = same
-        both = found[same].found_by if same in found else ""
-        by = f"{both}, {one.found_by}" if both else one.found_by
-        found[same] = Entrant(one.plan, by)
-    return found, names.get(TORCHREC)
+        found[TORCHREC] = Entrant(theirs, "TorchRec's planner", theirs.tables)
+    return found
 
 
 def confirm(
     setting: Setting,
     plans: Mapping[str, Entrant],
-    theirs: str | None,
-    minutes: float = MINUTES,
+    sessions: Sessions,
+    folder: Path,
+    minutes: float,
     *,
-    silence_s: float = SILENCE_S,
-    say: Callable[[str], None] = lambda text: None,
-) -> Confirmation:
+    plan_again: Callable[[Setting, float], Result] | None = None,
+    say: Say = _silent,
+) -> tuple[Confirmation, Learned | None]:
     """Run plans for real until the best is told apart or the minutes are over.
 
     Args:
-        theirs: the name of TorchRec's plan among them.
+        folder: where the sessions leave the traces of each plan.
+        plan_again: searches with what was learned for so many seconds; None to stay with these.
+
+    Returns:
+        What was measured, and what was learned from it.
 
     Raises:
         InputError: this machine cannot run the plans, or none could be timed.
-        InfeasibleError: not even one plan fits into memory.
     """
-    started, looks = time.time(), len(plans)
-    deadline = started + 60 * minutes
-    race, why, notes = Race(list(plans), looks), dict[str, str](), list[str]()
-    interrupted = False
-    with scratch_folder() as folder:
-        session = _Session(setting, plans, folder, race, silence_s)
+    race, deadline = Race(), time.time() + 60 * minutes
+    race.enter(plans)
+    learned: Learned | None = None
+    told: list[str] = []
+    for turn in range(TURNS):
+        last = plan_again is None or turn == TURNS - 1
+        now = time.time()
+        run_race(race, sessions, deadline if last else now + FIRST_SHARE * (deadline - now), say)
+        learned, told = _learned(setting, race, folder)
+        left = deadline - time.time()
+        if last or race.interrupted or learned is None or left < SHORTEST_S + SEARCH_S:
+            break
+        assert plan_again is not None
+        here = with_learned(setting, learned)
+        say("planning again with what was learned")
         try:
-            for look in range(looks + len(plans)):
-                left = deadline - time.time()
-                if len(race.left) < 2 or (look and left < SHORTEST_S):
-                    break
-                until = min(deadline, time.time() + max(SHORTEST_S, 60 * minutes / looks))
-                turn = look % len(race.left)
-                order = race.left[turn:] + race.left[:turn]
-                say(f"measuring {', '.join(order)}; {max(left, 0):.0f} s left")
-                for name, reason in session.run(order, until):
-                    why[name] = reason
-                    notes.append(f"{name} is out: {reason}")
-                    say(notes[-1])
-                for name in race.eliminate():
-                    say(f"{name} is clearly slower after {race.dropped[name]} rounds")
+            fresh = _fresh(plan_again(here, min(SEARCH_S, left - SHORTEST_S)), race, here)
         except KeyboardInterrupt:
-            interrupted = True
-            notes.append("interrupted: the best plan measured so far")
-        measured = {name: _confirmed(name, plans[name], race, why.get(name)) for name in plans}
-        leader = race.leader
-        if leader is None:
-            raise InputError("no plan could be timed" + "".join(f"; {note}" for note in notes))
-        learned = _learned(setting, plans, race, folder, notes)
-    return Confirmation(
-        tuple(measured.values()),
-        measured[leader],
-        _gain(race, leader, theirs),
-        learned,
-        tuple(notes),
-        interrupted,
-    )
+            race.interrupted = True
+            break
+        if not fresh:
+            say("the best plan stays the same")
+            run_race(race, sessions, deadline, say)
+            learned, told = _learned(setting, race, folder)
+            break
+        race.enter(fresh)
+    race.notes += told
+    return race.confirmation(), learned
 
 
-class _Session:
-    """Runs plans on ranks that are started for it."""
+def with_learned(setting: Setting, learned: Learned) -> Setting:
+    """The same with a profile that has learned."""
+    return replace(setting, hardware=setting.hardware.model_copy(update={"learned": learned}))
 
-    def __init__(
-        self,
-        setting: Setting,
-        plans: Mapping[str, Entrant],
-        folder: Path,
-        race: Race,
-        silence_s: float,
-    ) -> None:
-        if rank_of_torchrun() is not None:
-            raise InputError(
-                "confirm starts its ranks itself, again and again; run it without torchrun"
-            )
-        self.setting, self.plans, self.folder = setting, plans, folder
-        self.race, self.silence_s = race, silence_s
-        self.current = ""
 
-    def run(self, order: Sequence[str], until: float) -> list[tuple[str, str]]:
-        """Time plans until then; plans of which a rank died, each with why.
+def _fresh(result: Result, race: Race, setting: Setting) -> dict[str, Entrant]:
+    """Plans that were not measured yet and promise more than the fastest that was; none where the
+    best of the search was."""
+    known = [one.plan.tables for one in race.entrants.values()]
+    leader = race.leader
+    if leader is None or result.best.plan.tables in known:
+        return {}
+    bar_ms = setting.predict(race.entrants[leader].plan).iteration_ms
+    new = [r for r in result.plans if r.plan.tables not in known and r.iteration_ms < bar_ms]
+    count = sum(name.startswith("plan ") for name in race.entrants)
+    return {
+        f"plan {count + i}": Entrant(one.plan, f"{one.found_by}, learned", one.plan.tables)
+        for i, one in enumerate(new, 1)
+    }
 
-        Where they do not fit into memory at once, halves of them run one after the other.
-        """
-        job = self._job(order, until)
+
+@dataclass
+class StartedSessions:
+    """`shardopt.race.Sessions` on ranks that are started for each."""
+
+    setting: Setting
+    folder: Path
+    silence_s: float = SILENCE_S
+    current: str = ""
+
+    def now(self) -> float:
+        """Of this process."""
+        return time.time()
+
+    def run(
+        self, race: Race, session: int, order: Sequence[str], until: float
+    ) -> Mapping[str, str]:
+        """See `shardopt.race.Sessions`; what does not fit into memory together runs in halves."""
+        job = self._job(race, order, until)
         try:
             check_job(job)
-        except InfeasibleError:
-            if len(order) == 1:
-                raise
-            half = len(order) // 2
-            middle = time.time() + (until - time.time()) / 2
-            return [*self.run(order[:half], middle), *self.run(order[half:], until)]
-        self.current = order[0]
+        except InfeasibleError as error:
+            return in_halves(self, race, session, order, until, error)
+        self.current, index = order[0], 0
+
+        def hear(_: int, message: Mapping[str, Any]) -> None:
+            nonlocal index
+            if message["kind"] == "plan":
+                self.current = message["name"]
+            elif message["kind"] == "round":
+                race.add((session, index), slowest_medians(message["ranks_ms"]))
+                index += 1
+
         try:
             run_ranks(
                 run_rank,
                 job.world_size,
                 job,
                 local_world_size=job.local_world_size,
-                on_report=lambda _, message: self._hear(message),
+                on_report=hear,
                 silence_s=self.silence_s,
             )
         except RankDiedError as error:
-            self.race.drop(self.current)
-            return [(self.current, str(error).splitlines()[0])]
-        return []
+            return {self.current: str(error).splitlines()[0]}
+        return {}
 
-    def _job(self, order: Sequence[str], until: float) -> Job:
-        new = [n for n in order if not self.race.times[n]]
+    def _job(self, race: Race, order: Sequence[str], until: float) -> Job:
         return Job(
             self.setting.workload,
-            {name: self.plans[name].plan for name in order},
-            "gloo" if self.setting.hardware.inline else "nccl",
+            {name: race.entrants[name].plan for name in order},
+            backend_of(self.setting),
             rounds=MOST_ROUNDS,
             warmup=1,
             until=until,
-            traces={name: str(self.folder / name.replace(" ", "-")) for name in new},
+            traces={n: str(traces_of(self.folder, n)) for n in order if not race.times[n]},
         )
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
-        if message["kind"] == "plan":
-            self.current = message["name"]
-        elif message["kind"] == "round":
-            self.race.add(
-                {
-                    name: max(statistics.median(times) for times in ranks)
-                    for name, ranks in message["ranks_ms"].items()
-                }
-            )
+
+def slowest_medians(ranks_ms: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
+    """A round: plan -> the median of its slowest rank."""
+    return {name: max(map(statistics.median, ranks)) for name, ranks in ranks_ms.items()}
 
 
-def _confirmed(name: str, one: Entrant, race: Race, why: str | None) -> Confirmed:
-    times = race.times[name]
-    return Confirmed(
-        name,
-        one.plan,
-        one.found_by,
-        statistics.median(times) if times else None,
-        median_interval(sorted(times)),
-        race.dropped.get(name),
-        why,
+def traces_of(folder: Path, name: str) -> Path:
+    """Where the traces of a plan go."""
+    return folder / name.replace(" ", "-")
+
+
+def in_halves(
+    sessions: Sessions,
+    race: Race,
+    session: int,
+    order: Sequence[str],
+    until: float,
+    why: InfeasibleError,
+) -> Mapping[str, str]:
+    """Run plans that do not fit into memory together one half after the other; a plan that does
+    not fit alone is out."""
+    if len(order) == 1:
+        return {order[0]: str(why)}
+    half, now = len(order) // 2, time.time()
+    first = sessions.run(race, session, order[:half], now + (until - now) / 2)
+    return {**first, **sessions.run(race, session, order[half:], until)}
+
+
+def backend_of(setting: Setting) -> str:
+    """Of the ranks of a profile."""
+    return "gloo" if setting.hardware.inline else "nccl"
+
+
+class LedSessions:
+    """`shardopt.race.Sessions` on the ranks of torchrun; the first leads, the others `follow`."""
+
+    def __init__(self, setting: Setting, folder: Path | None, rank: Rank) -> None:
+        from shardopt.torchrec.confirming import JoinedSessions
+        from shardopt.training.batch import batch_ring
+        from shardopt.training.loop import Training, set_matmul_precision
+
+        self.setting, self.rank = setting, rank
+        device = prepare(rank, backend_of(setting), Runtime.PLAIN)
+        join_group(rank, backend_of(setting))
+        set_matmul_precision(setting.workload)
+        ring = batch_ring(setting.workload, seed=0, rank=rank.index)
+        if device.type == "cuda":
+            ring = [batch.pin_memory() for batch in ring]
+
+        def make(plan: ShardingPlan, group: Any) -> Callable[[], object]:
+            return Training(setting.workload, plan, device, ring, group=group).step
+
+        self.joined = JoinedSessions(make, device, folder)
+
+    def now(self) -> float:
+        """Of the first rank."""
+        return time.time()
+
+    def run(
+        self, race: Race, session: int, order: Sequence[str], until: float
+    ) -> Mapping[str, str]:
+        """See `shardopt.race.Sessions`."""
+        plans = {name: race.entrants[name].plan for name in order}
+        job = Job(self.setting.workload, plans, backend_of(self.setting))
+        if job.backend == "gloo":
+            try:
+                check_memory(job, available_bytes(), self.rank.local_size)
+            except InfeasibleError as error:
+                return in_halves(self, race, session, order, until, error)
+        self.joined.share((plans, session, order, until))
+        return self.joined.run(race, session, order, until)
+
+    def follow(self) -> None:
+        """Take part in the sessions of the first rank until it ends them."""
+        while (asked := self.joined.share(None)) is not None:
+            plans, *rest = asked
+            race = Race()
+            race.enter({name: Entrant(plan, "") for name, plan in plans.items()})
+            self.joined.run(race, *rest)
+
+
+def follow(setting: Setting, rank: Rank) -> None:
+    """Be a rank of torchrun other than the first."""
+    with errors_of(rank):
+        LedSessions(setting, Path(), rank).follow()
+
+
+@contextmanager
+def sessions_of(
+    setting: Setting, plans: Mapping[str, Entrant], folder: Path, rank: Rank | None
+) -> Iterator[Sessions]:
+    """On ranks that are started, or on those of torchrun.
+
+    Raises:
+        InputError, PlanError: the ranks are not those of the plans, or cannot run here.
+    """
+    if rank is None:
+        yield StartedSessions(setting, folder)
+        return
+    job = Job(
+        setting.workload, {name: one.plan for name, one in plans.items()}, backend_of(setting)
     )
+    check_job(job, given_ranks=rank.world_size, joined=True)
+    led = LedSessions(setting, folder, rank)
+    yield led
+    led.joined.share(None)
 
 
-def _gain(
-    race: Race, best: str, theirs: str | None
-) -> tuple[float, float | None, float | None] | None:
-    if theirs is None or not race.times[theirs]:
-        return None
-    if best == theirs:
-        return 0.0, 0.0, 0.0
-    ratio = race.ratio(best, theirs)
-    assert ratio is not None
-    if ratio.interval is None:
-        return 1 - ratio.value, None, None
-    return 1 - ratio.value, 1 - ratio.interval[1], 1 - ratio.interval[0]
-
-
-def _learned(
-    setting: Setting, plans: Mapping[str, Entrant], race: Race, folder: Path, notes: list[str]
-) -> Learned | None:
-    """From the traces of every plan, with the steps that no profiler watched."""
-    hardware, found = setting.hardware, None
-    for name, one in plans.items():
-        traces = sorted((folder / name.replace(" ", "-")).glob("*.json"))
-        if not traces or not race.times[name]:
+def _learned(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:
+    """From the traces of every plan, with the steps that no profiler watched; and what to say."""
+    found, notes = None, []
+    for name, one in race.entrants.items():
+        traces = sorted(traces_of(folder, name).glob("*.json"))
+        step_ms = race.median_ms(name)
+        if not traces or step_ms is None:
             continue
-        here = replace(setting, hardware=hardware)
-        step_ms = statistics.median(race.times[name])
+        here = setting if found is None else with_learned(setting, found)
         try:
             found = lesson_of(here, one.plan, name, traces, step_ms).learned
         except ShardoptError as error:
             notes.append(f"nothing was learned from {name}: {error}")
-        else:
-            hardware = hardware.model_copy(update={"learned": found})
-    return found
+    return found, notes
 
 
 def confirm_answer(
     answer: Answer,
-    in_use: ShardingPlan | None,
+    inputs: Inputs,
     count: int,
     minutes: float,
     output: Path | None,
-    say: Callable[[str], None],
+    rank: Rank | None,
+    say: Say,
 ) -> tuple[Answer, Confirmation]:
     """The answer of a search with its fastest measured plan first.
 
     Args:
-        in_use: the plan of ``--from``.
+        count: how many of the best plans are measured.
         output: of the plan; what was learned is written beside it, with suffix ``.learned.yaml``.
+        rank: of torchrun, which is the first.
 
     Raises:
-        InputError, InfeasibleError: see `confirm`.
+        InputError: see `confirm`.
     """
-    setting = answer.setting
-    best = [Entrant(ranked.plan, ranked.found_by) for ranked in answer.result.plans]
+    setting, result = answer.setting, answer.result
+    in_use = inputs.in_use
     fitting = None if in_use is None else fit_plan(in_use, setting, where="the plan in use")
-    plans, theirs = entrants(setting, best, fitting, count)
-    found = confirm(setting, plans, theirs, minutes, say=say)
+    plans = entrants(setting, result.plans[:count], fitting)
+
+    def plan_again(here: Setting, seconds: float) -> Result:
+        stop = Stop(inputs.request.effort, seconds, interruptible=True)
+        found = find_answer(replace(inputs, setting=here), stop, None).result
+        return replace(found, plans=found.plans[:count])
+
+    with scratch_folder() as folder, sessions_of(setting, plans, folder, rank) as sessions:
+        found, learned = confirm(
+            setting, plans, sessions, folder, minutes, plan_again=plan_again, say=say
+        )
     first = found.best
     predicted = setting.predict(first.plan).iteration_ms
     ranked = RankedPlan(first.plan, predicted, f"{first.found_by}, measured")
-    others = [r for r in answer.result.plans if r.plan.tables != first.plan.tables]
-    result = replace(answer.result, plans=(ranked, *others))
-    if found.learned is not None and output is not None:
+    others = [r for r in result.plans if r.plan.tables != first.plan.tables]
+    result = replace(result, plans=(ranked, *others))
+    if learned is not None and output is not None:
         path = output.with_suffix(".learned.yaml")
-        text = overlay_text(found.learned, setting.hardware_name, path.resolve().parent)
+        text = overlay_text(learned, setting.hardware_name, path.resolve().parent)
         atomic_write_text(path, text)
         say(f"wrote {path}, a profile that has learned from these steps")
     # what was measured cannot be made again

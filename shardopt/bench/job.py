@@ -158,13 +158,14 @@ def _check_gpus(ranks: int) -> None:
         )
 
 
-def check_memory(job: Job, available: int) -> None:
+def check_memory(job: Job, available: int, ranks: int | None = None) -> None:
     """Hold weights, optimizer state and ids of all plans, built at once, against what is free.
 
     Args:
         available: bytes of host memory that all ranks share.
+        ranks: how many of the first do; None: all.
     """
-    needs = rank_bytes(job.workload, list(job.plans.values()))
+    needs = rank_bytes(job.workload, list(job.plans.values()))[:ranks]
     if sum(needs) <= available:
         return
     by_rank = ", ".join(f"rank {rank} {format_bytes(need)}" for rank, need in enumerate(needs))

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardopt.bench.rows import BenchRows
 from shardopt.measure.sampling import Samples, quantile
-
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A plan's time over the first plan's.
-
-    Args:
-        value: median of the rounds' ratios of medians; drift between rounds is in both parts.
-        interval: of at least `CONFIDENCE` for that median, from the order of the rounds alone;
-            None where there are too few rounds for any.
-    """
-
-    value: float
-    interval: tuple[float, float] | None
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval leaves out 1."""
-        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
+from shardopt.race import Ratio, ratio_of
 
 
 @dataclass(frozen=True)
@@ -81,35 +60,6 @@ def summaries(rows: BenchRows) -> list[PlanSummary]:
         medians = [statistics.median(flat(rows.samples_ms(name, rank))) for rank in ranks]
         found.append(PlanSummary(name, flat(blocks), medians, rounds, ratio))
     return found
-
-
-def ratio_of(
-    rounds: Sequence[float], first: Sequence[float], confidence: float = CONFIDENCE
-) -> Ratio:
-    """Ratio by round, as both were measured within seconds of each other."""
-    ratios = sorted(a / b for a, b in zip(rounds, first, strict=True))
-    return Ratio(statistics.median(ratios), median_interval(ratios, confidence))
-
-
-def median_interval(
-    ordered: Sequence[float], confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
-    """The narrowest interval of order statistics that holds the median often enough.
-
-    Args:
-        ordered: ascending.
-
-    Returns:
-        None where even the whole range is not sure enough: below 6 values at 95 %.
-    """
-    n = len(ordered)
-    tail, cut = 0.0, -1
-    while cut + 1 < n // 2:
-        tail += math.comb(n, cut + 1) / 2**n
-        if 2 * tail > 1 - confidence:
-            break
-        cut += 1
-    return None if cut < 0 else (ordered[cut], ordered[n - 1 - cut])
 
 
 def reference_rounds(rows: BenchRows) -> dict[str, list[float]]:

@@ -12,12 +12,12 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from shardopt.bench.job import Job
 from shardopt.measure.machine import other_cores, usage
+from shardopt.ranks.clock import steps_ms, trace_steps
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
@@ -26,8 +26,6 @@ MIN_BLOCK = 6
 MAX_ROUNDS = 12
 """After so many rounds measuring starts anyway, and the verdict says that nothing settled."""
 SIGNIFICANCE = 0.01
-TRACE_LEAD, TRACE_STEPS = 2, 6
-"""Steps of a trace: the first are not recorded."""
 
 
 def run_rank(rank: Rank, report: Report, job: Job) -> None:
@@ -103,23 +101,10 @@ class _Rank:
     def _trace(self, name: str, folder: Path) -> None:
         """Record some steps of a plan."""
         import torch.distributed as dist
-        from torch.profiler import ProfilerActivity, profile, schedule
 
         self.report({"kind": "plan", "name": name})
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        folder.mkdir(parents=True, exist_ok=True)
         dist.barrier()
-        with profile(
-            activities=activities,
-            record_shapes=True,
-            schedule=schedule(wait=0, warmup=TRACE_LEAD, active=TRACE_STEPS, repeat=1),
-        ) as profiler:
-            for _ in range(TRACE_LEAD + TRACE_STEPS):
-                self.trainings[name].step()
-                profiler.step()
-        profiler.export_chrome_trace(str(folder / f"rank{self.rank}.json"))
+        trace_steps(self.trainings[name].step, folder / f"rank{self.rank}.json", self.device)
         dist.barrier()
 
     def _warm_up(self) -> None:
@@ -193,26 +178,8 @@ class _Rank:
         if self.device.type == "cpu" and self.job.runtime is Runtime.TUNED:
             hasten_gloo()
         self.report({"kind": "plan", "name": name})
-        marks = [self._mark()]
-        for _ in range(1 + count):
-            training.step()
-            marks.append(self._mark())
-        if self.device.type == "cuda":
-            marks[-1].synchronize()
-            spans = [a.elapsed_time(b) for a, b in pairwise(marks)]
-        else:
-            spans = [(b - a) / 1e6 for a, b in pairwise(marks)]
+        spans = steps_ms(training.step, 1 + count, self.device)
         return spans[0], spans[1:]
-
-    def _mark(self) -> Any:
-        """Now: on the clock, or in the GPU's stream."""
-        if self.device.type != "cuda":
-            return time.perf_counter_ns()
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def _broadcast(value: Any) -> Any:

@@ -21,7 +21,7 @@ from shardopt.cli.tune import TuneFlags
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
     from shardopt.api.answer import Answer
-    from shardopt.bench.confirm import Confirmation
+    from shardopt.race import Confirmation
 
 REPORTING = 0.2
 """Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
@@ -85,8 +85,9 @@ def plan(
 
     Measurement:
         confirm ([K]): Run the K best plans (4 unless given), that of TorchRec's planner and that of
-            --from for real, on ranks that this command starts; the fastest measured plan is the
-            answer. With -o, what was learned goes to a profile beside it. See docs/learning.md.
+            --from for real, on ranks that this command starts or on those of torchrun; the fastest
+            measured plan is the answer. What is learned decides which plans are tried next; with
+            -o it goes to a profile beside it. See docs/learning.md.
         minutes (M): Time that the measurement may take, in minutes; 3 by default.
 
     Advice:
@@ -163,6 +164,14 @@ def plan(
 
         run_tuning(inputs, tuning, output, json=json, quiet=quiet)
         return
+    from shardopt.ranks.rank import end_process, rank_of_torchrun
+
+    join = None if confirm is None else rank_of_torchrun()
+    if join is not None and join.index:
+        from shardopt.bench.confirm import follow
+
+        follow(inputs.setting, join)
+        end_process()
     stop = Stop(
         request.effort, request.time_limit, interruptible=True, reserve=REPORTING, started=started
     )
@@ -178,7 +187,7 @@ def plan(
         from shardopt.bench.confirm import confirm_answer
 
         say = partial(_say, quiet=quiet)
-        answer, measured = confirm_answer(answer, inputs.in_use, confirm, minutes, output, say)
+        answer, measured = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
     answer = with_advice(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
@@ -186,8 +195,11 @@ def plan(
     if output is not None:
         atomic_write_text(output, text or answer.plan_text())
     _show(answer, request, output, measured, json=json, quiet=quiet)
-    if measured is not None and measured.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    if measured is not None:
+        if join is not None:
+            end_process(EXIT_INTERRUPTED if measured.interrupted else 0)
+        if measured.interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED)
     if answer.result.stopped_by == "interrupted":  # the best plan so far is written and shown
         raise typer.Exit(EXIT_INTERRUPTED)
 

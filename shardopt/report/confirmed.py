@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from search.expected_gain import ExpectedGain
-    from shardopt.bench.confirm import Confirmation
+    from shardopt.race import Confirmation
 
 
 def show_confirmed(

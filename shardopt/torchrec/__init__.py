@@ -5,7 +5,7 @@ Begin with `hook`: the planner. It reads the user's module (`read_module`, over 
 searches. `options` and `convert` turn plans into TorchRec's and back; with `collective` one rank
 plans for all. `costs` and `provider` are smaller doors into TorchRec's own planning, `model_file`
 writes what was read, `running` changes the plan of a running job, and `private` is all that is not
-public.
+public. `confirming` runs plans in a training script.
 """
 
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from predictor.model.topology import ReplicaGroups
+    from shardopt.torchrec.confirming import Confirm, confirm
     from shardopt.torchrec.costs import ShardoptPerfEstimator, ShardoptPerfModel
     from shardopt.torchrec.hook import ShardoptPlanner
     from shardopt.torchrec.model_file import to_yaml
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Confirm",
     "ReplicaGroups",
     "ShardoptPerfEstimator",
     "ShardoptPerfModel",
@@ -36,6 +38,7 @@ __all__ = [
     "ShardoptPlannerProvider",
     "ShardoptStats",
     "check_resume",
+    "confirm",
     "load_training_state",
     "load_under_plan",
     "save_for_plan",
@@ -44,6 +47,7 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "Confirm": "shardopt.torchrec.confirming",
     "ReplicaGroups": "predictor.model.topology",
     "ShardoptPerfEstimator": "shardopt.torchrec.costs",
     "ShardoptPerfModel": "shardopt.torchrec.costs",
@@ -53,6 +57,7 @@ _HOME_OF = {
     "ShardoptPlanReporter": "shardopt.torchrec.report",
     "ShardoptStats": "shardopt.torchrec.report",
     "check_resume": "shardopt.torchrec.running",
+    "confirm": "shardopt.torchrec.confirming",
     "load_training_state": "shardopt.torchrec.running",
     "load_under_plan": "shardopt.torchrec.running",
     "save_for_plan": "shardopt.torchrec.running",

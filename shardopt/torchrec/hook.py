@@ -25,13 +25,16 @@ from predictor.predict import predict
 from search.choose import NOMINAL
 from search.problem import Problem, Result
 from search.stop import Stop
-from shardopt.api.answer import find_plans
+from shardopt.api.answer import TOP_K, find_plans
 from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config import load_model
 from shardopt.config.cluster import hardware_of
 from shardopt.extras import needs_torchrec
+from shardopt.race import TORCHREC, Confirmation
 from shardopt.torchrec.collective import check_ranks, on_first_rank, search_seconds
+from shardopt.torchrec.confirming import Confirm
+from shardopt.torchrec.confirming import confirm as confirm_plans
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
     check_bandwidths,
@@ -68,11 +71,13 @@ from shardopt.torchrec.read_module import (
 from shardopt.torchrec.report import LastSearch, ShardoptStats, describe, short_of
 
 with needs_torchrec():
+    import torch.distributed as dist
     from torch import nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.constants import BATCH_SIZE
+    from torchrec.distributed.planner.planners import to_sharding_plan
     from torchrec.distributed.planner.stats import EmbeddingStats
     from torchrec.distributed.planner.types import (
         Enumerator,
@@ -214,6 +219,12 @@ def _bytes(option: ShardingOption) -> int:
     return sum(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
 
 
+def _in_order_of(space: Options, placed: Options) -> Options:
+    """Placed options, table by table as TorchRec enumerates them."""
+    by_table = {(option.path, option.name): option for option in placed}
+    return [by_table[key] for key in group_by_table(space)]
+
+
 def check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:
     """Refuse a plan that does not fit by the user's own storage estimator."""
     taken: dict[int, Any] = {}
@@ -293,8 +304,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, or TorchRec's pipeline,
             its class or the name of that; by default the model file's, else what the enumerator's
             storage estimator was told, else ``base``. What is left out of it is logged.
+        confirm: run the best plans and TorchRec's for real in `collective_plan`, and return the
+            fastest measured one. See docs/learning.md.
 
     Attributes:
+        confirmed: what was measured last; None without ``confirm``.
         found: what the last `plan` found; None before, and where nothing can be predicted.
         replicas: how ranks form groups, and what `DMPCollection` takes; None for one copy.
 
@@ -337,6 +351,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         replica_groups: ReplicaGroups | None = None,
         cache: bool = True,
         train_pipeline: Any = None,
+        confirm: Confirm | None = None,
     ) -> None:
         known = model if isinstance(model, Workload | None) else load_model(Path(model))
         constraints = merge_constraints(known, constraints)
@@ -411,6 +426,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self._searched: _Searched | None = None
         self.found: LastSearch | None = None
+        self._confirm = confirm
+        self.confirmed: Confirmation | None = None
+        self._rivals: dict[str, Options] = {}
 
     @as_planner_errors()
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
@@ -425,6 +443,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         check_table_sizes(module, self._topology, describe_reservation(self._storage_reservation))
         self._request = (module, sharders)
         self._searched = self.found = None
+        self._rivals = {}
         return super().plan(module, sharders)
 
     @as_planner_errors()
@@ -434,7 +453,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Rank 0 of the group plans, and all ranks get its plan, or the error it met.
+        """Rank 0 of the group plans, and all ranks get its plan, or the error it met; with
+        ``confirm`` all of them run the best plans, and the fastest is returned.
 
         Raises:
             PlannerError: as `plan`; or there is no process group, or it has other ranks than the
@@ -444,9 +464,32 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         chosen = get_default_sharders() if sharders is None else sharders
         self._ceiling_s = search_seconds(self._timeout_seconds, pg)
         try:
-            return on_first_rank(lambda: self.plan(module, chosen), pg)
+            found, rivals = on_first_rank(lambda: self._with_rivals(module, chosen), pg)
         finally:
             self._ceiling_s = self._timeout_seconds
+        if self._confirm is None:
+            return found
+        if not rivals or (pg is not None and pg.size() < dist.get_world_size()):
+            logger.warning(
+                "nothing is measured: confirm compares plans of one search for all ranks of the job"
+            )
+            return found
+        plans = {"plan 1": found, **rivals}
+        self.confirmed = confirm_plans(module, plans, self._confirm, sharders=chosen)
+        best: ShardingPlan = self.confirmed.best.plan
+        return best
+
+    def _with_rivals(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> tuple[ShardingPlan, dict[str, ShardingPlan]]:
+        """The plan, and others to run beside it where plans are confirmed."""
+        found = self.plan(module, sharders)
+        rivals = {}
+        for name, options in self._rivals.items():
+            for callback in self._callbacks[:-1]:  # the last keeps what is known of the plan
+                options = callback(options)
+            rivals[name] = to_sharding_plan(options, self._topology)
+        return found, rivals
 
     def _find(self, left: TorchRecTopology) -> tuple[Options, float]:
         """The best plan as one placed option per table, and its rating in ms: TorchRec's own of
@@ -471,10 +514,12 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             )
         if mine:
             chosen, rating = self._choose(mine, without(left, placed))
+            self._rivals = {
+                name: _in_order_of(whole, [*placed, *rival]) for name, rival in self._rivals.items()
+            }
             placed += chosen
         tell_dense(placed)
-        by_table = {(option.path, option.name): option for option in placed}
-        return [by_table[key] for key in group_by_table(whole)], rating
+        return _in_order_of(whole, placed), rating
 
     @property
     def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
@@ -537,12 +582,25 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             replace(self._scenarios, windows=windows),
             self._cache,
             aim=self._objective,
+            top_k=TOP_K if self._confirm is None else max(TOP_K, self._confirm.plans),
         )
         options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)
         check_storage(options, left)
         self._searched = _Searched(problem, result, plan_of(options, problem))
+        if self._confirm is not None and self.replicas is None:
+            self._rivals = self._rivals_of(result, problem, space)
         return options, result.best.iteration_ms
+
+    def _rivals_of(self, result: Result, problem: Problem, space: Options) -> dict[str, Options]:
+        """The plans to measure beside the best."""
+        assert self._confirm is not None
+        found = {
+            f"plan {i}": to_options(ranked.plan, problem.workload, space)
+            for i, ranked in enumerate(result.plans[1 : self._confirm.plans], 2)
+        }
+        theirs = torchrecs_plan(space, problem.topology)
+        return found if theirs is None else {**found, TORCHREC: theirs}
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""

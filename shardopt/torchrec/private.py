@@ -14,6 +14,7 @@ from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
     import torch
+    import torch.distributed as dist
     from torchrec.distributed.planner.types import ParameterConstraints, StorageReservation
     from torchrec.distributed.planner.utils import bytes_to_gb
 
@@ -90,6 +91,13 @@ def deduplicates_ids(sharder: Any) -> bool:
 def optimizers_in_backward(parameter: Any) -> list[Any]:
     """Classes of the optimizers that `apply_optimizer_in_backward` gave a parameter."""
     return list(getattr(parameter, "_optimizer_classes", None) or ())
+
+
+def keep_optimizers(parameter: Any, other: Any) -> None:
+    """Give another parameter the optimizers that `apply_optimizer_in_backward` gave this one."""
+    for name in ("_optimizer_classes", "_optimizer_kwargs"):
+        if hasattr(parameter, name):
+            setattr(other, name, getattr(parameter, name))
 
 
 def constraints_of(enumerator: Any) -> Mapping[str, ParameterConstraints]:
@@ -169,3 +177,13 @@ def messages_through(tag: Any, sender: Any) -> Iterator[None]:
 def copies_of(collection: Any) -> Any:
     """The process group of the copies in a `DMPCollection`."""
     return collection._default_ctx.replica_pg
+
+
+def abort_nccl(group: Any) -> None:
+    """Give up a process group of NCCL on this rank, whatever its kernels wait for."""
+    group._get_backend(torch.device("cuda")).abort()
+
+
+def rendezvous() -> Any:
+    """The store that all ranks share."""
+    return dist.distributed_c10d._get_default_store()

@@ -16,7 +16,7 @@ from shardopt.extras import needs_torchrec
 from shardopt.torchrec.capture.step import DENSE_OPTIMIZERS
 from shardopt.torchrec.convert import to_torchrec
 from shardopt.torchrec.private import wrapped
-from shardopt.torchrec.tables import SPARSE_OPTIMIZERS, is_pooled
+from shardopt.torchrec.tables import SPARSE_OPTIMIZERS, fill_cheaply
 from shardopt.training.batch import Batch, computed_dense
 from shardopt.training.model import ModelBuilder, build_model
 
@@ -33,6 +33,7 @@ with needs_torchrec():
     )
     from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import ShardingEnv
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -98,15 +99,15 @@ PIPELINES: dict[str, Any] = {
     "sparse_dist": train_pipeline.TrainPipelineSparseDist,
     "prefetch_sparse_dist": train_pipeline.PrefetchTrainPipelineSparseDist,
 }
-WEIGHT_SCALE = 0.01
 
 
 class Training:
-    """One sharded model with its optimizers and its pipeline, in the process group that there is.
+    """One sharded model with its optimizers and its pipeline.
 
     Args:
         ring: this rank's batches, which are cycled through; several trainings may share them.
         build: makes the model from the workload; the DLRM that it describes unless given.
+        group: the process group; the default one if None.
 
     `sharded` is the `DistributedModelParallel`; `model` the model inside, its embedding modules
     sharded.
@@ -123,6 +124,7 @@ class Training:
         device: torch.device,
         ring: Sequence[Batch],
         build: ModelBuilder = build_model,
+        group: Any = None,
     ) -> None:
         if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
             raise InputError(
@@ -134,9 +136,10 @@ class Training:
         self.model = model
         unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
         apply_sparse_optimizers(model, workload, unfused=unfused)
-        _fill_cheaply(model)
+        fill_cheaply(model)
         self.sharded = DistributedModelParallel(
             model,
+            env=None if group is None else ShardingEnv.from_process_group(group),
             device=device,
             plan=to_torchrec(plan, model, device=device),
             sharders=_sharders(workload),
@@ -172,23 +175,3 @@ def _sharders(workload: Workload) -> list[Any]:
         EmbeddingCollectionSharder(qcomm_codecs_registry=codecs, use_index_dedup=dedup),
         FeatureProcessedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
     ]
-
-
-def _fill_cheaply(model: nn.Module) -> None:
-    """TorchRec's uniform start takes seconds a GiB on one core, and times do not depend on it.
-
-    Every page is still written: pages that never were are one page of zeros, always in cache.
-    """
-    for module in model.sparse.values():
-        collection = wrapped(module)
-        pooled = is_pooled(collection)
-        configs = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
-        for config in configs:
-            config.init_fn = _same_row_everywhere
-
-
-@torch.no_grad()
-def _same_row_everywhere(weight: nn.Parameter) -> None:
-    # the last dimension: a rank without a shard of the table has an empty vector
-    row = torch.linspace(-1, 1, weight.shape[-1], device=weight.device)
-    weight.copy_((WEIGHT_SCALE * row).expand_as(weight))

@@ -48,6 +48,14 @@ def test_a_training_loop_moves_its_tables(tmp_path: Path) -> None:
     assert (tmp_path / "window-80.npz").is_file()
 
 
+def test_plans_are_confirmed_before_training() -> None:
+    script = EXAMPLES / "confirm_while_training.py"
+    assert len(script.read_text().splitlines()) < 80
+    out = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, 0.1)
+    assert "trains under" in out
+    assert "trained 20 steps" in out
+
+
 def test_a_cluster_file(tmp_path: Path) -> None:
     (tmp_path / "topo.txt").write_text(TOPOLOGY)
     model = REPOSITORY / "configs" / "models" / "dlrm_criteo_kaggle.yaml"

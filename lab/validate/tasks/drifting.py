@@ -22,7 +22,7 @@ from lab.validate.report import Cell, ComparedRow, Report, Scores
 from lab.validate.tasks.gains import QUIET, load_quiet
 from lab.validate.tasks.task_prediction import predict_task
 from predictor.errors import InputError
-from shardopt.bench.summary import Ratio, median_interval, ratio_of
+from shardopt.race import Ratio, median_interval, ratio_of
 
 NAME = "drifting"
 THEIRS, NOMINAL, REGRET = "torchrec", "nominal", "regret"

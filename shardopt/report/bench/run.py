@@ -11,8 +11,9 @@ from rich.console import Console
 from predictor.predict import Prediction
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
-from shardopt.bench.summary import PlanSummary, Ratio, reference_rounds, summaries
+from shardopt.bench.summary import PlanSummary, reference_rounds, summaries
 from shardopt.formatting import interval, number, percent, plural, times
+from shardopt.race import Ratio
 from shardopt.report.console import heading, line, show, table
 
 Predicted = Mapping[str, Prediction]

@@ -1,18 +1,23 @@
 """How plans are confirmed, on ranks that are played: who wins, who is out, and what is told."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from predictor.errors import InfeasibleError, InputError
+from predictor.hardware.learned import Learned
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from search.problem import RankedPlan
 from shardopt.api.request import Machine
 from shardopt.api.setting import Setting, resolve
 from shardopt.bench import confirm as room
-from shardopt.bench.confirm import Confirmation, Entrant, check_minutes, confirm
+from shardopt.bench.confirm import StartedSessions, check_minutes, confirm
 from shardopt.bench.job import Job
+from shardopt.race import Confirmation, Entrant
 from shardopt.ranks.rank import RankDiedError
 
 MODEL = """
@@ -26,13 +31,17 @@ dense: {in_features: 4, bottom_mlp: [32], interaction: dot, top_mlp: [16, 1]}
 ROUNDS = 20
 
 
-def plan(rank: int) -> ShardingPlan:
-    shard = Shard(rank, (0, 0), (400, 32))
-    table = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
-    return ShardingPlan({"a": table}, 2, 2)
+def plan(place: int) -> ShardingPlan:
+    """A table on one of two ranks, or cut after some rows."""
+    cut = place // 2 * 100
+    shards = [Shard(place % 2, (0, 0), (cut or 400, 32))]
+    if cut:
+        shards.append(Shard(1 - place % 2, (cut, 0), (400 - cut, 32)))
+    kind = ShardingType.ROW_WISE if cut else ShardingType.TABLE_WISE
+    return ShardingPlan({"a": TablePlan(kind, ComputeKernel.FUSED, tuple(shards))}, 2, 2)
 
 
-PLANS = {name: Entrant(plan(0), name) for name in ("plan 1", "plan 2", "torchrec")}
+PLANS = {name: Entrant(plan(i), name) for i, name in enumerate(("plan 1", "plan 2", "torchrec"))}
 
 
 @pytest.fixture
@@ -41,15 +50,25 @@ def setting(tmp_path: Path) -> Setting:
     return resolve(str(tmp_path / "model.yaml"), Machine(gpus=2, hardware="cpu-gloo"))
 
 
-@pytest.fixture
-def play(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Confirmation]:
-    """Confirm with ranks whose steps take given times; None: a rank dies of the plan."""
+@dataclass
+class Play:
+    """Confirms with ranks whose steps take given times; None: a rank dies of the plan."""
 
-    def run(times: Mapping[str, float | None], fits: int = 9, ends: int = 99) -> Confirmation:
-        sessions: list[list[str]] = []
+    setting: Setting
+    folder: Path
+    patch: pytest.MonkeyPatch
+    sessions: list[list[str]] = field(default_factory=list)
 
+    def __call__(
+        self,
+        times: Mapping[str, float | None],
+        fits: int = 9,
+        ends: int = 99,
+        again: Any = None,
+        learned: Any = None,
+    ) -> Confirmation:
         def ranks(body: object, count: int, job: Job, *, on_report: Any, **given: object) -> None:
-            sessions.append(list(job.plans))
+            self.sessions.append(list(job.plans))
             for name in job.plans:
                 on_report(0, {"kind": "plan", "name": name})
                 if times[name] is None:
@@ -57,46 +76,44 @@ def play(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Con
             for _ in range(ROUNDS):
                 measured = {n: [[times[n]] * 6, [times[n]] * 6] for n in job.plans}
                 on_report(0, {"kind": "round", "ranks_ms": measured})
-            if len(sessions) >= ends:
+            if len(self.sessions) >= ends:
                 raise KeyboardInterrupt
 
         def check(job: Job) -> None:
             if len(job.plans) > fits:
                 raise InfeasibleError("too large")
 
-        monkeypatch.setattr(room, "run_ranks", ranks)
-        monkeypatch.setattr(room, "check_job", check)
-        found = confirm(setting, PLANS, "torchrec", 1.0)
-        run.sessions = sessions  # type: ignore[attr-defined]
+        self.patch.setattr(room, "run_ranks", ranks)
+        self.patch.setattr(room, "check_job", check)
+        self.patch.setattr(room, "_learned", lambda *_: (learned, []))
+        sessions = StartedSessions(self.setting, self.folder)
+        found, _ = confirm(self.setting, PLANS, sessions, self.folder, 1.0, plan_again=again)
         return found
 
-    return run
+
+@pytest.fixture
+def play(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    return Play(setting, tmp_path, monkeypatch)
 
 
-def test_the_fastest_measured_plan_wins(play: Callable[..., Confirmation]) -> None:
+def test_the_fastest_measured_plan_wins(play: Play) -> None:
     found = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
     assert found.best.name == "plan 2"
     assert found.gain == pytest.approx((0.1, 0.1, 0.1))
     data = found.as_object()
     assert data["measured_gain"] == pytest.approx({"value": 0.1, "low": 0.1, "high": 0.1})
     dropped = {one["plan"]: one["dropped_after"] for one in data["confirmed"]}
-    assert dropped == {"plan 1": ROUNDS, "plan 2": None, "torchrec": ROUNDS}
+    assert dropped == {"plan 1": ROUNDS, "plan 2": None, "torchrec": None}
 
 
-def test_no_plan_slower_than_that_of_torchrec_is_chosen(play: Callable[..., Confirmation]) -> None:
+def test_no_plan_slower_than_that_of_torchrec_is_chosen(play: Play) -> None:
     found = play({"plan 1": 11.0, "plan 2": 12.0, "torchrec": 10.0})
     assert found.best.name == "torchrec"
     assert found.gain == (0.0, 0.0, 0.0)
 
 
-def test_plans_are_built_in_every_order(play: Callable[..., Confirmation]) -> None:
-    play(dict.fromkeys(PLANS, 10.0))
-    firsts = {order[0] for order in play.sessions}  # type: ignore[attr-defined]
-    assert firsts == set(PLANS)
-
-
 def test_a_plan_of_which_a_rank_dies_is_out_and_the_others_go_on(
-    play: Callable[..., Confirmation],
+    play: Play,
 ) -> None:
     found = play({"plan 1": None, "plan 2": 9.0, "torchrec": 10.0})
     assert found.best.name == "plan 2"
@@ -105,22 +122,53 @@ def test_a_plan_of_which_a_rank_dies_is_out_and_the_others_go_on(
     assert found.notes == ("plan 1 is out: rank 1 died of MemoryError",)
 
 
-def test_nothing_timed_says_why(play: Callable[..., Confirmation]) -> None:
+def test_nothing_timed_says_why(play: Play) -> None:
     with pytest.raises(InputError, match="torchrec is out: rank 1 died of MemoryError"):
         play(dict.fromkeys(PLANS))
 
 
-def test_an_interrupt_leaves_the_best_so_far(play: Callable[..., Confirmation]) -> None:
+def test_an_interrupt_leaves_the_best_so_far(play: Play) -> None:
     found = play({"plan 1": 10.0, "plan 2": 9.9, "torchrec": 10.0}, ends=1)
     assert found.interrupted
     assert found.best.name == "plan 2"
 
 
-def test_plans_that_do_not_fit_together_run_in_halves(play: Callable[..., Confirmation]) -> None:
+def test_plans_that_do_not_fit_together_run_in_halves(play: Play) -> None:
     found = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0}, fits=1)
     assert found.best.name == "plan 2"
-    sizes = {len(order) for order in play.sessions}  # type: ignore[attr-defined]
+    sizes = {len(order) for order in play.sessions}
     assert sizes == {1}
+
+
+def test_a_plan_that_does_not_fit_alone_is_out(play: Play) -> None:
+    with pytest.raises(InputError, match="too large"):
+        play(dict.fromkeys(PLANS, 10.0), fits=0)
+
+
+def result_of(*plans: ShardingPlan) -> Any:
+    ranked = tuple(RankedPlan(plan, 0.001 * (i + 1), "search") for i, plan in enumerate(plans))
+    return SimpleNamespace(plans=ranked, best=ranked[0])
+
+
+def test_plans_found_with_what_was_learned_are_measured_until_the_best_stays(play: Play) -> None:
+    """plan -> confirm -> learn -> plan."""
+    asked = []
+
+    def again(setting: Setting, seconds: float) -> Any:
+        asked.append(setting.hardware.learned)
+        return result_of(plan(3), plan(0))
+
+    times = {"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0, "plan 3": 8.0}
+    learned = Learned(
+        model="small", plans=("a",), machine="m", steps=1, date="d", factors=(), errors={},
+        evidence=(),
+    )  # fmt: skip
+    found = play(times, again=again, learned=learned)
+    assert asked == [learned, learned]
+    assert found.best.name == "plan 3"
+    assert found.gain is not None
+    assert found.gain[0] == pytest.approx(0.2)
+    assert play.sessions[-1] != play.sessions[0]
 
 
 @pytest.mark.parametrize(("minutes", "count"), [(0.0, 4), (float("nan"), 4), (3.0, 0), (1e9, 4)])

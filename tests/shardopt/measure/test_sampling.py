@@ -15,6 +15,7 @@ from shardopt.measure.sampling import (
     choose_samples,
     interleave,
     needs_more,
+    quantile,
     sample_stages,
 )
 
@@ -178,3 +179,8 @@ def test_median_and_overlap() -> None:
     assert Samples((1.0, 2.0)).overlaps(Samples((2.0, 5.0)))
     assert Samples((1.0, 9.0)).overlaps(Samples((2.0, 3.0)))
     assert not Samples((1.0, 2.0)).overlaps(Samples((2.1, 5.0)))
+
+
+def test_quantile_is_linear() -> None:
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert quantile([1.0], 0.9) == 1.0

@@ -1,0 +1,367 @@
+"""Which of several plans is the fastest, measured in rounds: successive elimination.
+
+Every round times all plans that are left within seconds of each other. Drift of the machine is in
+all of them, so plans are compared round by round. A plan is out once the interval of its ratio to
+the leader lies above 1 (Even-Dar, Mannor and Mansour 2006). The error that is allowed in all is
+shared among plans and looks, so that looking often drops no good plan.
+
+TorchRec's plan is never out: every other plan is compared with it over all rounds that both ran.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from predictor.errors import InputError
+
+CONFIDENCE = 0.95
+MINUTES, PLANS = 3.0, 4
+"""That a measurement may take, and plans that it measures, unless asked for otherwise."""
+TORCHREC = "torchrec"
+"""Name of the plan of TorchRec's planner."""
+SHORTEST_S = 15.0
+"""A session is not worth its start below this time."""
+
+Times = dict[tuple[int, int], float]
+"""Session and round in it -> ms of an iteration."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A plan's time over another's.
+
+    Args:
+        value: median of the rounds' ratios; drift between rounds is in both parts.
+        interval: for that median, from the order of the rounds alone; None where there are too few
+            rounds for any.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out 1."""
+        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
+
+
+def ratio_of(
+    rounds: Sequence[float], first: Sequence[float], confidence: float = CONFIDENCE
+) -> Ratio:
+    """Ratio by round, as both were measured within seconds of each other."""
+    ratios = sorted(a / b for a, b in zip(rounds, first, strict=True))
+    return Ratio(statistics.median(ratios), median_interval(ratios, confidence))
+
+
+def median_interval(
+    ordered: Sequence[float], confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
+    """The narrowest interval of order statistics that holds the median often enough.
+
+    Args:
+        ordered: ascending.
+
+    Returns:
+        None where even the whole range is not sure enough: below 6 values at 95 %.
+    """
+    n = len(ordered)
+    tail, cut = 0.0, -1
+    while cut + 1 < n // 2:
+        tail += math.comb(n, cut + 1) / 2**n
+        if 2 * tail > 1 - confidence:
+            break
+        cut += 1
+    return None if cut < 0 else (ordered[cut], ordered[n - 1 - cut])
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A plan that is to be measured, and who found it.
+
+    Args:
+        what: the plan does; two that do the same run once. The plan itself if None.
+    """
+
+    plan: Any
+    found_by: str
+    what: Any = None
+
+    def same_as(self, other: Entrant) -> bool:
+        """Whether both do the same."""
+        ours, theirs = (e.plan if e.what is None else e.what for e in (self, other))
+        return bool(ours == theirs)
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """A plan as measured.
+
+    Args:
+        median_ms, interval_ms: over rounds, see `Race.median_ms`; None where it was never timed, or
+            too briefly.
+        dropped_after: rounds after which it was out; None if it stayed.
+        why: it was out, where it could not run.
+    """
+
+    name: str
+    plan: Any
+    found_by: str
+    median_ms: float | None
+    interval_ms: tuple[float, float] | None
+    dropped_after: int | None
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What was measured.
+
+    Args:
+        best: the fastest measured plan; never one that was slower than TorchRec's.
+        gain: of it over TorchRec's plan, a share of the iteration: value, low, high; None where
+            TorchRec's planner has no plan or it was not timed, bounds None after too few rounds.
+        interrupted: the user ended it.
+    """
+
+    plans: tuple[Confirmed, ...]
+    best: Confirmed
+    gain: tuple[float, float | None, float | None] | None
+    notes: tuple[str, ...]
+    interrupted: bool = False
+
+    def as_object(self) -> dict[str, Any]:
+        """``confirmed`` and ``measured_gain`` of ``shardopt plan --json``."""
+        gain = None
+        if self.gain is not None:
+            gain = dict(zip(("value", "low", "high"), self.gain, strict=True))
+        return {
+            "confirmed": [
+                {
+                    "plan": one.name,
+                    "found_by": one.found_by,
+                    "median_ms": one.median_ms,
+                    "interval_ms": None if one.interval_ms is None else list(one.interval_ms),
+                    "dropped_after": one.dropped_after,
+                }
+                for one in self.plans
+            ],
+            "measured_gain": gain,
+        }
+
+
+class Sessions(Protocol):
+    """Runs plans; each session builds them anew."""
+
+    def now(self) -> float:
+        """Seconds on a clock; all ranks that ask see the same."""
+
+    def run(
+        self, race: Race, session: int, order: Sequence[str], until: float
+    ) -> Mapping[str, str]:
+        """Build plans in this order, time them in turns until then, and add the rounds.
+
+        Returns:
+            Plans that could not run, each with why.
+        """
+
+
+class Race:
+    """Plans with their times.
+
+    Args:
+        error: how probable it may be that the fastest plan is dropped at all.
+    """
+
+    def __init__(self, error: float = 1 - CONFIDENCE) -> None:
+        self.error = error
+        self.entrants: dict[str, Entrant] = {}
+        self.times: dict[str, Times] = {}
+        self.theirs: str | None = None
+        """The name under which TorchRec's plan runs."""
+        self.dropped: dict[str, int] = {}
+        """Plan that is out -> the rounds that it ran."""
+        self.why: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.sessions = 0
+        self.interrupted = False
+
+    def enter(self, entrants: Mapping[str, Entrant]) -> dict[str, str]:
+        """Add plans; one that is there under another name takes part once.
+
+        Returns:
+            The name under which each runs.
+        """
+        names = {}
+        for name, one in entrants.items():
+            same = next((n for n, e in self.entrants.items() if e.same_as(one)), None)
+            names[name] = same or name
+            by = one.found_by if same is None else f"{self.entrants[same].found_by}, {one.found_by}"
+            self.entrants[names[name]] = Entrant(one.plan, by, one.what)
+            self.times.setdefault(names[name], {})
+        self.theirs = names.get(TORCHREC, self.theirs)
+        return names
+
+    @property
+    def left(self) -> list[str]:
+        """Plans that are not out."""
+        return [name for name in self.times if name not in self.dropped]
+
+    @property
+    def reference(self) -> str | None:
+        """The plan that others are compared with: TorchRec's, else that with most rounds."""
+        if self.theirs is not None and self.times[self.theirs]:
+            return self.theirs
+        timed = [name for name in self.times if self.times[name]]
+        return max(timed, key=lambda n: len(self.times[n]), default=None)
+
+    @property
+    def leader(self) -> str | None:
+        """The fastest plan; of those that are out only where no other was timed."""
+        timed = [name for name in self.left if self.times[name]]
+        timed = timed or [name for name, times in self.times.items() if times]
+        return min(timed, key=lambda n: self.median_ms(n) or math.inf, default=None)
+
+    def median_ms(self, name: str) -> float | None:
+        """The reference's median times the ratio to it: plans that ran at different times are told
+        apart without the drift between them. None if it was never timed."""
+        middle = statistics.median(self.times[name].values()) if self.times[name] else None
+        reference = self.reference
+        ratio = None if reference is None else self.ratio(name, reference)
+        if ratio is None or reference is None:
+            return middle
+        return statistics.median(self.times[reference].values()) * ratio.value
+
+    def interval_ms(self, name: str) -> tuple[float, float] | None:
+        """Of `median_ms`; that of the reference is of its own rounds."""
+        reference = self.reference
+        if reference in (None, name):
+            return median_interval(sorted(self.times[name].values()))
+        ratio = self.ratio(name, reference)
+        if ratio is None or ratio.interval is None:
+            return None
+        middle = statistics.median(self.times[reference].values())
+        return middle * ratio.interval[0], middle * ratio.interval[1]
+
+    def ratio(self, name: str, to: str, confidence: float = CONFIDENCE) -> Ratio | None:
+        """One plan's time over another's, over the rounds that both ran; None without any."""
+        ours, theirs = self.times[name], self.times[to]
+        both = [key for key in ours if key in theirs]
+        if not both:
+            return None
+        return ratio_of([ours[key] for key in both], [theirs[key] for key in both], confidence)
+
+    def add(self, key: tuple[int, int], times: Mapping[str, float]) -> None:
+        """A round: plan -> its time in ms."""
+        for name, time in times.items():
+            self.times[name][key] = time
+
+    def drop(self, name: str, why: str | None = None) -> None:
+        """Take a plan out."""
+        self.dropped[name] = len(self.times[name])
+        if why is not None:
+            self.why[name] = why
+            self.notes.append(f"{name} is out: {why}")
+
+    def slower(self, looks: int) -> list[str]:
+        """Plans that are left and clearly slower than the leader.
+
+        Args:
+            looks: how often this will be asked at most.
+        """
+        leader = self.leader
+        confidence = 1 - self.error / max(1, (len(self.times) - 1) * looks)
+        found = []
+        for name in self.left:
+            ratio = None if leader in (None, name) else self.ratio(name, leader, confidence)
+            if ratio is not None and ratio.interval is not None and ratio.interval[0] > 1:
+                found.append(name)
+        return found
+
+    def confirmation(self) -> Confirmation:
+        """What was measured so far.
+
+        Raises:
+            InputError: nothing.
+        """
+        leader = self.leader
+        if leader is None:
+            raise InputError("no plan could be timed" + "".join(f"; {note}" for note in self.notes))
+        plans = {
+            name: Confirmed(
+                name,
+                one.plan,
+                one.found_by,
+                self.median_ms(name),
+                self.interval_ms(name),
+                self.dropped.get(name),
+                self.why.get(name),
+            )
+            for name, one in self.entrants.items()
+        }
+        interrupted = ("interrupted: the best plan measured so far",) if self.interrupted else ()
+        return Confirmation(
+            tuple(plans.values()),
+            plans[leader],
+            self._gain(leader),
+            (*self.notes, *interrupted),
+            self.interrupted,
+        )
+
+    def _gain(self, best: str) -> tuple[float, float | None, float | None] | None:
+        theirs = self.theirs
+        if theirs is None or not self.times[theirs]:
+            return None
+        if best == theirs:
+            return 0.0, 0.0, 0.0
+        ratio = self.ratio(best, theirs)
+        if ratio is None:  # they never ran in the same round
+            ours_ms, theirs_ms = (statistics.median(self.times[n].values()) for n in (best, theirs))
+            return 1 - ours_ms / theirs_ms, None, None
+        if ratio.interval is None:
+            return 1 - ratio.value, None, None
+        return 1 - ratio.value, 1 - ratio.interval[1], 1 - ratio.interval[0]
+
+
+def run_race(
+    race: Race,
+    sessions: Sessions,
+    deadline: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Run sessions until the best plan is told apart or time is over.
+
+    Every session begins with another plan, so that each is built in every place.
+
+    Args:
+        deadline: on the clock of the sessions; the first session runs in any case.
+    """
+    looks = len(race.left) + 1
+    started = sessions.now()
+    try:
+        for look in range(2 * looks):
+            now = sessions.now()
+            if len(race.left) < 2 and any(race.times[name] for name in race.left):
+                break
+            if not race.left or (look and deadline - now < SHORTEST_S):
+                break
+            turn = look % len(race.left)
+            order = race.left[turn:] + race.left[:turn]
+            say(f"measuring {', '.join(order)}; {max(deadline - now, 0):.0f} s left")
+            until = min(deadline, now + max(SHORTEST_S, (deadline - started) / looks))
+            race.sessions += 1
+            for name, reason in sessions.run(race, race.sessions, order, until).items():
+                race.drop(name, reason)
+                say(race.notes[-1])
+            slower = race.slower(2 * looks)
+            for name in slower:
+                if name != race.theirs:
+                    race.drop(name)
+                    say(f"{name} is clearly slower after {race.dropped[name]} rounds")
+            if {*race.left} <= {race.leader, *slower}:
+                break
+    except KeyboardInterrupt:
+        race.interrupted = True
