@@ -16,7 +16,7 @@ from search.in_use.align import rename_ranks
 from search.in_use.plan import PlanInUse, candidates_in_use
 from search.in_use.worth import prefer_worthwhile, share_of_move
 from search.objective import Assignment, Objective
-from search.prefer import DESCENT, prefer
+from search.prefer import DESCENT, TOLERANCE, prefer
 from search.problem import ScenarioTimes, TieSummary
 from search.propose.rounding import LARGE
 from search.scenarios.scenario import Scenario, ScenarioScorer
@@ -110,7 +110,8 @@ def choose_plan(
     else:
         ranked = [rename_ranks(nominal, c) for c in ranked[:POOL]]
         pays = in_use.horizon is not None
-        best = prefer_worthwhile(nominal, in_use, ranked[:IN_USE]) if pays else ranked
+        some = ranked[:IN_USE]
+        best = prefer_worthwhile(nominal, in_use, some, TOLERANCE) if pays else ranked
         as_given = best, None
     return _over_scenarios(search, ranked, as_given, wanted, stop, in_use)
 

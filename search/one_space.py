@@ -29,7 +29,7 @@ from search.in_use.plan import (
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible import explain_no_plan
 from search.objective import Assignment, Objective
-from search.prefer import tolerance_of
+from search.prefer import TOLERANCE, tolerance_of
 from search.problem import Problem, Progress, RankedPlan, Result
 from search.propose.feasibility import Feasibility
 from search.propose.rounding import LARGE
@@ -211,7 +211,8 @@ class SpaceSearcher:
         ranked = [rename_ranks(self.objective, c) for c in chosen.ranked[: settings.top_k]]
         weighed = bool(chosen.scenarios)
         if in_use is not None and in_use.horizon is not None and not weighed:
-            ranked = prefer_worthwhile(self.objective, in_use, ranked)[: settings.top_k]
+            found = prefer_worthwhile(self.objective, in_use, ranked, TOLERANCE)
+            ranked = found[: settings.top_k]
         return ranked
 
     def _improve(self, search: LocalSearch, starts: Sequence[Candidate]) -> list[Candidate]:

@@ -51,7 +51,7 @@ PIECES = 1e6
 """More than tables are ever cut into."""
 UNSCORED = 8
 """Changes that bring no less memory, and are not scored, count as one plan."""
-FOUND_AMONG_TIES = "best of those that tie"
+FOUND_AMONG_TIES = "chosen among ties"
 RULES = ("memory", "sharding types", "shards", "balance")
 APART = dict(zip(RULES, (ALIKE, 0.0, 0.0, ALIKE), strict=True))
 """By how much plans that are alike by a rule may differ."""

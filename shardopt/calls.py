@@ -5,7 +5,7 @@ answer that a notebook shows. The same work as the commands of these names, by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingPlan
 from shardopt.api import answer, given_plans
 from shardopt.api.cache import ResultCache, versions
-from shardopt.api.request import Machine, PlanRequest
+from shardopt.api.request import MADE, Machine, PlanRequest
 from shardopt.api.setting import Setting
 from shardopt.explain.explanation import Explanation, PredictedPlan, explain_plan
 from shardopt.extras import require_packages
@@ -24,7 +24,7 @@ from shardopt.plan import LoadedPlan
 from shardopt.report.explain import explain_object
 from shardopt.report.html.nodes import node, text_of
 from shardopt.report.html.page import page
-from shardopt.report.objects import deciding_object, plan_object, predict_object, prediction_object
+from shardopt.report.objects import plan_object, predict_object
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +122,7 @@ class Planned(_Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """What ``shardopt plan --json`` prints."""
-        return plan_object(self.answer, _measuring)
+        return plan_object(self.answer)
 
     def _explained(self) -> Explanation:
         best = PredictedPlan("the best plan", self.answer.result.best.plan, self.answer.best)
@@ -176,14 +176,7 @@ class Explained(_Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """What ``shardopt explain --json`` prints."""
-        found = self.explanation
-        return {
-            **self.setting.facts(),
-            "plan": found.given.name,
-            **prediction_object(found.given.prediction),
-            **explain_object(found),
-            "deciding": deciding_object(found.deciding, _measuring),
-        }
+        return explain_object(self.explanation, self.setting.facts())
 
     def _explained(self) -> Explanation:
         return self.explanation
@@ -226,7 +219,13 @@ def plan(
             stats=",".join(map(str, windows)) or None,
         )
         kept = ResultCache.of_user() if cache else None
-        return Planned(answer.plan(request, cache=kept))
+        found = answer.plan(request, cache=kept)
+    if isinstance(model, str | PathLike):
+        return Planned(found)
+    # the file that was written of the module is gone, so nobody can plan from it again
+    made = found.head[MADE]
+    settings = {name: value for name, value in made["settings"].items() if name != "model"}
+    return Planned(replace(found, head={**found.head, MADE: {**made, "settings": settings}}))
 
 
 def predict(
@@ -326,7 +325,3 @@ def _model_file(
     first = stats[0] if stats else None
     to_yaml(model, path, batch_size=batch_size, stats=first, **(capture or {}))
     return path
-
-
-def _measuring(group: str) -> str:
-    return f"shardopt calibrate ({group})"

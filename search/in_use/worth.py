@@ -1,7 +1,8 @@
 """Of the plans near one in use, those whose move pays for itself.
 
 Over a horizon of ``N`` steps a plan costs ``iteration_ms + move_ms / N`` a step; the plan in use
-has no move. Tables whose own move costs more than it gains go back where they were.
+has no move. Tables whose own move costs more than it gains go back where they were, and nothing
+moves for a gain by which plans that tie may differ.
 
 Why: docs/decisions/0031-plan-in-use.md.
 """
@@ -32,19 +33,26 @@ def share_of_move(objective: Objective, in_use: PlanInUse | None) -> Callable[[A
 
 
 def prefer_worthwhile(
-    objective: Objective, in_use: PlanInUse, ranked: Sequence[Candidate]
+    objective: Objective, in_use: PlanInUse, ranked: Sequence[Candidate], tolerance: float
 ) -> list[Candidate]:
     """The plans and the one in use, with tables back that are not worth their move, cheapest first.
 
     Args:
         in_use: as `check_plan_in_use` returns it; its horizon counts.
         ranked: plans that fit; at least one.
+        tolerance: share of the time that a move must gain at least.
     """
     share = share_of_move(objective, in_use)
     plans = [_keep_back(objective, share, candidate) for candidate in ranked]
     staying = [c for c in candidates_in_use(objective) if objective.fits(c.assignment)]
     known = rank_distinct([*plans, *staying], objective.space.in_use)
-    return sorted(known, key=lambda c: c.iteration_ms + share(c.assignment))
+    stays = {c.assignment for c in staying}
+
+    def cost(candidate: Candidate) -> float:
+        ms = candidate.iteration_ms + share(candidate.assignment)
+        return ms * (1 - tolerance) if candidate.assignment in stays else ms
+
+    return sorted(known, key=cost)
 
 
 def _keep_back(

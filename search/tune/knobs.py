@@ -726,7 +726,12 @@ class DenseKnob(Knob):
         return (ON,)
 
     def how(self, before: Case, after: Case) -> str:
-        return f"dense: {self.field} in the model file; {self.script}"
+        value = self.current(after, self.name)
+        return f"dense: {{{self.field}: {value}}} in the model file; {self.script_for(value)}"
+
+    def script_for(self, value: Value) -> str:
+        """What the script needs for a value."""
+        return self.script
 
 
 class DensePrecision(DenseKnob):
@@ -738,14 +743,18 @@ class DensePrecision(DenseKnob):
     choices = ("fp32", "tf32", "bf16")
     allowed = ", ".join(choices)
     costs = (NUMERICS,)
-    script = (
-        'tf32: torch.set_float32_matmul_precision("high"); bf16: torch.autocast in the script; '
-        + CONVERGES
-    )
 
     def advised(self, case: Case) -> Iterable[Value]:
         now = self.choices.index(str(self.current(case, self.name)))
         return self.choices[now + 1 :]
+
+    def script_for(self, value: Value) -> str:
+        made = {
+            "fp32": "no autocast",
+            "tf32": 'torch.set_float32_matmul_precision("high")',
+            "bf16": "torch.autocast(dtype=torch.bfloat16)",
+        }
+        return f"{made[str(value)]} in the script; {CONVERGES}"
 
     def fault(self, case: Case, value: Any) -> str:
         if value == "bf16" and isinstance(case.workload.dense, CapturedDense):

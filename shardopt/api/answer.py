@@ -22,7 +22,7 @@ from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Progress, Result, silent
 from search.stop import Stop
-from search.tune.advice import Advised, Advisor, advise
+from search.tune.advice import Advice, Advised, Advisor, advise
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
 from shardopt.api.given_plans import fit_plan
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
@@ -100,8 +100,8 @@ class Answer:
             return f"Move to plan 1: {words} over the plan in use."
         if found is not None and not found.matters:
             return (
-                f"Sharding hardly matters here; see the advice: {found.plans} sane plans are "
-                f"within {percent(found.spread)} of each other, or of what errors could hide."
+                f"Sharding hardly matters here; see the advice: {found.plans} reasonable plans are "
+                f"within {percent(found.spread)} of each other, too close to be told apart."
             )
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
@@ -110,6 +110,13 @@ class Answer:
         if gain.mean <= NOTHING or low <= 0:
             return f"Keep TorchRec's plan: the best found gains {words}."
         return f"Use plan 1: it gains {words} over TorchRec's plan."
+
+    @property
+    def lever(self) -> Advice | None:
+        """What to change beside the plan, where that gains more than the plan itself does."""
+        best = next(iter(self.advised.advice), None) if self.advised is not None else None
+        gained = 0.0 if self.gain is None else self.gain.mean
+        return best if best is not None and best.gain > gained else None
 
     def plan_text(self) -> str:
         """The plan file of the best plan."""

@@ -38,7 +38,6 @@ def explain(
     from shardopt.report.console import make_console
     from shardopt.report.explain import explain_object, show_explanation
     from shardopt.report.html.page import page
-    from shardopt.report.objects import deciding_object, prediction_object
     from shardopt.report.prediction import show_headlines, show_setting
 
     for path in (html, trace):
@@ -58,18 +57,11 @@ def explain(
         atomic_write_text(html, page(setting, explanation, versions()))
         told.append(f"wrote {html}; open it in a browser")
     output.note(told, quiet=quiet)
-    device = setting.hardware.device
     if json:
-        deciding = deciding_object(
-            explanation.deciding, lambda group: output.measuring_command(group, device)
-        )
-        parts = {**prediction_object(given.prediction), **explain_object(explanation)}
-        head = {**setting.facts(), "plan": given.name}
-        output.print_json({**head, **parts, "deciding": deciding})
+        output.print_json(explain_object(explanation, setting.facts()))
     elif quiet:
         show_headlines(make_console(), explanation.plans)
     else:
         console = make_console()
         show_setting(console, setting)
-        sentences = output.deciding_sentences(explanation.deciding, device)
-        show_explanation(console, explanation, sentences)
+        show_explanation(console, explanation)

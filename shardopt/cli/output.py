@@ -19,7 +19,6 @@ from shardopt.printable import printable
 if TYPE_CHECKING:
     from shardopt.api.request import Machine
     from shardopt.api.setting import Setting
-    from shardopt.explain.deciding import DecidingConstant
     from shardopt.explain.explanation import PredictedPlan
 
 
@@ -88,40 +87,6 @@ def predict_plans(
         for doubt in item.doubts:
             warn(f"{item.name}: {doubt}")
     return setting, found
-
-
-MEASURED_ALONE = {
-    "overheads": "host",
-    "embedding": "embedding",
-    "gemm": "gemm",
-    "collectives": "collectives",
-}
-"""Group of a profile -> what ``calibrate --only`` calls it; all others take a whole calibration."""
-SOON = {"overheads": " in less than a minute"}
-"""How long that takes, where it is known."""
-
-
-def measuring_command(group: str, device: str) -> str:
-    """What measures a group: as little as there is a command for.
-
-    Args:
-        device: ``cuda`` or ``cpu``, of the profile.
-    """
-    backend = "" if device == "cpu" else " --backend nccl"
-    only = f" --only {MEASURED_ALONE[group]}" if group in MEASURED_ALONE else ""
-    return f"shardopt calibrate{backend}{only}"
-
-
-def deciding_sentences(found: Iterable[DecidingConstant], device: str) -> list[str]:
-    """What is to be told of the constants that decide, each with what measures it."""
-    from shardopt.explain.deciding import deciding_text
-
-    return [
-        deciding_text(
-            one, f"`{measuring_command(one.group, device)}` measures it{SOON.get(one.group, '')}"
-        )
-        for one in found
-    ]
 
 
 def next_lines(model: Path | None, output: Path | None, condition: str = "") -> tuple[str, str]:

@@ -233,30 +233,22 @@ def _show(
     json: bool,
     quiet: bool,
 ) -> None:
-    from shardopt.cli.output import (
-        deciding_sentences,
-        measuring_command,
-        next_lines,
-        note,
-        print_json,
-    )
+    from shardopt.cli.output import next_lines, note, print_json
     from shardopt.report.console import make_console
 
-    device = answer.setting.hardware.device
     if json:
         from shardopt.report.objects import plan_object
 
         note(answer.setting.notes, quiet=quiet)
-        found = plan_object(answer, lambda g: measuring_command(g, device), request.from_)
+        found = plan_object(answer, request.from_)
         print_json(found if measured is None else {**found, **measured.as_object()})
         return
     from shardopt.report.plan import show_headline, show_plan
 
-    sentences = deciding_sentences(answer.deciding, device)
     if quiet:
-        show_headline(make_console(), answer, sentences)
+        show_headline(make_console(), answer)
     else:
-        show_plan(make_console(), answer, sentences, next_lines(request.model, output))
+        show_plan(make_console(), answer, next_lines(request.model, output))
     if measured is not None:
         from shardopt.report.confirmed import show_confirmed
 

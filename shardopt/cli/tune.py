@@ -90,7 +90,7 @@ def run_tuning(
     from search.tune.tune import Budget
     from shardopt.api.answer import answer_of, plan_head
     from shardopt.api.setting import refuse_outside
-    from shardopt.cli.output import measuring_command, next_lines, note, print_json
+    from shardopt.cli.output import next_lines, note, print_json
     from shardopt.files import atomic_write_text
     from shardopt.report.console import make_console
     from shardopt.report.objects import plan_object
@@ -122,7 +122,7 @@ def run_tuning(
     report = TuneReport(tuning, tuned, members, study, undone, answer)
     if json:
         note(setting.notes, quiet=quiet)
-        found = plan_object(answer, lambda g: measuring_command(g, best.hardware.device))
+        found = plan_object(answer)
         print_json({**found, "tune": tune_object(report)})
     elif quiet:
         show_tuned_headline(make_console(), report)

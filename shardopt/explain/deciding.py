@@ -54,6 +54,16 @@ RIVAL = "the plan "
 LOOKUP_FREE = ("gemm", "elementwise", "overheads", "collectives")
 """Groups that no lookup depends on, so that loads of shards stay."""
 
+MEASURED_ALONE = {
+    "overheads": "host",
+    "embedding": "embedding",
+    "gemm": "gemm",
+    "collectives": "collectives",
+}
+"""Group of a profile -> what ``calibrate --only`` calls it; all others take a whole calibration."""
+SOON = {"overheads": " in less than a minute"}
+"""How long that takes, where it is known."""
+
 
 @dataclass(frozen=True)
 class DecidingConstant:
@@ -72,6 +82,7 @@ class DecidingConstant:
         gain: most of the time in use that the other plan saves within `REACH` stated errors.
         worth: expected share of the iteration that is saved by knowing the value before choosing
             among the plans compared, under the stated error.
+        command: what measures the group.
     """
 
     group: str
@@ -85,6 +96,7 @@ class DecidingConstant:
     plan: str
     gain: float
     worth: float
+    command: str
 
     @property
     def unmeasured(self) -> bool:
@@ -119,19 +131,26 @@ def deciding_constants(
     return sorted(found, key=lambda one: (not one.unmeasured, -one.worth, -one.gain, one.below))
 
 
-def deciding_text(one: DecidingConstant, measured_by: str) -> str:
-    """One sentence.
+def deciding_text(one: DecidingConstant) -> str:
+    """What is assumed, what would follow if it is otherwise, and what measures it."""
+    side = "below" if one.below else "above"
+    return (
+        f"The profile assumes {one.stated:.3g} {one.unit} ({KIND_WORDS[one.provenance]}, known to "
+        f"{percent(math.exp(one.error) - 1)}). If it is {side} {one.flips_at:.3g}, "
+        f"{plan_words(one.plan)} is faster, by up to {percent(one.gain)}; `{one.command}` measures "
+        f"it{SOON.get(one.group, '')}."
+    )
+
+
+def measuring_command(group: str, device: str) -> str:
+    """What measures a group: as little as there is a command for.
 
     Args:
-        measured_by: what measures the group, and in which time, as words.
+        device: ``cuda`` or ``cpu``, of the profile.
     """
-    side = "Below" if one.below else "Above"
-    range_ = f"{one.stated:.3g} stated, {KIND_WORDS[one.provenance]}"
-    return (
-        f"{side} {one.flips_at:.3g} {one.unit} ({range_}, give or take "
-        f"{percent(math.exp(one.error) - 1)}) {plan_words(one.plan)} is up to "
-        f"{percent(one.gain)} faster: {measured_by}."
-    )
+    backend = "" if device == "cpu" else " --backend nccl"
+    only = f" --only {MEASURED_ALONE[group]}" if group in MEASURED_ALONE else ""
+    return f"shardopt calibrate{backend}{only}"
 
 
 def plan_words(name: str) -> str:
@@ -309,6 +328,7 @@ def _constant(
         plan=name,
         gain=gain,
         worth=worth,
+        command=measuring_command(resource, problem.hardware.device),
     )
 
 
@@ -327,7 +347,7 @@ def named_constant(resource: str, problem: Problem) -> tuple[str, str, float]:
 
 
 _NAMED = {
-    "overheads": ("op_us", "us an op"),
+    "overheads": ("op_us", "us to launch an op"),
     "embedding": ("forward_efficiency", "of the memory's bandwidth in lookups"),
     "elementwise": ("efficiency", "of the memory's bandwidth in memory-bound ops"),
     "memory": ("host_link_gb_s", "GB/s between host and device"),

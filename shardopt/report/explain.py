@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from shardopt.explain.whatif import WhatIf
 from shardopt.formatting import interval, ms, number, percent, phase_words, plural
 from shardopt.report.advice import advice_object, show_advice
 from shardopt.report.console import heading, line, show, table
-from shardopt.report.objects import prediction_object, tables_object
+from shardopt.report.objects import deciding_object, prediction_object, tables_object
 from shardopt.report.plan import show_deciding
 from shardopt.report.prediction import (
     misfit_text,
@@ -39,14 +39,8 @@ SAME_MS = 5e-4
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
-def show_explanation(
-    console: Console, explanation: Explanation, deciding: Sequence[str] = ()
-) -> None:
-    """The whole report.
-
-    Args:
-        deciding: what is to be told of the constants that decide, the most important first.
-    """
+def show_explanation(console: Console, explanation: Explanation) -> None:
+    """The whole report."""
     name, prediction = explanation.given.name, explanation.given.prediction
     console.print()
     console.print(
@@ -57,14 +51,14 @@ def show_explanation(
             f"{interval(prediction.interval_ms)} ms). {provenance_text(prediction)}",
         )
     )
-    show_deciding(console, deciding)
+    show_deciding(console, explanation.deciding)
     problem = misfit_text(prediction)
     if problem:
         line(console, f"{name} {problem}", style="bold red")
     show_doubts(console, prediction)
     for sentence in in_words(explanation):
         line(console, sentence)
-    show_advice(console, explanation.advised, prediction.iteration_ms)
+    show_advice(console, explanation.advised)
     aside = "along the critical path"
     if explanation.others:
         aside = f"{name}, along its critical path"
@@ -205,10 +199,13 @@ def signed_percent(fraction: float) -> str:
     return ("+" if fraction > 0 else "-") + percent(abs(fraction))
 
 
-def explain_object(explanation: Explanation) -> dict[str, Any]:
-    """What ``explain --json`` adds to a prediction.
+def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """``shardopt explain --json``.
 
-    Keys:
+    Args:
+        facts: of the setting.
+
+    Keys beside the facts, ``plan`` and those of `prediction_object`:
         critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
             ``duration_ms``, in order of time from the start of the period.
         host_work: phase -> ms that the busiest host takes to issue its work; the fixed time of an
@@ -220,10 +217,13 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
             ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
         advice, together, other_machines: `advice_object`.
         sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
-        deciding: `shardopt.report.objects.deciding_object`, added by the command.
+        deciding: `deciding_object`.
         others: the further plans: ``plan`` and the keys of `prediction_object`.
     """
     return {
+        **facts,
+        "plan": explanation.given.name,
+        **prediction_object(explanation.given.prediction),
         "critical_path": path_object(explanation.given.prediction.critical_path),
         "host_work": host_work(explanation.given.prediction.graph),
         "waits": [_wait_object(wait) for wait in explanation.waits],
@@ -241,6 +241,7 @@ def explain_object(explanation: Explanation) -> dict[str, Any]:
         },
         **advice_object(explanation.advised),
         "sensitivity": [asdict(item) for item in explanation.what_if],
+        "deciding": deciding_object(explanation.deciding),
         "others": [
             {"plan": other.name, **prediction_object(other.prediction)}
             for other in explanation.others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,13 +92,10 @@ def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
     return found
 
 
-def plan_object(
-    answer: Answer, command: Callable[[str], str], in_use: Path | None = None
-) -> Object:
+def plan_object(answer: Answer, in_use: Path | None = None) -> Object:
     """``shardopt plan --json``.
 
     Args:
-        command: group of a profile -> what measures it.
         in_use: path of the plan in use, as given.
 
     Keys, in addition to those of ``answer.head``, which come first:
@@ -186,17 +183,12 @@ def plan_object(
         "passed_over": passed_over,
         "notes": list(answer.setting.notes),
         **move_object(result, answer.move, in_use),
-        "deciding": deciding_object(answer.deciding, command),
+        "deciding": deciding_object(answer.deciding),
     }
 
 
-def deciding_object(
-    found: Sequence[DecidingConstant], command: Callable[[str], str]
-) -> list[Object]:
+def deciding_object(found: Sequence[DecidingConstant]) -> list[Object]:
     """``deciding`` of ``plan`` and ``explain --json``, the most important first.
-
-    Args:
-        command: group -> what measures it.
 
     Keys:
         constant: ``group.key`` in the profile; the other constants of the group move along.
@@ -221,7 +213,7 @@ def deciding_object(
             "rel_error": one.error,
             "provenance": one.provenance,
             "worth": one.worth,
-            "command": command(one.group),
+            "command": one.command,
         }
         for one in found
     ]

@@ -1,22 +1,21 @@
-"""The report of ``shardopt plan``: ranking, baselines, where the time goes, what is proved."""
+"""The report of ``shardopt plan``: what to do, ranking, where the time goes, what is proved."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from predictor.model.plan import ComputeKernel, TablePlan
-from predictor.predict import Prediction
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
-from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer
+from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.formatting import (
     at_most,
     gap_of,
@@ -26,54 +25,46 @@ from shardopt.formatting import (
     number,
     percent,
     plural,
-    points,
     ranks_text,
     times,
     type_mix,
 )
-from shardopt.report.advice import show_advice
-from shardopt.report.console import bar, heading, line, show, table
+from shardopt.report.advice import advice_words, show_advice
+from shardopt.report.console import heading, line, show, table
 from shardopt.report.prediction import (
     misfit_text,
     provenance_text,
     show_breakdown,
     show_doubts,
-    show_ranks,
+    show_memory,
     show_setting,
     sync_text,
 )
 
-WORDS = {TORCHREC: "TorchRec's plan"}
-"""Baselines -> what the report calls their plans."""
-MAX_BAR = 3.0
-"""Bars of baselines are cut off at this multiple of the best plan's time."""
 
-
-def show_plan(
-    console: Console, answer: Answer, deciding: Sequence[str], end: Sequence[str]
-) -> None:
-    """The whole report.
+def show_plan(console: Console, answer: Answer, end: Sequence[str]) -> None:
+    """The whole report: what to do, the ranking, then what there is to know of the best plan.
 
     Args:
-        deciding: a sentence for each constant of ``answer.deciding``.
         end: the last lines, with what to type next last.
     """
     line(console, answer.verdict, style="bold")
+    lever = answer.lever
+    if lever is not None:
+        line(console, f"Advice 1 gains more than the plan: {advice_words(lever)}.", style="bold")
     console.print()
     show_setting(console, answer.setting)
-    show_advice(console, answer.advised, answer.best.iteration_ms)
-    show_ranking(console, answer.result, answer.predictions)
-    show_baselines(console, answer.result.baselines, answer.best.iteration_ms)
-    show_gain(console, answer.gain)
+    show_advice(console, answer.advised)
+    show_ranking(console, answer)
     show_move(console, answer.result, answer.move)
     heading(console, "Where the time goes", "plan 1, along its critical path")
     show_breakdown(console, answer.best)
-    show_ranks(console, answer.best)
-    show_verdict(console, answer, deciding)
+    show_memory(console, answer.best.memory)
+    show_verdict(console, answer)
     _show_end(console, answer, end)
 
 
-def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> None:
+def show_headline(console: Console, answer: Answer) -> None:
     """The report under ``--quiet``: one line; before it one that sharding does not matter, after it
     the regret where that is minimised, and the constant that decides if nobody has measured it."""
     best, result = answer.best, answer.result
@@ -89,69 +80,48 @@ def show_headline(console: Console, answer: Answer, deciding: Sequence[str]) -> 
     regret = regret_text(result) if result.aim == REGRET else None
     if regret:
         console.print(Text(regret), soft_wrap=True)
-    if deciding and answer.deciding[0].unmeasured:
-        console.print(Text(deciding[0]), soft_wrap=True)
+    if answer.deciding and answer.deciding[0].unmeasured:
+        console.print(Text(deciding_text(answer.deciding[0])), soft_wrap=True)
 
 
-def show_ranking(console: Console, result: Result, predictions: Sequence[Prediction]) -> None:
-    """Plans, best first."""
+def show_ranking(console: Console, answer: Answer) -> None:
+    """Plans, best first, then TorchRec's, and the times of what other methods choose."""
+    result, bound_ms = answer.result, answer.result.lower_bound_ms
     heading(console, "Plans", "predicted iteration time, best first")
     made = table(">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by")
+
+    def add(number_: str, time_ms: float, cells: Sequence[str], style: str = "") -> None:
+        gap = gap_of(time_ms, bound_ms)
+        above = "?" if gap is None else _above(gap)
+        made.add_row(number_, number(time_ms), above, *cells, style=style)
+
     for place, (ranked, prediction) in enumerate(
-        zip(result.plans, predictions, strict=True), start=1
+        zip(result.plans, answer.predictions, strict=True), start=1
     ):
-        gap = gap_of(prediction.iteration_ms, result.lower_bound_ms)
-        made.add_row(
-            str(place),
-            number(prediction.iteration_ms),
-            "?" if gap is None else _above(gap),
-            interval(prediction.interval_ms),
-            hbm_use(prediction.memory),
-            type_mix(ranked.plan),
-            ranked.found_by.replace("_", " "),
-            style="bold" if place == 1 else "",
-        )
+        found_by = finder_words(ranked.found_by)
+        use = interval(prediction.interval_ms), hbm_use(prediction.memory)
+        style = "bold" if place == 1 else ""
+        add(str(place), prediction.iteration_ms, (*use, type_mix(ranked.plan), found_by), style)
+    others = dict(sorted(result.baselines.items(), key=lambda item: (item[1], item[0])))
+    theirs = others.pop(TORCHREC, None)
+    if theirs is not None and all(one.found_by != TORCHREC for one in result.plans):
+        plan = result.baseline_plans.get(TORCHREC)
+        mix = "" if plan is None else type_mix(plan)
+        add("", theirs, ("", "", mix, finder_words(TORCHREC)))
     show(console, made)
+    if others:
+        times = ", ".join(f"{finder_words(k)} {number(v)}" for k, v in others.items())
+        show(console, Text(f"Other methods (ms): {times}.", style="dim"))
+
+
+def finder_words(found_by: str) -> str:
+    """What the console calls who found a plan."""
+    return "TorchRec's planner" if found_by == TORCHREC else found_by.replace("_", " ")
 
 
 def _above(gap: float) -> str:
     shown = percent(gap)
     return shown if shown.startswith("<") else f"+{shown}"
-
-
-def show_baselines(console: Console, baselines: Mapping[str, float], best_ms: float) -> None:
-    """Plans of other methods under the same predictor, fastest first."""
-    if not baselines:
-        return
-    heading(console, "Baselines", "plans of other methods, predicted the same way")
-    made = table("<method", ">ms", "<vs plan 1", "<")
-    # one method that is far off must not flatten the bars of all others
-    longest = min(max(baselines.values()), MAX_BAR * best_ms)
-    width = max(10, min(30, console.width - 60))
-    for name, value in sorted(baselines.items(), key=lambda item: (item[1], item[0])):
-        made.add_row(
-            name.replace("_", " "),
-            number(value),
-            times(value / best_ms),
-            bar(value / longest, width, "yellow"),
-        )
-    show(console, made)
-
-
-def show_gain(console: Console, gain: ExpectedGain | None) -> None:
-    """What the best plan is expected to gain over TorchRec's, priced by the costs' known errors."""
-    if gain is not None:
-        line(console, gain_text(gain))
-
-
-def gain_text(gain: ExpectedGain) -> str:
-    """One sentence; says so where the errors could hide the gain."""
-    low, high = gain.interval
-    hidden = "; the known errors of the costs could hide it" if low < 0 < gain.mean else ""
-    return (
-        f"Expected gain over {WORDS.get(gain.baseline, gain.baseline)} {points(gain.mean)} %, "
-        f"90 % interval {points(low)} to {points(high)}{hidden}."
-    )
 
 
 def preferred_text(result: Result) -> str | None:
@@ -169,7 +139,7 @@ def preferred_text(result: Result) -> str | None:
     return f"Plan 1 is preferred to one predicted to be {percent(slower)} faster."
 
 
-def show_verdict(console: Console, answer: Answer, deciding: Sequence[str]) -> None:
+def show_verdict(console: Console, answer: Answer) -> None:
     """The headline number, what decides it, what it is based on and what is proved."""
     result, best = answer.result, answer.best
     console.print()
@@ -181,7 +151,7 @@ def show_verdict(console: Console, answer: Answer, deciding: Sequence[str]) -> N
             f"{provenance_text(best)}",
         )
     )
-    show_deciding(console, deciding)
+    show_deciding(console, answer.deciding)
     line(console, _claim(best.iteration_ms, result))
     for text in (
         preferred_text(result),
@@ -201,10 +171,10 @@ def show_verdict(console: Console, answer: Answer, deciding: Sequence[str]) -> N
 SHOWN_CONSTANTS = 3
 
 
-def show_deciding(console: Console, texts: Sequence[str]) -> None:
+def show_deciding(console: Console, found: Sequence[DecidingConstant]) -> None:
     """The constants most worth measuring."""
-    for text in texts[:SHOWN_CONSTANTS]:
-        line(console, text, style="yellow")
+    for one in found[:SHOWN_CONSTANTS]:
+        line(console, deciding_text(one), style="yellow")
 
 
 def _claim(best_ms: float, result: Result) -> str:
@@ -293,10 +263,11 @@ def regret_text(result: Result) -> str | None:
     regret, proved = result.worst_regret, result.proved_regret
     if regret is None or proved is None:
         return None
-    count = plural(len(result.scenarios), "scenario")
     shown = f" (proved: {percent(proved)})" if math.isfinite(proved) else ""
-    text = f"{at_most(regret)} slower than the best plan known in any of {count}{shown}."
-    return text[0].upper() + text[1:]
+    return (
+        f"If costs or data differ as in {plural(len(result.scenarios), 'scenario')}, plan 1 is "
+        f"{at_most(regret)} slower than the best plan known{shown}."
+    )
 
 
 def passed_over_text(result: Result) -> str | None:

@@ -129,9 +129,14 @@ def show_ranks(console: Console, prediction: Prediction) -> None:
             "are shown; the JSON output has all.",
             style="dim",
         )
-    for text in memory_lines(prediction.memory):
+    show_memory(console, prediction.memory)
+
+
+def show_memory(console: Console, memory: Sequence[RankMemory]) -> None:
+    """The peak of the fullest rank, and a warning where that has little left."""
+    for text in memory_lines(memory):
         line(console, text)
-    tight = nearly_full_text(prediction.memory)
+    tight = nearly_full_text(memory)
     if tight:
         line(console, f"Nearly full: {tight}.", style="yellow")
 

@@ -109,14 +109,14 @@ def show_tuned(console: Console, report: TuneReport, end: Sequence[str]) -> None
     _show_best(console, report)
     under = "under the only setting tried" if report.tried == 1 else "under the best setting"
     heading(console, "The plan", under)
-    show_plan(console, report.answer, (), end)
+    show_plan(console, report.answer, end)
 
 
 def show_tuned_headline(console: Console, report: TuneReport) -> None:
     """The report under ``--quiet``: a line for the setting, one for its plan."""
     name = "only setting tried" if report.tried == 1 else "best setting"
     line(console, f"{name}: {_words(report.best.trial.setting)}{_gain(report)}")
-    show_headline(console, report.answer, ())
+    show_headline(console, report.answer)
 
 
 def _show_trials(console: Console, report: TuneReport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def test_a_module_is_captured_at_the_lengths_of_its_data(tmp_path: Path) -> None
     assert feature.pooling_factor == 7.0
     assert type(feature.distribution).__name__.startswith("Empirical")
     found = shardopt.plan(module, gpus=2, stats=stats, **QUICK)
+    found.save(tmp_path / "plan.json")
+    assert "model" not in shardopt.load_plan(tmp_path / "plan.json").meta["made_by"]["settings"]
+    for one in found.to_dict()["deciding"]:
+        assert re.fullmatch(r"shardopt calibrate( --[a-z]+ [a-z]+)*", one["command"])
     direct = shardopt.plan(path, gpus=2, **QUICK)
     assert found.iteration_ms == pytest.approx(direct.iteration_ms)
 

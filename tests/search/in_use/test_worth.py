@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from search.candidate import Candidate
 from search.in_use.moves import moved_tables
-from search.in_use.plan import PlanInUse
+from search.in_use.plan import PlanInUse, candidates_in_use, check_plan_in_use, space_near
 from search.in_use.price import MovePrice
+from search.in_use.worth import prefer_worthwhile
+from search.objective import Objective, apply
+from search.prefer import TOLERANCE
 from search.solve import solve
+from search.space.enumerate import reduced_space
 from search.stop import Stop
 from tests.quick import quick_first
 from tests.search.problems import large_tables, some_plan
@@ -29,6 +37,27 @@ def test_a_short_horizon_keeps_and_a_long_one_moves(seed: int) -> None:
     assert moved_tables(plan, short.best.plan) == []
     assert short.fastest is not None
     assert long.best.iteration_ms == pytest.approx(free.best.iteration_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize(("gain", "moves"), [(0.8 * TOLERANCE, False), (1.2 * TOLERANCE, True)])
+def test_nothing_moves_for_less_than_plans_that_tie_differ(gain: float, moves: bool) -> None:
+    problem = large_tables(0)
+    in_use = check_plan_in_use(PlanInUse(some_plan(problem, 0), horizon=ENDLESS), problem)
+    objective = Objective(problem, space_near(reduced_space(problem), problem, in_use))
+    (staying,) = candidates_in_use(objective)
+    other = next(c for c in _renamed(objective, staying) if objective.fits(c.assignment))
+    faster = replace(other, iteration_ms=staying.iteration_ms * (1 - gain))
+    best = prefer_worthwhile(objective, in_use, [faster], TOLERANCE)[0]
+    assert (best.assignment != staying.assignment) is moves
+
+
+def _renamed(objective: Objective, candidate: Candidate) -> Iterator[Candidate]:
+    """The plan with one table on another rank."""
+    for table, (option, ranks) in enumerate(candidate.assignment):
+        for rank in range(objective.problem.topology.world_size):
+            if len(ranks) == 1 and rank not in ranks:
+                moved = apply(candidate.assignment, {table: (option, (rank,))})
+                yield replace(candidate, assignment=moved)
 
 
 @pytest.mark.slow
