@@ -159,68 +159,60 @@ class ExecutionTrace:
         return sum(t.size_bytes for n in inner for a in n.inputs for t in a.tensors())
 
 
-class ExecutionReader:
-    """Takes nodes one by one."""
+def execution_trace(source: str, document: Mapping[str, object]) -> ExecutionTrace:
+    """The trace that a document holds.
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.nodes: list[Node] = []
-        self.ranks: Counter[int] = Counter()
-        self.unreadable = 0
-        self.total = 0
-
-    def take(self, node: object) -> None:
-        """One item of ``nodes``; counts it where it cannot be read."""
-        self.total += 1
+    Raises:
+        InputError: it has no nodes.
+    """
+    items = document[NODES]
+    given = items if isinstance(items, list) else []
+    nodes: list[Node] = []
+    unreadable = 0
+    for item in given:
         try:
-            made = _node(_flat(node))
+            node = _node(_flat(item))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            self.unreadable += 1
-            return
-        if not ROOTS.match(made.name):
-            self.nodes.append(made)
-            self._rank(made)
+            unreadable += 1
+            continue
+        if not ROOTS.match(node.name):
+            nodes.append(node)
+    if not nodes:
+        raise InputError(f"{source}: an execution trace without nodes")
+    ranks = Counter(rank for node in nodes if (rank := _rank(node)) is not None)
+    said = {"rank": ranks.most_common(1)[0][0]} if ranks else {}
+    rank, world_size, notes = rank_of(source, said, name_first=True)
+    if unreadable:
+        notes = (*notes, f"{unreadable:,} of {len(given):,} nodes could not be read")
+    groups = _groups(nodes)
+    grouped = (
+        replace(node, comm=in_group(node.comm, groups)) if node.comm is not None else node
+        for node in nodes
+    )
+    return ExecutionTrace(
+        source,
+        str(document.get("schema", "not said")),
+        rank,
+        world_size,
+        tuple(sorted(grouped, key=lambda node: node.id)),
+        notes,
+    )
 
-    def _rank(self, node: Node) -> None:
-        """`record_param_comms` has the rank before the name of the collective."""
-        at = next((i for i, a in enumerate(node.inputs) if a.type == "String"), 0)
-        rank = node.inputs[at - 1].value if node.name == COMMS and at > 0 else None
-        if isinstance(rank, int):
-            self.ranks[rank] += 1
 
-    def _groups(self) -> dict[str, tuple[int, ...]]:
-        """Ranks of the job's process groups, as the node that lists them says."""
-        config = next((node.inputs for node in self.nodes if node.name == GROUPS), ())
-        try:
-            return groups_of(json.loads(str(config[0].value)) if config else None)
-        except (ValueError, RecursionError):
-            return {}
+def _rank(node: Node) -> int | None:
+    """`record_param_comms` has the rank before the name of the collective."""
+    at = next((i for i, a in enumerate(node.inputs) if a.type == "String"), 0)
+    rank = node.inputs[at - 1].value if node.name == COMMS and at > 0 else None
+    return rank if isinstance(rank, int) else None
 
-    def finish(self, rest: Mapping[str, object]) -> ExecutionTrace:
-        """The trace, once all nodes were taken.
 
-        Args:
-            rest: the other members of the document.
-        """
-        if not self.nodes:
-            raise InputError(f"{self.source}: an execution trace without nodes")
-        said = {"rank": self.ranks.most_common(1)[0][0]} if self.ranks else {}
-        rank, world_size, notes = rank_of(self.source, said, name_first=True)
-        if self.unreadable:
-            notes = (*notes, f"{self.unreadable:,} of {self.total:,} nodes could not be read")
-        groups = self._groups()
-        nodes = (
-            replace(node, comm=in_group(node.comm, groups)) if node.comm is not None else node
-            for node in self.nodes
-        )
-        return ExecutionTrace(
-            self.source,
-            str(rest.get("schema", "not said")),
-            rank,
-            world_size,
-            tuple(sorted(nodes, key=lambda node: node.id)),
-            notes,
-        )
+def _groups(nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
+    """Ranks of the job's process groups, as the node that lists them says."""
+    config = next((node.inputs for node in nodes if node.name == GROUPS), ())
+    try:
+        return groups_of(json.loads(str(config[0].value)) if config else None)
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _flat(node: object) -> dict[str, Any]:

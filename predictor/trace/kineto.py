@@ -57,6 +57,8 @@ DEVICE_KINDS: dict[str, DeviceKind] = {
 STEP = re.compile(r"ProfilerStep#(\d+)$")
 
 TRACE_EVENTS = "traceEvents"
+TAKEN = object()
+"""Stands for an event in the document once it was taken."""
 MEMORY = "[memory]"
 """Name of what ``profile_memory`` adds (kineto, torch/csrc/profiler/kineto_shim.cpp)."""
 
@@ -74,7 +76,7 @@ KEPT = (
 
 
 class KinetoReader:
-    """Takes events one by one, so that at most one is in memory as JSON.
+    """Takes the events of a document one by one, as they are read.
 
     Args:
         keep_args: fill `HostEvent.args`.
@@ -97,43 +99,31 @@ class KinetoReader:
         self.unreadable = 0
         self.total = 0
 
-    def take(self, event: object) -> None:
-        """One item of ``traceEvents``; counts it where it cannot be read."""
-        self.total += 1
-        if not isinstance(event, dict):
-            self.unreadable += 1
-            return
-        category = event.get("cat")
-        if event.get("ph") == "i" and event.get("name") == MEMORY:
-            self._memory(event)
-            return
-        if event.get("ph") != "X" or not isinstance(category, str):
-            return
-        category = category.lower()
-        host, device = HOST_KINDS.get(category), DEVICE_KINDS.get(category)
-        if host is None and device is None:
-            return
+    def take(self, found: dict[str, Any]) -> object:
+        """`TAKEN` for an event; any other object of the document as it is."""
+        if "ph" not in found:
+            return found
+        category = found.get("cat")
         try:
-            if host is not None:
-                self._host(event, host)
-            elif device is not None:
-                self._device(event, device)
+            if found["ph"] == "i" and found.get("name") == MEMORY:
+                self._memory(found)
+            elif found["ph"] == "X" and isinstance(category, str):
+                category = category.lower()
+                if category in HOST_KINDS:
+                    self._host(found, HOST_KINDS[category])
+                elif category in DEVICE_KINDS:
+                    self._device(found, DEVICE_KINDS[category])
         except (KeyError, TypeError, ValueError, OverflowError):
             self.unreadable += 1
+        return TAKEN
 
     def _memory(self, event: Args) -> None:
         args = _args(event)
         size, address = _whole(args, "Bytes"), _whole(args, "Addr")
         if size is None or address is None:
-            self.unreadable += 1
-            return
-        on_host = _whole(args, "Device Type") == 0
-        try:
-            made = MemoryEvent(self._thread(event["tid"]), _times(event)[0], size, address)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            self.unreadable += 1
-            return
-        self.memory[not on_host].append(made)
+            raise TypeError
+        made = MemoryEvent(self._thread(event["tid"]), _times(event)[0], size, address)
+        self.memory[_whole(args, "Device Type") != 0].append(made)
 
     def _host(self, event: Args, kind: HostKind) -> None:
         args = _args(event)
@@ -208,15 +198,19 @@ class KinetoReader:
             return given
         return self.threads.setdefault(str(given), -1 - len(self.threads))
 
-    def finish(self, rest: Mapping[str, object]) -> RankTrace:
+    def finish(self, document: Mapping[str, object]) -> RankTrace:
         """The trace, once all events were taken.
 
         Args:
-            rest: the other members of the document.
+            document: without its events; what could not be one is left in their array.
         """
+        events = document[TRACE_EVENTS]
+        left = events if isinstance(events, list) else []
+        self.total = len(left)
+        self.unreadable += sum(e is not TAKEN and not isinstance(e, dict) for e in left)
         self.host.sort(key=lambda e: (e.start_us, -e.end_us))
         around = HostComms(self.host_comms)
-        distributed = rest.get("distributedInfo")
+        distributed = document.get("distributedInfo")
         groups = groups_of(distributed.get("pg_config") if isinstance(distributed, dict) else None)
         described = [
             (event, in_group(info.or_else(self._around(around, event)), groups))
@@ -235,7 +229,7 @@ class KinetoReader:
             source=self.source,
             rank=rank,
             world_size=world_size,
-            device_name=_device_name(rest.get("deviceProperties"), self.devices),
+            device_name=_device_name(document.get("deviceProperties"), self.devices),
             host=tuple(self.host),
             device=tuple(device),
             steps=steps,

@@ -17,8 +17,8 @@ from typing import TypeVar
 from predictor.errors import InputError
 from predictor.trace.comms import CommInfo, HostComms, info_of_call, size_notes, with_order
 from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
-from predictor.trace.execution import NODES, ExecutionReader, ExecutionTrace, Node
-from predictor.trace.files import TraceFile, open_traces, read_object, text_of
+from predictor.trace.execution import NODES, ExecutionTrace, Node, execution_trace
+from predictor.trace.files import TraceFile, open_traces, read_json
 from predictor.trace.kineto import TRACE_EVENTS, KinetoReader
 from predictor.units import us
 
@@ -399,13 +399,13 @@ def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> Trac
 def _read(file: TraceFile, keep_args: bool) -> RankTrace | ExecutionTrace | None:
     """One document; None for JSON files that are not traces."""
     kineto = KinetoReader(file.source, keep_args=keep_args)
-    execution = ExecutionReader(file.source)
-    arrays = {TRACE_EVENTS: kineto.take, NODES: execution.take}
-    rest = read_object(text_of(file.chunks()), arrays, file.source)
-    if TRACE_EVENTS in rest:
-        return kineto.finish(rest)
-    if NODES in rest:
-        return execution.finish(rest)
+    document = read_json(file, kineto.take)
+    if isinstance(document, list):
+        document = {TRACE_EVENTS: document}
+    if TRACE_EVENTS in document:
+        return kineto.finish(document)
+    if NODES in document:
+        return execution_trace(file.source, document)
     if file.named:
         raise InputError(
             f"{file.source}: JSON without `{TRACE_EVENTS}` (Kineto) or `{NODES}` (execution "

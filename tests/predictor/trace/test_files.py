@@ -5,14 +5,11 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from predictor.errors import InputError
-from predictor.trace.files import open_traces, read_object, text_of
+from predictor.trace.files import open_traces, read_json
 from predictor.trace.read import load_traces
 from tests.predictor.trace.synthetic import kineto, write
 
@@ -28,14 +25,14 @@ def archive(path: Path, members: dict[str, bytes], mode: str = "w:gz") -> Path:
     return path
 
 
-def contents(*paths: Path) -> dict[str, bytes]:
-    return {f.source: b"".join(f.chunks()) for f in open_traces(paths)}
+def contents(*paths: Path) -> dict[str, str]:
+    return {f.source: f.text for f in open_traces(paths)}
 
 
 def test_plain_and_gzipped_whatever_the_suffix(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(gzip.compress(b"{}"))
     (tmp_path / "b.json.gz").write_bytes(b"{}")
-    assert set(contents(tmp_path / "a.json", tmp_path / "b.json.gz").values()) == {b"{}"}
+    assert set(contents(tmp_path / "a.json", tmp_path / "b.json.gz").values()) == {"{}"}
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -47,14 +44,14 @@ def test_archives_pass_over_what_is_no_trace(tmp_path: Path, mode: str) -> None:
         "d/rank1.json.gz": gzip.compress(b"[1]"),
     }
     path = archive(tmp_path / "x.tar.gz", members, mode)
-    assert contents(path) == {f"{path}:rank0.json": b"[0]", f"{path}:rank1.json.gz": b"[1]"}
+    assert contents(path) == {f"{path}:rank0.json": "[0]", f"{path}:rank1.json.gz": "[1]"}
 
 
 def test_folders_hold_files_and_archives(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_bytes(b"[0]")
     archive(tmp_path / "a.tgz", {"c.json": b"[1]"})
     (tmp_path / "notes.md").write_bytes(b"")
-    assert list(contents(tmp_path).values()) == [b"[1]", b"[0]"]
+    assert list(contents(tmp_path).values()) == ["[1]", "[0]"]
 
 
 def test_other_json_beside_traces_is_left_out(tmp_path: Path) -> None:
@@ -107,79 +104,33 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
         load_traces([tmp_path / "rank0.jsn"])
 
 
-TEXT = st.text(st.characters(exclude_categories=("Cs",)))
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def read(content: bytes, size: int) -> tuple[list[object], dict[str, object]]:
-    items: list[object] = []
-    chunks = (content[i : i + size] for i in range(0, len(content), size))
-    rest = read_object(text_of(chunks), {"items": items.append}, "a.json")
-    return items, rest
-
-
-@example([0.5, -1e-05, 12], {}, 1, False)
-@given(
-    st.lists(VALUES, max_size=6),
-    st.dictionaries(TEXT, VALUES, max_size=4),
-    st.integers(1, 40),
-    st.booleans(),
-)
-def test_equals_json(items: list[Any], rest: dict[str, Any], size: int, indented: bool) -> None:
-    rest.pop("items", None)
-    document = {**rest, "items": items, "after": 12345}
-    text = json.dumps(document, indent=2 if indented else None, ensure_ascii=False)
-    got, others = read(text.encode(), size)
-    assert got == items
-    assert others == {**document, "items": len(items)}
-
-
-def test_an_array_alone_counts_as_the_first_member() -> None:
-    assert read(b"[1, 2]", 3) == ([1, 2], {"items": 2})
-
-
-def test_what_is_no_array_is_kept() -> None:
-    assert read(b'{"items": 7}', 100) == ([], {"items": 7})
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is empty"),
-        ("  \n", "is empty"),
-        ("plan", "starts with 'p'"),
-        ('{"items": [1, 2', "cut off"),
-        ('{"items": [1, 2]', "cut off"),
-        ('{"items": [{"a": "b', "not JSON"),
-        ('{"items": [1 2]}', "expected ',' or ']', at character 13"),
-        ('{"items": [1,,2]}', "expected a value"),
-        ("{1: 2}", "expected the name of a member"),
-        ('{"a" 2}', "expected ':'"),
-        ("{} {}", "more text after the end"),
+        (b"  \n", "is empty"),
+        (b'{"traceEvents": [1, 2', "cut off"),
+        (b'{"traceEvents": [{"a": "b', "not JSON"),
+        (b'{"traceEvents": [1 2]}', "at character 19"),
+        (b"{} {}", "not JSON"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
-def test_broken(text: str, words: str, size: int) -> None:
+def test_what_is_no_json_is_named(tmp_path: Path, text: bytes, words: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(text)
     with pytest.raises(InputError, match=words) as caught:
-        read(text.encode(), size)
-    assert str(caught.value).startswith("a.json: ")
+        load_traces([path])
+    assert str(caught.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"a": ' + "[" * 100_000, "nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
-    ],
-)
-def test_what_python_cannot_hold(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        read(text.encode(), 1 << 18)
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(InputError, match="not a trace: starts with"):
+        load_traces(["/dev/zero"])
 
 
-def test_bytes_that_are_no_text_are_replaced() -> None:
-    assert read(b'{"items": ["\xff\xfea\tb"]}', 4)[0] == ["\ufffd\ufffda\tb"]
+def test_objects_become_records_as_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": [{"n": 1}, "\xff\xfeb\tc"]}')
+    (file,) = open_traces([path])
+    assert read_json(file, lambda found: found.get("n", found)) == {"a": [1, "\ufffd\ufffdb\tc"]}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from predictor.errors import InputError
 from predictor.trace.breakdown import breakdown, mean_parts, top_kernels
 from predictor.trace.chrome import comparison_trace
-from predictor.trace.files import open_traces, read_object, text_of
+from predictor.trace.files import open_traces
 from predictor.trace.read import load_traces
 from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import OLD, OLDEST, RECENT, execution, kineto
@@ -45,10 +45,8 @@ JUNK = st.one_of(
 @cache
 def cut_out(name: str, key: str) -> dict[str, Any]:
     """Some events of a public trace of every category, with the members around them."""
-    items: list[Any] = []
-    files = open_traces([TRACES / name])
-    file = next(files)
-    rest = read_object(text_of(file.chunks()), {key: items.append}, name)
+    rest = json.loads(next(open_traces([TRACES / name])).text)
+    items = rest[key]
     kinds: dict[str, list[Any]] = {}
     for item in items:
         kinds.setdefault(str(item.get("cat", item["name"])), []).append(item)

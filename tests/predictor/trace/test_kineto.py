@@ -142,7 +142,7 @@ def test_memory_stays_below_that_of_the_document(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert kept
-    assert peaks[0] < 0.5 * peaks[1]
+    assert peaks[0] < 0.7 * peaks[1]  # the records and the text, never the events as JSON
 
 
 @pytest.mark.parametrize(
