@@ -14,7 +14,7 @@ from lab.validate.report import ComparedRow, Report, Scores, data_folder
 from predictor.errors import ShardoptError
 from predictor.trace.events import RankTrace
 from predictor.trace.read import read_traces
-from predictor.trace.simulate.overheads import OverheadSamples
+from predictor.trace.simulate.overheads import Overheads
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
 from predictor.trace.simulate.whatif import GemmCall, gemm_calls, traced_profile
 
@@ -107,7 +107,7 @@ def _single(found: dict[str, list[RankTrace]]) -> Iterator[ComparedRow]:
                 yield _row(name, step, step.naive_ms, NAIVE)
         others = [host.pooled() for other, host in hosts.items() if other != name]
         if others:
-            table = OverheadSamples.merged(others).table()
+            table = Overheads(others)
             for step in simulate_trace(traces, overheads=table).steps:
                 if not step.outside:
                     yield _row(name, step, step.predicted_ms, OTHER_TRACES)

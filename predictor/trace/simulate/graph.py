@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+import numpy as np
+
 from predictor.errors import InputError
-from predictor.iteration.graph import Dep, Graph
-from predictor.trace.events import CollectiveCall, DeviceEvent, RankTrace, TraceStep
+from predictor.iteration.graph import Dep, Graph, Op
+from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import JOINING, HostItem, Kind, Launches, Piece, Role, plain
-from predictor.trace.simulate.overheads import OverheadTable, call_piece, gap_piece
+from predictor.trace.simulate.overheads import Overheads, call_piece, gap_piece
 from predictor.units import us
 
 COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forward", *JOINING)
@@ -116,59 +118,56 @@ HOST = "host"
 COMPUTE = "compute"
 COLLECTIVE = "collective"
 COPY = "copy"
+RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
+FILLING_WAVES = 2.0
+"""Waves from which on a kernel fills the device for most of its time."""
 
 
 @dataclass(frozen=True)
-class HostTimes:
-    """Where host times come from: the table, or, if ``own``, the rank's measured times.
+class Node:
+    """An operation of one rank before ranks are joined; its dependencies are positions among that
+    rank's nodes.
 
-    Times of calls that waited for the device always come from the table. A pause in which the host
-    waited for something that no trace shows, such as data, is the step's own, like a kernel's time.
+    Args:
+        event: of the device; None on the host.
+        taken_us: by the event, without the gap before it.
     """
 
-    table: OverheadTable
-    own: bool = False
-
-    def us(self, piece: Piece) -> float:
-        """Time of a piece."""
-        return piece.us if self.own or piece.idle else self.table.us(piece)
-
-
-@dataclass(frozen=True)
-class RankOp:
-    """An operation of one rank before ranks are joined; ``deps`` are positions in its list."""
-
-    name: str
-    phase: str
-    stream: str
-    thread: str
-    cost_us: float
-    host_us: float = 0.0
-    deps: tuple[int, ...] = ()
-    blocks_host: bool = False
-    collective: CollectiveCall | None = None
+    op: Op
     event: DeviceEvent | None = None
-    gap_us: float = 0.0
+    taken_us: float = 0.0
 
 
-@dataclass
-class RankGraph:
-    """The nodes of one rank's step; ``begin`` and ``end`` are the positions of its markers."""
+class RankProgram:
+    """The nodes of one rank's step, made of the host's items.
 
-    trace: RankTrace
-    nodes: list[RankOp] = field(default_factory=list)
-    begin: int = 0
-    end: int = 0
+    Args:
+        overheads: the host's times. Of calls that waited for the device they always count. A pause
+            in which the host waited for something that no trace shows, such as data, is the step's
+            own, like a kernel's time.
+        own_host: all other host times are those that were measured in the step itself.
+        factor: of the durations of kernels and copies.
+        start_us: when the step begins, after the first rank's.
 
+    ``begin`` and ``end`` are the positions of the step's markers.
+    """
 
-class RankBuilder:
-    """Turns the host's items of a step into nodes; the step begins ``start_us`` after the first
-    rank's."""
-
-    def __init__(self, trace: RankTrace, host: HostTimes, start_us: float) -> None:
-        self.host = host
-        self.program = RankGraph(trace)
-        self.nodes = self.program.nodes
+    def __init__(
+        self,
+        trace: RankTrace,
+        overheads: Overheads,
+        *,
+        own_host: bool,
+        factor: Factor,
+        start_us: float,
+    ) -> None:
+        self.trace = trace
+        self.overheads = overheads
+        self.own_host = own_host
+        self.factor = factor
+        self.start_us = start_us
+        self.nodes: list[Node] = []
+        self.begin = self.end = 0
         self.pending: dict[int, float] = {}
         self.threads: dict[int, str] = {}
         self.streams: dict[int, str] = {}
@@ -176,15 +175,6 @@ class RankBuilder:
         self.last: dict[str, tuple[int, DeviceEvent]] = {}
         self.current: dict[int, str] = {}
         self.outstanding = OutstandingWork()
-        self.start_us = start_us
-
-    def scale(self, factor: Factor) -> None:
-        """Multiply the durations of kernels and copies by a factor."""
-        trace = self.program.trace
-        for index, node in enumerate(self.nodes):
-            if node.event is not None:
-                times = factor(trace, node.event)
-                self.nodes[index] = replace(node, cost_us=times * node.cost_us)
 
     def add_backlog(self, step: TraceStep, launches: Launches, main: int) -> None:
         """Add the work that the device had not finished when a step began.
@@ -193,7 +183,7 @@ class RankBuilder:
         step, pauses included.
         """
         free: dict[str, float] = {}
-        for event in self.program.trace.device:
+        for event in self.trace.device:
             call = launches.call_of.get(event.correlation)
             if (call is None or call.start_us < step.start_us) and event.end_us > step.start_us:
                 if call is None and event.start_us > step.start_us:
@@ -202,14 +192,13 @@ class RankBuilder:
                 stream = self._stream(event.stream)
                 gap_us = max(0.0, since - free.get(stream, step.start_us))
                 free[stream] = event.end_us
-                cost_us = event.end_us - since
-                index = self._on_device(stream, main, event, cost_us, gap_us=gap_us)
+                index = self._on_device(stream, main, event, event.end_us - since, gap_us)
                 self.outstanding.record_issue(stream, index, event, ())
 
     def add_step(self, items: Sequence[HostItem]) -> None:
         """Append the items of the step, of which the first and the last are its markers."""
         main = items[0].thread
-        self.program.begin = self._on_host(main, "step begins", self.start_us)
+        self.begin = self._on_host(main, "step begins", self.start_us)
         for item in items[1:]:
             self._before(item)
             if item.role is Role.LAUNCH:
@@ -218,78 +207,103 @@ class RankBuilder:
                 self._sync(item)
             elif item.role is Role.WAIT:
                 self.outstanding.wait(item)
-                self._spend(item.thread, self.host.us(call_piece(item)))
-        self.program.end = self._on_host(main, "step ends")
+                self._spend(item.thread, self._us(call_piece(item)))
+        self.end = self._on_host(main, "step ends")
+
+    def _us(self, piece: Piece) -> float:
+        return piece.us if self.own_host or piece.idle else self.overheads.us(piece)
 
     def _spend(self, thread: int, time_us: float) -> None:
         self.pending[thread] = self.pending.get(thread, 0.0) + time_us
 
     def _before(self, item: HostItem) -> None:
         if item.handoff is None:
-            self._spend(item.thread, self.host.us(item.before))
+            self._spend(item.thread, self._us(item.before))
             return
         rested = self._on_host(item.handoff, "hands over")
-        name, cost_us = f"{item.label} follows another thread", self.host.us(item.before)
+        name, cost_us = f"{item.label} follows another thread", self._us(item.before)
         self._on_host(item.thread, name, cost_us, (rested,))
 
     def _on_host(
         self, thread: int, name: str, cost_us: float = 0.0, deps: tuple[int, ...] = ()
     ) -> int:
         """Work of a thread, with the time that it has spent so far."""
-        stream, spent = self._host_stream(thread), self.pending.pop(thread, 0.0)
-        op = RankOp(name, HOST, stream, self._thread(thread), cost_us, spent, deps)
-        self.nodes.append(op)
-        return len(self.nodes) - 1
+        spent, stream = self.pending.pop(thread, 0.0), f"{HOST} {self._thread(thread)}"
+        return self._add(name, HOST, stream, thread, cost_us, host_us=spent, deps=deps)
 
     def _on_device(
         self,
         stream: str,
         thread: int,
         event: DeviceEvent,
-        cost_us: float,
+        taken_us: float,
+        gap_us: float,
+        *,
         host_us: float = 0.0,
         deps: tuple[int, ...] = (),
-        *,
         waits: bool = False,
-        gap_us: float,
     ) -> int:
         """Work of a stream."""
-        phase, call = _phase(event), event.collective
-        op = RankOp(
+        phase = COMPUTE if event.kind == "kernel" else COPY
+        phase = phase if event.collective is None else COLLECTIVE
+        taken_us *= self.factor(self.trace, event)
+        index = self._add(
             event.name,
             phase,
             stream,
-            self._thread(thread),
-            cost_us,
-            host_us,
-            deps,
-            waits,
-            call,
-            event,
-            gap_us,
+            thread,
+            gap_us + taken_us,
+            host_us=host_us,
+            deps=deps,
+            waits=waits,
+            event=event,
+            taken_us=taken_us,
         )
-        self.nodes.append(op)
-        self.last[stream] = (len(self.nodes) - 1, event)
+        self.last[stream] = (index, event)
+        return index
+
+    def _add(
+        self,
+        name: str,
+        phase: str,
+        stream: str,
+        thread: int,
+        cost_us: float,
+        *,
+        host_us: float,
+        deps: tuple[int, ...],
+        waits: bool = False,
+        event: DeviceEvent | None = None,
+        taken_us: float = 0.0,
+    ) -> int:
+        op = Op(
+            name,
+            phase,
+            RESOURCES[phase],
+            stream,
+            np.array([us(cost_us)]),
+            us(host_us),
+            deps=tuple(map(Dep, deps)),
+            blocks_host=waits,
+            thread=self._thread(thread),
+            fills=_fills(event),
+        )
+        self.nodes.append(Node(op, event, taken_us))
         return len(self.nodes) - 1
 
     def _launch(self, item: HostItem) -> None:
         waits = item.waits
         if waits:
-            issue = self.host.table.us(Piece(Kind.ISSUE, (item.label,), 0.0))
-            host_us = max(0.0, issue - self.latency_us)
+            issue = self.overheads.us(Piece(Kind.ISSUE, (item.label,), 0.0))
+            host_us = max(0.0, issue - latency_us(self.overheads))
         else:
-            host_us = self.host.us(call_piece(item))
+            host_us = self._us(call_piece(item))
         host_us += self.pending.pop(item.thread, 0.0)
         for event in sorted(item.device, key=lambda d: d.start_us):
             self._device(item, event, host_us, waits)
             host_us = 0.0
         if waits:
-            self._spend(item.thread, self.host.table.us(Piece(Kind.RETURN, (item.label,), 0.0)))
-
-    @property
-    def latency_us(self) -> float:
-        """Time from the end of a launch to the start on an idle stream, without its gap."""
-        return latency_us(self.host.table)
+            self._spend(item.thread, self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0)))
 
     def _device(self, item: HostItem, event: DeviceEvent, host_us: float, waits: bool) -> None:
         stream = self._stream(event.stream)
@@ -302,12 +316,18 @@ class RankBuilder:
         else:
             self.current[item.thread] = stream
             deps += self.outstanding.release(stream, event)
-        gap_us = self._gap(stream, event)
         if collective is not None:
             host_us, deps = 0.0, [*deps, self._issue(item, host_us)]
         taken = event.end_us - event.start_us
         index = self._on_device(
-            stream, item.thread, event, taken, host_us, tuple(deps), waits=waits, gap_us=gap_us
+            stream,
+            item.thread,
+            event,
+            taken,
+            self._gap(stream, event),
+            host_us=host_us,
+            deps=tuple(deps),
+            waits=waits,
         )
         self.outstanding.record_issue(stream, index, event, item.stack)
 
@@ -317,7 +337,7 @@ class RankBuilder:
             return 0.0
         before = self.last[stream][1]
         same = before.correlation == event.correlation
-        return self.host.table.us(gap_piece(before, event, 0.0, same=same))
+        return self.overheads.us(gap_piece(before, event, 0.0, same=same))
 
     def _issue(self, item: HostItem, host_us: float) -> int:
         """Host time before a collective, which each rank spends separately."""
@@ -328,14 +348,11 @@ class RankBuilder:
         everything = "Device" in item.label
         streams = list(self.last) if everything else [self.current.get(item.thread, "")]
         deps = tuple(self.last[s][0] for s in streams if s in self.last)
-        cost = self.host.table.us(Piece(Kind.RETURN, (item.label,), 0.0))
+        cost = self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0))
         self._on_host(item.thread, item.label, cost, deps)
 
     def _thread(self, thread: int) -> str:
         return self.threads.setdefault(thread, f"thread {len(self.threads)}")
-
-    def _host_stream(self, thread: int) -> str:
-        return f"{HOST} {self._thread(thread)}"
 
     def _stream(self, stream: int) -> str:
         """Streams of collectives are numbered by first use: ids may differ between ranks."""
@@ -345,108 +362,11 @@ class RankBuilder:
         return self.streams.setdefault(stream, f"comm {used}")
 
 
-def latency_us(table: OverheadTable) -> float:
+def latency_us(overheads: Overheads) -> float:
     """Time from the end of a launch to the start on an idle stream, less the gap of a stream, which
     every operation has anyway."""
-    launch = table.find(Kind.LATENCY, ("kernel",)).typical_us
-    return max(0.0, launch - table.find(Kind.GAP, ("stream", "kernel kernel")).typical_us)
-
-
-def _phase(event: DeviceEvent) -> str:
-    if event.collective is not None:
-        return COLLECTIVE
-    return COMPUTE if event.kind == "kernel" else COPY
-
-
-FILLING_WAVES = 2.0
-"""Waves from which on a kernel fills the device for most of its time."""
-RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
-
-
-@dataclass(frozen=True)
-class JobGraph:
-    """The graph of all ranks; ``place[rank][node]`` is the operation that a node became."""
-
-    graph: Graph
-    place: list[list[int]]
-
-
-def join_ranks(programs: Sequence[RankGraph], latency_us: float) -> JobGraph:
-    """One graph of several ranks whose collectives meet.
-
-    A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
-    the others waited in theirs. Waiting for ranks that were not traced is part of that time.
-
-    Raises:
-        InputError: the ranks' collectives do not follow each other in one order.
-    """
-    inline = frozenset(n.stream for p in programs for n in p.nodes if n.stream.startswith(HOST))
-    world = len(programs)
-    job = JobGraph(Graph(world, world, inline, us(latency_us)), [[] for _ in programs])
-    members = _members(programs)
-    waiting: dict[tuple[object, ...], set[int]] = {}
-    while any(len(place) < len(p.nodes) for place, p in zip(job.place, programs, strict=True)):
-        moved = False
-        for rank, program in enumerate(programs):
-            for node in _ready(job.place[rank], program, members, waiting, rank):
-                job.place[rank].append(_emit(job, rank, node))
-                moved = True
-        for key, ranks in list(waiting.items()):
-            if ranks == members[key]:
-                _meet(job, programs, waiting.pop(key))
-                moved = True
-        if not moved:
-            raise InputError(_mismatch(programs, job.place))
-    return job
-
-
-def _key(node: RankOp) -> tuple[object, ...] | None:
-    if node.collective is None:
-        return None
-    return node.collective.group, node.stream, node.collective.order
-
-
-def _members(programs: Sequence[RankGraph]) -> dict[tuple[object, ...], set[int]]:
-    """Ranks of each collective that was traced on more than one of them."""
-    found: dict[tuple[object, ...], set[int]] = {}
-    for rank, program in enumerate(programs):
-        for node in program.nodes:
-            if (key := _key(node)) is not None:
-                found.setdefault(key, set()).add(rank)
-    return {key: ranks for key, ranks in found.items() if len(ranks) > 1}
-
-
-def _ready(
-    place: list[int],
-    program: RankGraph,
-    members: Mapping[tuple[object, ...], set[int]],
-    waiting: dict[tuple[object, ...], set[int]],
-    rank: int,
-) -> Iterator[RankOp]:
-    """Nodes up to the next collective that other ranks take part in."""
-    while len(place) < len(program.nodes):
-        node = program.nodes[len(place)]
-        key = _key(node)
-        if key is not None and key in members:
-            waiting.setdefault(key, set()).add(rank)
-            return
-        yield node
-
-
-def _emit(job: JobGraph, rank: int, node: RankOp) -> int:
-    return job.graph.add(
-        node.name,
-        phase=node.phase,
-        resource=RESOURCES[node.phase],
-        stream=node.stream,
-        cost_ms=us(node.gap_us + node.cost_us),
-        host_ms=us(node.host_us),
-        deps=[Dep(job.place[rank][d]) for d in node.deps],
-        blocks_host=node.blocks_host,
-        thread=node.thread,
-        ranks=(rank,),
-        fills=_fills(node.event),
-    )
+    launch = overheads.find(Kind.LATENCY, ("kernel",)).typical_us
+    return max(0.0, launch - overheads.find(Kind.GAP, ("stream", "kernel kernel")).typical_us)
 
 
 def _fills(event: DeviceEvent | None) -> bool | None:
@@ -456,35 +376,83 @@ def _fills(event: DeviceEvent | None) -> bool | None:
     return event.waves is not None and event.waves >= FILLING_WAVES
 
 
-def _meet(job: JobGraph, programs: Sequence[RankGraph], ranks: set[int]) -> None:
-    nodes = {rank: programs[rank].nodes[len(job.place[rank])] for rank in sorted(ranks)}
-    first = next(iter(nodes.values()))
-    deps = [job.place[rank][d] for rank, node in nodes.items() for d in node.deps]
-    index = job.graph.add(
-        first.name,
-        phase=first.phase,
-        resource=RESOURCES[first.phase],
-        stream=first.stream,
-        cost_ms=us(min(node.cost_us for node in nodes.values())),
-        deps=deps,
-        scope=tuple(nodes),
-        thread=first.thread,
-        ranks=tuple(nodes),
-        fills=_fills(first.event),
-    )
-    for rank in nodes:
-        job.place[rank].append(index)
+CollectiveKey = tuple[tuple[int, ...] | None, str, int]
+"""Group, stream and position of a collective, the same on all of its ranks."""
 
 
-def _mismatch(programs: Sequence[RankGraph], places: list[list[int]]) -> str:
+def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Graph, list[list[int]]]:
+    """One graph of several ranks whose collectives meet, and by rank the operation that each of its
+    nodes became.
+
+    A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
+    the others waited in theirs. Waiting for ranks that were not traced is part of that time.
+
+    Raises:
+        InputError: the ranks' collectives do not follow each other in one order.
+    """
+    ranks = range(len(programs))
+    inline = {n.op.stream for p in programs for n in p.nodes if n.op.phase == HOST}
+    graph = Graph(len(programs), len(programs), frozenset(inline), us(latency_us))
+    place: list[list[int]] = [[] for _ in ranks]
+    members = _members(programs)
+    while left := [r for r in ranks if len(place[r]) < len(programs[r].nodes)]:
+        before = len(graph.ops)
+        waiting: dict[CollectiveKey, list[int]] = {}
+        for rank in left:
+            for node in programs[rank].nodes[len(place[rank]) :]:
+                key = _key(node)
+                if key in members:
+                    waiting.setdefault(key, []).append(rank)
+                    break
+                place[rank].append(_add(graph, place, {rank: node}))
+        for key, met in waiting.items():
+            if met == members[key]:
+                nodes = {rank: programs[rank].nodes[len(place[rank])] for rank in met}
+                index = _add(graph, place, nodes)
+                for rank in met:
+                    place[rank].append(index)
+        if len(graph.ops) == before:
+            raise InputError(_mismatch(programs, place))
+    return graph, place
+
+
+def _key(node: Node) -> CollectiveKey | None:
+    call = node.event.collective if node.event is not None else None
+    return None if call is None else (call.group, node.op.stream, call.order)
+
+
+def _members(programs: Sequence[RankProgram]) -> dict[CollectiveKey | None, list[int]]:
+    """Ranks of each collective that was traced on more than one of them."""
+    found: dict[CollectiveKey | None, list[int]] = {}
+    for rank, program in enumerate(programs):
+        for key in dict.fromkeys(map(_key, program.nodes)):
+            found.setdefault(key, []).append(rank)
+    return {key: ranks for key, ranks in found.items() if key is not None and len(ranks) > 1}
+
+
+def _add(graph: Graph, place: list[list[int]], nodes: Mapping[int, Node]) -> int:
+    """Append a rank's node, or a collective as its ranks have it."""
+    first = next(iter(nodes.values())).op
+    deps = tuple(Dep(place[rank][d.op]) for rank, node in nodes.items() for d in node.op.deps)
+    op = replace(first, deps=deps, ranks=tuple(nodes))
+    if len(nodes) > 1:
+        shortest = us(min(node.taken_us for node in nodes.values()))
+        op = replace(
+            op, cost_ms=np.array([shortest]), host_ms=0.0, blocks_host=False, scope=tuple(nodes)
+        )
+    graph.ops.append(op)
+    return len(graph.ops) - 1
+
+
+def _mismatch(programs: Sequence[RankProgram], places: list[list[int]]) -> str:
     stuck = []
     for program, place in zip(programs, places, strict=True):
         if len(place) < len(program.nodes):
             node = program.nodes[len(place)]
-            order = node.collective.order if node.collective else "?"
-            stuck.append(
-                f"rank {program.trace.rank} ({program.trace.source}): {node.name} #{order}"
-            )
+            call = node.event.collective if node.event is not None else None
+            order = call.order if call else "?"
+            where = f"rank {program.trace.rank} ({program.trace.source})"
+            stuck.append(f"{where}: {node.op.name} #{order}")
     return (
         "collectives of the ranks do not match; each rank waits at a different one: "
         + "; ".join(stuck)

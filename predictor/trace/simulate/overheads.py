@@ -8,8 +8,8 @@ call takes before its copy starts and after what it waited for is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import (
@@ -48,18 +48,34 @@ class Overhead:
     count: int
 
 
-@dataclass(frozen=True)
-class OverheadTable:
-    """Overheads by key."""
+class Overheads:
+    """Pieces seen in steps, by key.
 
-    entries: Mapping[Key, Overhead]
+    Args:
+        several: whose pieces these are; none for an empty one.
+    """
+
+    def __init__(self, several: Iterable[Overheads] = ()) -> None:
+        self.times: dict[Key, list[float]] = {}
+        self._means: dict[Key, Overhead] = {}
+        for other in several:
+            for key, times in other.times.items():
+                self.times.setdefault(key, []).extend(times)
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece under each of its names."""
+        self._means.clear()
+        for end in range(len(piece.names) + 1):
+            self.times.setdefault((piece.kind.value, *piece.names[:end]), []).append(piece.us)
 
     def find(self, kind: Kind, names: Key = ()) -> Overhead:
-        """The most specific entry there is; zero for a kind never seen."""
+        """That of the most specific key there is; zero for a kind never seen."""
         for end in range(len(names), -1, -1):
-            found = self.entries.get((kind.value, *names[:end]))
-            if found is not None:
-                return found
+            key = (kind.value, *names[:end])
+            if key in self.times:
+                if key not in self._means:
+                    self._means[key] = _mean(self.times[key])
+                return self._means[key]
         return Overhead(0.0, 0.0, 0)
 
     def us(self, piece: Piece) -> float:
@@ -70,32 +86,6 @@ class OverheadTable:
         """
         found = self.find(piece.kind, piece.names)
         return found.us if piece.kind in HOST_KINDS else found.typical_us
-
-
-@dataclass
-class OverheadSamples:
-    """Pieces seen in steps, before outliers are cut."""
-
-    times: dict[Key, list[float]] = field(default_factory=dict)
-
-    def add(self, piece: Piece) -> None:
-        """Add a piece under each of its names."""
-        for end in range(len(piece.names) + 1):
-            key = (piece.kind.value, *piece.names[:end])
-            self.times.setdefault(key, []).append(piece.us)
-
-    @classmethod
-    def merged(cls, several: Iterable[OverheadSamples]) -> OverheadSamples:
-        """All pieces of several steps, ranks or traces."""
-        merged = cls()
-        for samples in several:
-            for key, times in samples.times.items():
-                merged.times.setdefault(key, []).extend(times)
-        return merged
-
-    def table(self) -> OverheadTable:
-        """Means by key, without outliers."""
-        return OverheadTable({key: _mean(times) for key, times in self.times.items()})
 
 
 def _mean(times: list[float]) -> Overhead:
@@ -115,11 +105,11 @@ def _quantile(ordered: list[float], share: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def collect_samples(
+def overheads_of(
     items: Iterable[HostItem], trace: RankTrace, step: TraceStep, launches: Launches
-) -> OverheadSamples:
-    """The overheads of one step of a rank, from its host items and the device's side of them."""
-    samples = OverheadSamples()
+) -> Overheads:
+    """Those of one step of a rank, from its host items and the device's side of them."""
+    samples = Overheads()
     latest: dict[int, DeviceEvent] = {}
     for item in items:
         if not item.before.idle:

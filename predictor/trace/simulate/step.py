@@ -10,9 +10,12 @@ Of a step that begins before the trace does, part of what it waited for is not i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
 
 from predictor.errors import InputError
 from predictor.iteration.critical_path import Segment, critical_path
@@ -21,15 +24,12 @@ from predictor.iteration.timeline import Timeline, simulate_once
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.graph import (
     Factor,
-    HostTimes,
-    JobGraph,
-    RankBuilder,
-    RankGraph,
+    RankProgram,
     join_ranks,
     latency_us,
 )
 from predictor.trace.simulate.host import HostItem, Launches, Role, walk_host
-from predictor.trace.simulate.overheads import OverheadSamples, OverheadTable, collect_samples
+from predictor.trace.simulate.overheads import Overheads, overheads_of
 from predictor.units import us
 
 FIRST_STEP = (
@@ -82,7 +82,7 @@ class SimulatedTrace:
     critical_path: tuple[Segment, ...]
     graph: Graph
     timeline: Timeline
-    overheads: OverheadTable
+    overheads: Overheads
     notes: tuple[str, ...] = ()
 
 
@@ -92,7 +92,7 @@ class TracedHosts:
 
     traces: tuple[RankTrace, ...]
     items: tuple[tuple[list[HostItem], ...], ...]
-    samples: tuple[tuple[OverheadSamples, ...], ...]
+    samples: tuple[tuple[Overheads, ...], ...]
     launches: tuple[Launches, ...]
 
     @classmethod
@@ -113,19 +113,15 @@ class TracedHosts:
         for trace, launches in zip(traces, by_rank, strict=True):
             walked = tuple(walk_host(trace, step, launches) for step in trace.steps)
             items.append(walked)
-            samples.append(
-                tuple(
-                    collect_samples(found, trace, step, launches)
-                    for found, step in zip(walked, trace.steps, strict=True)
-                )
-            )
+            each = zip(walked, trace.steps, strict=True)
+            samples.append(tuple(overheads_of(of, trace, step, launches) for of, step in each))
         return cls(tuple(traces), tuple(items), tuple(samples), by_rank)
 
     def pooled(
         self, *, without_step: int | None = None, without_rank: int | None = None
-    ) -> OverheadSamples:
+    ) -> Overheads:
         """Host times of all steps and ranks except those left out."""
-        return OverheadSamples.merged(
+        return Overheads(
             samples
             for rank, of_rank in enumerate(self.samples)
             for step, samples in enumerate(of_rank)
@@ -136,9 +132,9 @@ class TracedHosts:
 def simulate_trace(
     traces: Sequence[RankTrace],
     *,
-    overheads: OverheadTable | None = None,
+    overheads: Overheads | None = None,
     own_host: bool = False,
-    factor: Factor | None = None,
+    factor: Factor = lambda trace, event: 1.0,
 ) -> SimulatedTrace:
     """Predict each step of each rank.
 
@@ -148,15 +144,14 @@ def simulate_trace(
             the other ranks.
         own_host: take the host's time between calls from the step itself; then only waiting is
             predicted.
-        factor: predicted over traced duration of each kernel and copy; None: as traced.
+        factor: predicted over traced duration of each kernel and copy; 1: as traced.
 
     Raises:
         InputError: no trace, ranks that do not belong together, or a single step of a single rank
             without overheads.
     """
     hosts = TracedHosts.of(traces)
-    one_step = len(traces[0].steps) == 1
-    if one_step and len(traces) == 1 and overheads is None and not own_host:
+    if len(traces) == len(traces[0].steps) == 1 and overheads is None and not own_host:
         raise InputError(
             f"{traces[0].source}: a single step of a single rank has no other step to take host "
             "times from; trace several steps"
@@ -164,118 +159,87 @@ def simulate_trace(
     steps: list[SimulatedStep] = []
     collectives: list[SimulatedCollective] = []
     for step in range(len(traces[0].steps)):
-        tables = _tables(hosts, step, overheads, own_host=own_host, one_step=one_step)
-        job, programs = build_graph(hosts, step, tables, own_host=own_host, factor=factor)
-        timeline = simulate_once(job.graph)
-        steps += _steps(hosts, step, job, programs, timeline)
-        collectives += _collectives(traces, step, job, programs, timeline)
+        known = [overheads] * len(traces) if overheads else _of_others(hosts, step, own=own_host)
+        programs = _programs(hosts, step, known, own_host=own_host, factor=factor)
+        graph, place = join_ranks(programs, latency_us(known[0]))
+        timeline = simulate_once(graph)
+        for rank, program in enumerate(programs):
+            ends = timeline.steps[0].end[place[rank], 0, rank]
+            steps.append(
+                _simulated_step(hosts, step, rank, ends[program.end] - ends[program.begin])
+            )
+            collectives += _collectives(program, step, ends)
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     outside = [FIRST_STEP] if any(step.outside for step in steps) else []
     return SimulatedTrace(
         tuple(steps),
         tuple(collectives),
-        tuple(critical_path(job.graph, timeline)),
-        job.graph,
+        tuple(critical_path(graph, timeline)),
+        graph,
         timeline,
-        overheads or hosts.pooled().table(),
+        overheads or hosts.pooled(),
         (*notes, *outside),
     )
 
 
-def _tables(
+def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[Overheads]:
+    """By rank, host times of the other steps, or of the other ranks where there is one step; if it
+    is simulated with its own, what these leave open is its own too."""
+    ranks = range(len(hosts.traces))
+    if len(hosts.traces[0].steps) > 1:
+        return [hosts.pooled(without_step=step)] * len(ranks)
+    return [hosts.pooled(without_rank=None if own else rank) for rank in ranks]
+
+
+def _programs(
     hosts: TracedHosts,
     step: int,
-    overheads: OverheadTable | None,
+    overheads: Sequence[Overheads],
     *,
     own_host: bool,
-    one_step: bool,
-) -> list[OverheadTable]:
-    """The table of each rank."""
-    ranks = range(len(hosts.traces))
-    if overheads is not None:
-        return [overheads for _ in ranks]
-    if not one_step:
-        return [hosts.pooled(without_step=step).table()] * len(ranks)
-    if own_host:
-        return [hosts.pooled().table()] * len(ranks)
-    return [hosts.pooled(without_rank=rank).table() for rank in ranks]
-
-
-def build_graph(
-    hosts: TracedHosts,
-    step: int,
-    tables: Sequence[OverheadTable],
-    *,
-    own_host: bool = False,
-    factor: Factor | None = None,
-) -> tuple[JobGraph, list[RankGraph]]:
-    """The graph of a step, with the work that earlier steps left on the device."""
+    factor: Factor,
+) -> list[RankProgram]:
+    """What each rank runs in a step, with the work that earlier steps left on the device."""
     begin = min(trace.steps[step].start_us for trace in hosts.traces)
     programs = []
     for rank, trace in enumerate(hosts.traces):
-        offset = trace.steps[step].start_us - begin
-        items = hosts.items[rank][step]
-        builder = RankBuilder(trace, HostTimes(tables[rank], own_host), offset)
-        builder.add_backlog(trace.steps[step], hosts.launches[rank], items[0].thread)
-        builder.add_step(items)
-        if factor is not None:
-            builder.scale(factor)
-        programs.append(builder.program)
-    return join_ranks(programs, latency_us(tables[0])), programs
-
-
-def _steps(
-    hosts: TracedHosts,
-    step: int,
-    job: JobGraph,
-    programs: Sequence[RankGraph],
-    timeline: Timeline,
-) -> list[SimulatedStep]:
-    found = []
-    for rank, (trace, of_rank) in enumerate(zip(hosts.traces, programs, strict=True)):
-        first, last = (job.place[rank][node] for node in (of_rank.begin, of_rank.end))
-        ends = timeline.steps[0].end[:, 0, rank]
-        others = [
-            us(s.end_us - s.start_us) for number, s in enumerate(trace.steps) if number != step
-        ]
-        found.append(
-            SimulatedStep(
-                trace.rank,
-                step,
-                us(trace.steps[step].end_us - trace.steps[step].start_us),
-                float(ends[last] - ends[first]),
-                median(others) if others else None,
-                begins_outside(trace, step, hosts.items[rank][step], hosts.launches[rank]),
-            )
+        start_us = trace.steps[step].start_us - begin
+        program = RankProgram(
+            trace, overheads[rank], own_host=own_host, factor=factor, start_us=start_us
         )
-    return found
+        items = hosts.items[rank][step]
+        program.add_backlog(trace.steps[step], hosts.launches[rank], items[0].thread)
+        program.add_step(items)
+        programs.append(program)
+    return programs
+
+
+def _simulated_step(hosts: TracedHosts, step: int, rank: int, predicted_ms: float) -> SimulatedStep:
+    trace = hosts.traces[rank]
+    measured = [us(s.end_us - s.start_us) for s in trace.steps]
+    others = measured[:step] + measured[step + 1 :]
+    return SimulatedStep(
+        trace.rank,
+        step,
+        measured[step],
+        float(predicted_ms),
+        median(others) if others else None,
+        begins_outside(trace, step, hosts.items[rank][step], hosts.launches[rank]),
+    )
 
 
 def _collectives(
-    traces: Sequence[RankTrace],
-    step: int,
-    job: JobGraph,
-    programs: Sequence[RankGraph],
-    timeline: Timeline,
-) -> list[SimulatedCollective]:
+    program: RankProgram, step: int, ends_ms: NDArray[np.float64]
+) -> Iterator[SimulatedCollective]:
     """Ends of the step's collectives; times count from the earliest begin of the step."""
-    measured_begin = min(trace.steps[step].start_us for trace in traces)
-    found = []
-    for rank, (trace, of_rank) in enumerate(zip(traces, programs, strict=True)):
-        for index, node in enumerate(of_rank.nodes):
-            if index < of_rank.begin or node.collective is None or node.event is None:
-                continue
-            end = timeline.steps[0].end[job.place[rank][index], 0, rank]
-            found.append(
-                SimulatedCollective(
-                    f"{node.collective.op} #{node.collective.order}",
-                    trace.rank,
-                    step,
-                    us(node.event.end_us - measured_begin),
-                    float(end),
-                )
-            )
-    return found
+    trace = program.trace
+    begin_us = trace.steps[step].start_us - program.start_us
+    for index, node in enumerate(program.nodes):
+        event = node.event
+        if index >= program.begin and event is not None and event.collective is not None:
+            name = f"{event.collective.op} #{event.collective.order}"
+            measured_ms = us(event.end_us - begin_us)
+            yield SimulatedCollective(name, trace.rank, step, measured_ms, float(ends_ms[index]))
 
 
 OUTSIDE_SHARE = 0.02
