@@ -40,7 +40,10 @@ MAX_LENGTH = 200
 MAX_TERMS = 16
 MAX_DEGREE = 4
 MAX_VALUE = 2**62
-_TOKEN = re.compile(r"\s*(?:(\d{1,19})|([A-Za-z][A-Za-z0-9]{0,9})|([-+*/]))")
+_FACTOR = r"(?:\d{1,19}|[A-Za-z][A-Za-z0-9]{0,9})"
+_TERM = re.compile(
+    rf"\s*([-+]?)\s*({_FACTOR}(?:\s*\*\s*{_FACTOR})*)(?:\s*/\s*(0*[1-9]\d{{0,18}}))?\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -100,53 +103,23 @@ def parse_size(text: str) -> Expression:
     Raises:
         InputError: it is none, or a larger one than any model has.
     """
-    tokens = _tokens(text)
     terms: list[tuple[tuple[str, ...], Fraction]] = []
-    sign, at = 1, 0
-    if tokens[0] == "-":
-        sign, at = -1, 1
-    while True:
-        names, factor, at = _read_term(tokens, at, text)
-        terms.append((names, sign * factor))
-        if at == len(tokens):
-            break
-        if tokens[at] not in "+-" or len(terms) == MAX_TERMS:
+    at = 0
+    while at < len(text) <= MAX_LENGTH and len(terms) < MAX_TERMS:
+        match = _TERM.match(text, at)
+        if match is None or (terms and not match[1]):
             raise _refused(text)
-        sign, at = (1 if tokens[at] == "+" else -1), at + 1
-    return polynomial(terms)
-
-
-def _read_term(tokens: list[str], at: int, text: str) -> tuple[tuple[str, ...], Fraction, int]:
-    names: list[str] = []
-    factor = Fraction(1)
-    operator = "*"
-    while True:
-        token = tokens[at] if at < len(tokens) else "+"
-        if token.isdigit() and (operator == "*" or int(token)):
-            factor = factor * int(token) if operator == "*" else factor / int(token)
-        elif token[0].isalpha() and operator == "*" and len(names) < MAX_DEGREE:
-            names.append(token)
-        else:
+        factors = [factor.strip() for factor in match[2].split("*")]
+        names = tuple(factor for factor in factors if not factor.isdigit())
+        number = math.prod(int(factor) for factor in factors if factor.isdigit())
+        if len(names) > MAX_DEGREE:
             raise _refused(text)
-        at += 1
-        if at == len(tokens) or tokens[at] in "+-":
-            return tuple(names), factor, at
-        if tokens[at] not in "*/" or operator == "/":
-            raise _refused(text)
-        operator, at = tokens[at], at + 1
-
-
-def _tokens(text: str) -> list[str]:
-    found, at = [], 0
-    while at < len(text) and len(text) <= MAX_LENGTH:
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise _refused(text)
-        found.append(match[match.lastindex or 0])
+        sign = -1 if match[1] == "-" else 1
+        terms.append((names, Fraction(sign * number, int(match[3] or 1))))
         at = match.end()
-    if not found:
+    if not terms or at < len(text):
         raise _refused(text)
-    return found
+    return polynomial(terms)
 
 
 def _refused(text: str) -> InputError:

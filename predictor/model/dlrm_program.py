@@ -22,6 +22,7 @@ from predictor.model.op_calls import (
     LookupBackward,
     OpCall,
     Operand,
+    operands_of,
 )
 from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Table, Workload
 
@@ -148,7 +149,7 @@ def free_after_last_use(
     for events in reversed(parts):
         part: list[Event] = []
         for event in reversed(events):
-            used = _storages(event)
+            used = [operand.storage for operand in operands_of(event)]
             last = tuple(dict.fromkeys(s for s in used if s not in seen))
             if isinstance(event, OpCall):
                 event = replace(event, freed=last)
@@ -161,23 +162,10 @@ def free_after_last_use(
     return tuple(tuple(part) for part in reversed(found))
 
 
-def _storages(event: Event) -> list[int]:
-    if isinstance(event, OpCall):
-        return [operand.storage for operand in (*event.inputs, *event.outputs)]
-    if isinstance(event, Lookup):
-        return [operand.storage for operand in event.outputs]
-    return [g.storage for g in event.gradients] if isinstance(event, LookupBackward) else []
-
-
 Backward = Callable[[Operand], Operand]
 """The gradient of a result -> the gradient of what it was made of."""
 
 HALVES = ("fp16", "bf16")
-
-
-def dlrm_program(workload: Workload) -> DenseProgram:
-    """What one rank runs for the DLRM of a workload, at its batch size."""
-    return _Dlrm(workload).write()
 
 
 def dense_program(workload: Workload) -> DenseProgram:
@@ -190,7 +178,7 @@ def dense_program(workload: Workload) -> DenseProgram:
     if isinstance(dense, CapturedDense):
         found = dense.program(workload)
     else:
-        found = dlrm_program(workload)
+        found = _Dlrm(workload).write()
     return found.with_parameters(workload.position_weights, STATES[dense.optimizer])
 
 

@@ -13,6 +13,7 @@ back when the device is done with it, which the host learns late, as it runs ahe
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -33,12 +34,19 @@ def block_bytes(size: int) -> int:
     return max(BLOCK, -(-size // BLOCK) * BLOCK)
 
 
+Pool = tuple[str, bool]
+"""A stream, and whether requests are small."""
+
+
 @dataclass(eq=False)
-class _Block:
+class Block:
+    """Memory of one segment, with its neighbours there."""
+
     size: int
     start: int
-    before: _Block | None = None
-    after: _Block | None = None
+    pool: Pool
+    before: Block | None = None
+    after: Block | None = None
     is_free: bool = False
 
 
@@ -50,73 +58,53 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.reserved_bytes = 0
-        self._free: dict[tuple[str, bool], list[tuple[int, int]]] = {}
-        self._at: dict[int, _Block] = {}
-        self._taken: dict[Hashable, tuple[_Block, tuple[str, bool]]] = {}
-        self._end = 0
+        self._free: dict[Pool, list[tuple[int, int]]] = defaultdict(list)
+        self._at: dict[int, Block] = {}
 
-    def take(self, key: Hashable, size: int, stream: str) -> None:
-        """Takes a block for a stream.
-
-        Args:
-            size: in bytes.
-        """
+    def take(self, size: int, stream: str) -> Block:
+        """A block of at least so many bytes for a stream."""
         size = block_bytes(size)
         pool = stream, size <= SMALL
-        free = self._free.setdefault(pool, [])
+        free = self._free[pool]
         at = bisect_left(free, (size, 0))
-        block = self._at[free.pop(at)[1]] if at < len(free) else self._segment(size)
+        block = self._at[free.pop(at)[1]] if at < len(free) else self._segment(size, pool)
         block.is_free = False
         rest = block.size - size
         if rest >= (BLOCK if pool[1] else SMALL + 1):
-            tail = _Block(rest, block.start + size, block, block.after, is_free=True)
+            tail = Block(rest, block.start + size, pool, block, block.after, is_free=True)
             if block.after is not None:
                 block.after.before = tail
             block.after, block.size = tail, size
             self._at[tail.start] = tail
             insort(free, (rest, tail.start))
-        self._taken[key] = block, pool
+        return block
 
-    def give(self, key: Hashable) -> None:
-        """Gives a block back to its stream."""
-        block, pool = self._taken.pop(key)
-        free = self._free[pool]
-        if block.after is not None and block.after.is_free:
-            self._join(free, block, block.after)
-        if block.before is not None and block.before.is_free:
-            free.remove((block.before.size, block.before.start))
-            block, joined = block.before, block
-            self._absorb(block, joined)
+    def give(self, block: Block) -> None:
+        """Gives a block back to its stream, joined with free neighbours."""
+        free = self._free[block.pool]
+        for first, second in ((block, block.after), (block.before, block)):
+            other = second if first is block else first
+            if first is not None and second is not None and other is not None and other.is_free:
+                free.remove((other.size, other.start))
+                first.size += second.size
+                first.after = second.after
+                if second.after is not None:
+                    second.after.before = first
+                del self._at[second.start]
+                block = first
         block.is_free = True
         insort(free, (block.size, block.start))
 
-    def rename(self, key: Hashable, to: Hashable) -> None:
-        """The same block under another name."""
-        self._taken[to] = self._taken.pop(key)
-
-    def _segment(self, size: int) -> _Block:
+    def _segment(self, size: int, pool: Pool) -> Block:
         if size <= SMALL:
             size = SMALL_SEGMENT
         elif size < LARGE:
             size = LARGE_SEGMENT
         else:
             size = -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
-        block = _Block(size, self._end)
-        self._at[block.start] = block
-        self._end += size
+        block = self._at[self.reserved_bytes] = Block(size, self.reserved_bytes, pool)
         self.reserved_bytes += size
         return block
-
-    def _join(self, free: list[tuple[int, int]], block: _Block, after: _Block) -> None:
-        free.remove((after.size, after.start))
-        self._absorb(block, after)
-
-    def _absorb(self, block: _Block, after: _Block) -> None:
-        block.size += after.size
-        block.after = after.after
-        if after.after is not None:
-            after.after.before = block
-        del self._at[after.start]
 
 
 COMPUTE, COPY, INPUT_DIST = "compute", "copy", "input_dist"
@@ -146,9 +134,8 @@ class Ledger:
 
     def __init__(self, *, simulate: bool) -> None:
         self._allocator = CachingAllocator() if simulate else None
-        self._taken: dict[Hashable, tuple[int, bool]] = {}
-        self._late: list[Hashable] = []
-        self._marks = 0
+        self._taken: dict[Hashable, tuple[int, Block | None, bool]] = {}
+        self._late: list[Block] = []
         self.bytes = 0
         self.most_bytes = 0
 
@@ -163,37 +150,30 @@ class Ledger:
         Args:
             lent: another stream uses it too, so it cannot be used again before `settle`.
         """
-        whole = int(size)
+        whole, block = int(size), None
         if whole <= 0:
             return
         if self._allocator is not None:
             whole = block_bytes(whole)
-            self._allocator.take(key, whole, stream)
-        self._taken[key] = whole, lent
+            block = self._allocator.take(whole, stream)
+        self._taken[key] = whole, block, lent
         self.bytes += whole
         self.most_bytes = max(self.most_bytes, self.bytes)
 
     def give(self, key: Hashable) -> None:
         """Gives a block back; nothing if there is none of this name."""
-        if key not in self._taken:
-            return
-        size, lent = self._taken.pop(key)
+        size, block, lent = self._taken.pop(key, (0, None, False))
         self.bytes -= size
-        if self._allocator is None:
-            return
-        if lent:
-            self._marks += 1
-            late = "late", self._marks
-            self._allocator.rename(key, late)
-            self._late.append(late)
-        else:
-            self._allocator.give(key)
+        if block is not None and lent:
+            self._late.append(block)
+        elif block is not None and self._allocator is not None:
+            self._allocator.give(block)
 
     def settle(self) -> None:
         """The device has caught up with the host: what was lent can be used again."""
-        for key in self._late:
+        for block in self._late:
             assert self._allocator is not None
-            self._allocator.give(key)
+            self._allocator.give(block)
         self._late = []
 
     def peak(self) -> Peak:

@@ -13,9 +13,11 @@ An exchange is all tables of one module and sharding type, as TorchRec groups th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+
+import numpy as np
 
 from predictor.model.memory.blocks import COMPUTE, COPY, INPUT_DIST, Ledger, Peak
 from predictor.model.memory.ranks import LENGTH_BYTES, OUTPUT_BYTES, WEIGHT_BYTES
@@ -132,13 +134,12 @@ def _group(
     tables: list[tuple[Table, TablePlan]],
     *,
     split: bool,
-) -> list[Exchange]:
+) -> Iterator[Exchange]:
+    """One exchange, rank by rank."""
     world, batch = topology.world_size, workload.batch_size
     sent = output = 0.0
     replica = 0
-    totals: list[Mapping[str, float]] = [
-        defaultdict(float, ids=0.0, samples=0.0, looked_up=0.0) for _ in range(world)
-    ]
+    arrived = np.zeros((world, 3))  # ids, samples, and elements that are looked up
     for table, sharded in tables:
         ids = table.lookups_per_sample * batch
         samples = sum(f.num_poolings for f in table.features) * batch
@@ -146,8 +147,7 @@ def _group(
         output += rows * table.embedding_dim * OUTPUT_BYTES
         if kind is ShardingType.DATA_PARALLEL:
             replica += table.weight_bytes
-            for total in totals:
-                _add(total, ids, samples, rows * table.embedding_dim)
+            arrived += ids, samples, rows * table.embedding_dim
             continue
         # the ids go to every column of shards
         columns = len({shard.offset[1] for shard in sharded.shards})
@@ -157,33 +157,22 @@ def _group(
             arriving = ids * world / parts
             found = samples * world if table.is_pooled else arriving
             width = shard.size[1] if shard.size[0] else 0
-            _add(totals[shard.rank], arriving, samples * world, found * width)
-    pooled = tables[0][0].is_pooled
-    wires = [WIRE_BYTES[w] / 4 for w in (workload.qcomm.forward, workload.qcomm.backward)]
-    return [
-        Exchange(
+            arrived[shard.rank] += arriving, samples * world, found * width
+    for ids, samples, elements in arrived.tolist():
+        yield Exchange(
             module,
             kind,
-            pooled,
+            tables[0][0].is_pooled,
             sent,
-            input_bytes(workload, module, total["ids"], total["samples"], split=split),
-            total["ids"],
-            total["looked_up"] * OUTPUT_BYTES,
+            input_bytes(workload, module, ids, samples, split=split),
+            ids,
+            elements * OUTPUT_BYTES,
             output,
             replica,
-            forward_wire=wires[0],
-            backward_wire=wires[1],
-            positions=POSITION_BYTES * total["ids"] * (module in workload.processed),
+            forward_wire=WIRE_BYTES[workload.qcomm.forward] / 4,
+            backward_wire=WIRE_BYTES[workload.qcomm.backward] / 4,
+            positions=POSITION_BYTES * ids * (module in workload.processed),
         )
-        for total in totals
-    ]
-
-
-def _add(total: Mapping[str, float], ids: float, samples: float, elements: float) -> None:
-    assert isinstance(total, dict)
-    total["ids"] += ids
-    total["samples"] += samples
-    total["looked_up"] += elements
 
 
 def unplaced(workload: Workload) -> list[Exchange]:
@@ -194,16 +183,9 @@ def unplaced(workload: Workload) -> list[Exchange]:
         ids = sum(t.lookups_per_sample for t in tables) * workload.batch_size
         samples = sum(f.num_poolings for t in tables for f in t.features) * workload.batch_size
         output = sum(t.outputs_per_sample * t.embedding_dim for t in tables) * workload.batch_size
-        sent = input_bytes(workload, module, ids, samples)
-        found.append(
-            Exchange(
-                module,
-                ShardingType.TABLE_WISE,
-                tables[0].is_pooled,
-                sent,
-                output=output * OUTPUT_BYTES,
-            )
-        )
+        sent, pooled = input_bytes(workload, module, ids, samples), tables[0].is_pooled
+        kind = ShardingType.TABLE_WISE
+        found.append(Exchange(module, kind, pooled, sent, output=output * OUTPUT_BYTES))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lab.planners.reservation import dense_parameters
-from predictor.model.dlrm_program import dlrm_program
+from predictor.model.dlrm_program import dense_program
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_workload
@@ -35,7 +35,7 @@ def names(program: DenseProgram, part: str = "forward") -> list[str]:
 @pytest.mark.parametrize("data_type", ["fp32", "bf16"])
 def test_parameters_are_those_that_memory_reserves(kind: str | DcnV2, data_type: str) -> None:
     workload = a_model(kind, data_type=data_type, optimizer="adam")
-    program = dlrm_program(workload)
+    program = dense_program(workload)
     count = dense_parameters(workload)
     assert program.gradient_bytes == 4 * count
     assert program.state_bytes == 2 * 4 * count
@@ -43,7 +43,7 @@ def test_parameters_are_those_that_memory_reserves(kind: str | DcnV2, data_type:
 
 
 def test_a_layer_is_a_product_and_what_follows_it() -> None:
-    program = dlrm_program(a_model("concat"))
+    program = dense_program(a_model("concat"))
     assert names(program) == [
         *["addmm", "relu"] * 3,
         "cat",
@@ -57,11 +57,11 @@ def test_a_layer_is_a_product_and_what_follows_it() -> None:
 
 
 def test_dots_and_crosses() -> None:
-    dot = dlrm_program(a_model("dot"))
+    dot = dense_program(a_model("dot"))
     between = names(dot)[6:10]
     assert between == ["stack", "bmm", "index", "cat"]
     assert Counter(names(dot, "backward"))["bmm"] == 2
-    cross = Counter(names(dlrm_program(a_model(DcnV2(3, 512)))))
+    cross = Counter(names(dense_program(a_model(DcnV2(3, 512)))))
     assert (cross["mm"], cross["mul"], cross["add"]) == (3, 3, 3)
 
 
@@ -71,7 +71,7 @@ def test_lookups_stand_between_the_bottom_and_what_reads_them() -> None:
         a_table("b", module="other"),
         a_table("s", module="seq", pooling="none"),
     )
-    program = dlrm_program(a_workload(*tables))
+    program = dense_program(a_workload(*tables))
     kinds = [type(event).__name__ for event in program.forward]
     first = kinds.index("Lookup")
     assert names(replace(program, forward=program.forward[:first])) == ["addmm", "relu"] * 2
@@ -86,14 +86,14 @@ def test_lookups_stand_between_the_bottom_and_what_reads_them() -> None:
 
 
 def test_gradients_come_from_the_last_layer_to_the_first() -> None:
-    program = dlrm_program(a_model("concat"))
+    program = dense_program(a_model("concat"))
     sizes = [event.elements for event in program.backward if isinstance(event, Gradient)]
     assert sizes[:4] == [1, 512, 512, 512 * 1024]
     assert sizes[-2:] == [512, 13 * 512]
 
 
 def test_parameters_of_half_precision_are_cast_there_and_back() -> None:
-    program = dlrm_program(a_model("concat", data_type="bf16"))
+    program = dense_program(a_model("concat", data_type="bf16"))
     products = [op for op in ops(program) if op.name == "addmm"]
     assert {operand.data_type for op in products for operand in op.inputs} == {"bf16"}
     assert Counter(names(program, "backward"))["_to_copy"] == 12 + 1  # and the logits' gradient
@@ -103,7 +103,7 @@ def test_parameters_of_half_precision_are_cast_there_and_back() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("data_type", ["fp32", "bf16"])
 def test_memory_is_given_back_once_and_not_used_again(kind: str | DcnV2, data_type: str) -> None:
-    program = dlrm_program(a_model(kind, data_type=data_type, optimizer="adagrad"))
+    program = dense_program(a_model(kind, data_type=data_type, optimizer="adagrad"))
     gone: set[int] = set()
     for op in (*ops(program), *ops(program, "backward"), *ops(program, "optimizer")):
         used = {operand.storage for operand in (*op.inputs, *op.outputs)}
@@ -116,7 +116,7 @@ def test_memory_is_given_back_once_and_not_used_again(kind: str | DcnV2, data_ty
 
 def test_layers_of_unknown_wiring_run_behind_the_lookups() -> None:
     dense = DenseArch(1, (), (), "concat", linears=((13, 64), (64, 32)))
-    program = dlrm_program(a_workload(dense=dense))
+    program = dense_program(a_workload(dense=dense))
     assert isinstance(program.forward[0], Lookup)
     assert Counter(names(program))["addmm"] == 2
     assert program.gradient_bytes == 4 * (14 * 64 + 65 * 32)
@@ -124,10 +124,10 @@ def test_layers_of_unknown_wiring_run_behind_the_lookups() -> None:
 
 def test_activations_and_copies_of_the_model() -> None:
     workload = a_model("concat", activation="swish_layer_norm", copies=(100.0, 0.0))
-    found = Counter(names(dlrm_program(workload)))
+    found = Counter(names(dense_program(workload)))
     assert found["native_layer_norm"] == found["sigmoid"] == found["mul"] == 3
     assert found["clone"] == 1
-    (copy,) = (op for op in ops(dlrm_program(workload)) if op.name == "clone")
+    (copy,) = (op for op in ops(dense_program(workload)) if op.name == "clone")
     assert copy.inputs[0].elements + copy.outputs[0].elements == 4096 * 100
 
 
@@ -135,7 +135,7 @@ def test_activations_and_copies_of_the_model() -> None:
     ("optimizer", "passes"), [("sgd", 3), ("adagrad", 3 + 2 + 2 + 2 + 4), ("adam", 18)]
 )
 def test_a_step_is_that_of_the_foreach_optimizers(optimizer: str, passes: int) -> None:
-    program = dlrm_program(a_model("concat", optimizer=optimizer))
+    program = dense_program(a_model("concat", optimizer=optimizer))
     size = program.gradient_bytes
     moved = 0
     for op in ops(program, "optimizer"):

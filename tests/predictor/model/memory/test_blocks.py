@@ -9,6 +9,7 @@ from predictor.model.memory.blocks import (
     COMPUTE,
     LARGE_SEGMENT,
     SMALL_SEGMENT,
+    Block,
     CachingAllocator,
     Ledger,
     block_bytes,
@@ -54,57 +55,51 @@ def test_requests_are_rounded_to_blocks_of_512_bytes() -> None:
 def test_segments_are_of_2_mib_20_mib_or_the_request_in_steps_of_2_mib() -> None:
     for size, segment in ((1, SMALL_SEGMENT), (3 * MIB, LARGE_SEGMENT), (11 * MIB, 12 * MIB)):
         allocator = CachingAllocator()
-        allocator.take("a", size, "compute")
+        allocator.take(size, "compute")
         assert allocator.reserved_bytes == segment
 
 
 def test_a_block_is_split_and_joined_again() -> None:
     allocator = CachingAllocator()
-    allocator.take("whole", 40 * MIB, "compute")
-    allocator.give("whole")
-    allocator.take("a", 12 * MIB, "compute")
-    allocator.take("b", 28 * MIB, "compute")
-    allocator.give("a")
-    allocator.give("b")
-    allocator.take("whole", 40 * MIB, "compute")
+    allocator.give(allocator.take(40 * MIB, "compute"))
+    parts = [allocator.take(size * MIB, "compute") for size in (12, 28)]
+    for part in parts:
+        allocator.give(part)
+    allocator.take(40 * MIB, "compute")
     assert allocator.reserved_bytes == 40 * MIB
 
 
 def test_a_stream_cannot_use_what_another_gave_back() -> None:
     allocator = CachingAllocator()
-    allocator.take("a", 40 * MIB, "compute")
-    allocator.give("a")
-    allocator.take("b", 40 * MIB, "copy")
+    allocator.give(allocator.take(40 * MIB, "compute"))
+    allocator.take(40 * MIB, "copy")
     assert allocator.reserved_bytes == 80 * MIB
 
 
 def test_a_hole_between_blocks_fits_no_larger_request() -> None:
     allocator = CachingAllocator()
-    allocator.take("whole", 60 * MIB, "compute")
-    allocator.give("whole")
-    for name in "abc":
-        allocator.take(name, 20 * MIB, "compute")
-    allocator.give("b")
-    allocator.take("d", 22 * MIB, "compute")
+    allocator.give(allocator.take(60 * MIB, "compute"))
+    parts = [allocator.take(20 * MIB, "compute") for _ in range(3)]
+    allocator.give(parts[1])
+    allocator.take(22 * MIB, "compute")
     assert allocator.reserved_bytes == 82 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans()), max_size=40))
 def test_it_reserves_at_least_what_is_taken(steps: list[tuple[int, bool]]) -> None:
     allocator = CachingAllocator()
-    taken: dict[int, int] = {}
-    for i, (size, keep) in enumerate(steps):
+    taken: list[Block] = []
+    for size, keep in steps:
         before = allocator.reserved_bytes
-        allocator.take(i, size, "compute")
-        taken[i] = block_bytes(size)
-        assert allocator.reserved_bytes >= max(before, sum(taken.values()))
+        taken.append(allocator.take(size, "compute"))
+        assert taken[-1].size >= block_bytes(size)
+        assert allocator.reserved_bytes >= max(before, sum(block.size for block in taken))
         if not keep:
-            allocator.give(i)
-            del taken[i]
+            allocator.give(taken.pop())
     most = allocator.reserved_bytes
-    for i in taken:
-        allocator.give(i)
+    for block in taken:
+        allocator.give(block)
     # all that was split is whole again: the largest request finds room
     if steps:
-        allocator.take("again", max(size for size, _ in steps), "compute")
+        allocator.take(max(size for size, _ in steps), "compute")
         assert allocator.reserved_bytes == most

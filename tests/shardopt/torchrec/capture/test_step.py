@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
-from predictor.model.dlrm_program import dlrm_program
+from predictor.model.dlrm_program import dense_program
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from shardopt.config import load_model
@@ -97,7 +97,7 @@ def test_the_short_form_of_a_dlrm_is_what_its_module_runs(interaction: str | Dcn
     paths = tuple(replace(table, module=f"sparse.{table.module}") for table in short.tables)
     long = replace(short, tables=paths)
     found = capture_dense(build_model(short), paths, short.batch_size).program(long)
-    expected = dlrm_program(short)
+    expected = dense_program(short)
     assert flop(found) == flop(expected)
     assert found.gradient_bytes == expected.gradient_bytes
 
