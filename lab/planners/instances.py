@@ -27,11 +27,12 @@ from typing import NamedTuple
 
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
-from predictor.model.memory.ranks import MemoryRules, shard_memory
+from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Table, Workload
 from predictor.units import gib
+from search.baselines.torchrec_memory import torchrec_memory
 from search.problem import Problem
 
 GLOBAL_BATCH = 131_072
@@ -127,7 +128,7 @@ def _whole_bytes(table: Table, workload: Workload, ranks: Topology) -> int:
     theirs = replace(workload, train_pipeline="base")
     counted = (
         shard_memory(table, workload, ranks, *kinds, size),
-        shard_memory(table, theirs, ranks, *kinds, size, rules=MemoryRules.TORCHREC),
+        torchrec_memory(table, theirs, ranks, *kinds, size),
     )
     return max(memory[0].hbm_bytes for memory in counted)
 

@@ -18,12 +18,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.model.memory.ranks import MemoryRules, ShardMemory, shard_memory
+from predictor.model.memory.ranks import ShardMemory
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.baselines.greedy import Array, Ints, Shards, place_greedily
 from search.baselines.starting_plans import GREEDY
+from search.baselines.torchrec_memory import torchrec_memory
 from search.baselines.torchrec_planner import Bandwidths, CostModel
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
@@ -63,7 +64,7 @@ class TorchRecObjective:
     def memory(self, option: Option) -> tuple[ShardMemory, ...]:
         """What every shard of an option needs on its rank."""
         return tuple(
-            shard_memory(
+            torchrec_memory(
                 self.workload.tables[option.table],
                 self.workload,
                 self.topology,
@@ -72,7 +73,6 @@ class TorchRecObjective:
                 option.sizes,
                 option.cache_load_factor,
                 device=self.device,
-                rules=MemoryRules.TORCHREC,
             )
         )
 

@@ -40,6 +40,13 @@ _SHORT = {
 }
 
 
+ROW_SPLITS = frozenset(
+    {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+)
+"""Types whose shards have part of a table's rows and give partial sums; the last ones may be empty,
+as blocks are of ceil(rows / ranks)."""
+
+
 class ComputeKernel(StrEnum):
     """TorchRec's compute kernels that shardopt plans, by the values of `EmbeddingComputeKernel`."""
 

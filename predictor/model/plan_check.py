@@ -16,6 +16,7 @@ import numpy as np
 from predictor.errors import PlanError, did_you_mean
 from predictor.model.memory.ranks import is_averaged
 from predictor.model.plan import (
+    ROW_SPLITS,
     ComputeKernel,
     Shard,
     ShardingPlan,
@@ -25,11 +26,6 @@ from predictor.model.plan import (
 )
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
-
-ROW_SPLITS = frozenset(
-    {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
-)
-"""Types that split rows; their last shards may be empty (blocks are of ceil(rows / ranks))."""
 
 
 def check_plan(plan: ShardingPlan, workload: Workload, *, where: str = "plan") -> ShardingPlan:

@@ -14,12 +14,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from os import PathLike
 from typing import Any, TypeVar
 
 from predictor.csv_rows import MOST_RANKS
+from predictor.document import shown
 from predictor.errors import PlanError, did_you_mean
 from predictor.files import read_whole
 from predictor.model.plan import (
@@ -37,8 +38,27 @@ DATA_TYPES = (
 BOUNDS_CHECKS = ("FATAL", "WARNING", "IGNORE", "NONE", "V2_IGNORE", "V2_WARNING", "V2_FATAL")
 ALGORITHMS = ("LRU", "LFU")
 
-Check = Callable[[Any], str | None]
-"""What is allowed, if a value is not."""
+FLAG, OBJECT = "true or false", "a JSON object"
+Allowed = str | tuple[str, ...] | tuple[float, float, str]
+"""`FLAG`, `OBJECT`, names, or a range and what it is called."""
+
+_FIELDS: dict[str, Allowed] = {
+    "cache_params": OBJECT,
+    "enforce_hbm": FLAG,
+    "stochastic_rounding": FLAG,
+    "bounds_check_mode": BOUNDS_CHECKS,
+    "output_dtype": DATA_TYPES,
+    "key_value_params": OBJECT,
+}
+_CACHE: dict[str, Allowed] = {
+    "algorithm": ALGORITHMS,
+    "load_factor": (math.ulp(0.0), 1.0, "a share of the rows, above 0 and at most 1"),
+    "reserved_memory": (0.0, 2.0**63, "GiB, at least 0"),
+    "precision": DATA_TYPES,
+    "prefetch_pipeline": FLAG,
+    "stats": OBJECT,
+    "multipass_prefetch_config": OBJECT,
+}
 
 
 def read_parameters(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -56,62 +76,19 @@ def read_parameters(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     return given
 
 
-def _check(value: object, check: Check, where: str) -> None:
-    allowed = check(value)
-    if allowed:
-        raise PlanError(f"{where} is {_shown(value)}; it must be {allowed} (or null)")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _flag(value: object) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
-
-
-def _json_object(value: object) -> str | None:
-    return None if isinstance(value, dict) else "a JSON object"
-
-
-def _one_of(names: Iterable[str]) -> Check:
-    known = list(names)
-
-    def check(value: object) -> str | None:
-        if isinstance(value, str) and value in known:
-            return None
-        return f"one of {', '.join(known)}{did_you_mean(str(value)[:40], known)}"
-
-    return check
-
-
-def _number(low: float, high: float, allowed: str) -> Check:
-    def check(value: object) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return allowed
-        return None if low <= value <= high else allowed
-
-    return check
-
-
-_FIELDS: dict[str, Check] = {
-    "cache_params": _json_object,
-    "enforce_hbm": _flag,
-    "stochastic_rounding": _flag,
-    "bounds_check_mode": _one_of(BOUNDS_CHECKS),
-    "output_dtype": _one_of(DATA_TYPES),
-    "key_value_params": _json_object,
-}
-_CACHE: dict[str, Check] = {
-    "algorithm": _one_of(ALGORITHMS),
-    "load_factor": _number(math.ulp(0.0), 1, "a share of the rows, above 0 and at most 1"),
-    "reserved_memory": _number(0, 2**63, "GiB, at least 0"),
-    "precision": _one_of(DATA_TYPES),
-    "prefetch_pipeline": _flag,
-    "stats": _json_object,
-    "multipass_prefetch_config": _json_object,
-}
+def _check(value: object, allowed: Allowed, where: str) -> None:
+    match allowed:
+        case (float(low), float(high), str(said)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            good = number and low <= value <= high  # type: ignore[operator]
+        case tuple(names):
+            good = isinstance(value, str) and value in names
+            said = f"one of {', '.join(map(str, names))}"
+            said += did_you_mean(str(value)[:40], map(str, names))
+        case said:
+            good = isinstance(value, bool if said == FLAG else dict)
+    if not good:
+        raise PlanError(f"{where} is {shown(value)}; it must be {said} (or null)")
 
 
 SCHEMA = "shardopt.plan/1"

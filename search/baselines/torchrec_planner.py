@@ -35,12 +35,13 @@ from typing import NamedTuple
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, MemoryRules, shard_memory
+from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, Table, Workload
 from predictor.units import GIB
 from search.baselines.greedy import Key, NoRoomError, place_shards
+from search.baselines.torchrec_memory import torchrec_memory
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, Partition, place
 
@@ -454,7 +455,7 @@ def _choices(
     for options in enumerate_space(base, topology, device, extended=False).options:
         table: list[CostedOption] = []
         for order, option in enumerate(options):
-            memory = shard_memory(
+            memory = torchrec_memory(
                 base.tables[option.table],
                 base,
                 topology,
@@ -463,7 +464,6 @@ def _choices(
                 option.sizes,
                 option.cache_load_factor,
                 device=device,
-                rules=MemoryRules.TORCHREC,
             )
             hbm = tuple(m.hbm_bytes for m in memory)
             ddr = tuple(m.ddr_bytes for m in memory)

@@ -14,10 +14,10 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import PipelineType
 
-from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Optimizer, Workload
+from search.baselines.torchrec_memory import torchrec_memory
 from search.space.enumerate import enumerate_space
 from search.space.option import Option
 from tests.torchrec_parity import modules
@@ -91,7 +91,7 @@ def test_same_options_on_cpu(model: Callable[[], Workload]) -> None:
     assert {k for k, o in ours.items() if not o.added_by_shardopt} == set(theirs)
     for key, option in theirs.items():
         table = workload.tables[ours[key].table]
-        mine = shard_memory(
+        mine = torchrec_memory(
             table,
             workload,
             topology,
@@ -99,7 +99,6 @@ def test_same_options_on_cpu(model: Callable[[], Workload]) -> None:
             ComputeKernel(key[2]),
             ours[key].sizes,
             device="cpu",
-            rules=MemoryRules.TORCHREC,
         )
         for shard, memory in zip(option.shards, mine, strict=True):
             assert memory.hbm_bytes == 0
@@ -114,7 +113,7 @@ def test_same_bytes_under_torchrecs_rules(model: Callable[[], Workload], world: 
     for option in torchrec_options(workload, topology):
         mine = ours[their_key(option)]
         table = workload.tables[mine.table]
-        memories = shard_memory(
+        memories = torchrec_memory(
             table,
             workload,
             topology,
@@ -122,7 +121,6 @@ def test_same_bytes_under_torchrecs_rules(model: Callable[[], Workload], world: 
             mine.compute_kernel,
             mine.sizes,
             mine.cache_load_factor,
-            rules=MemoryRules.TORCHREC,
         )
         for shard, memory in zip(option.shards, memories, strict=True):
             assert memory.hbm_bytes == pytest.approx(shard.storage.hbm, rel=1e-6, abs=8)
@@ -159,8 +157,7 @@ def their_bytes(
     """As `held_bytes`, of TorchRec's estimate."""
     table = workload.tables[mine.table]
     kind, kernel, clf = mine.sharding_type, mine.compute_kernel, mine.cache_load_factor
-    rules = MemoryRules.TORCHREC
-    found = shard_memory(table, workload, topology, kind, kernel, mine.sizes, clf, rules=rules)
+    found = torchrec_memory(table, workload, topology, kind, kernel, mine.sizes, clf)
     return [
         (shard.storage.hbm - memory.io_bytes, shard.storage.ddr)
         for shard, memory in zip(option.shards, found, strict=True)

@@ -46,12 +46,12 @@ from predictor.errors import InputError
 from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph, learned_graph
 from predictor.iteration.torchrec.sparse import (
     LENGTH_BYTES,
-    ROW_SPLIT,
     CostModel,
     Exchange,
     Size,
     exchanges,
 )
+from predictor.model.plan import ROW_SPLITS
 from predictor.model.workload import INDEX_BYTES
 from predictor.units import us
 
@@ -252,7 +252,7 @@ class DlrmBuilder:
 
     def _prepare_ms(self, exchange: Exchange) -> float:
         """Host time of the positions that a feature processor sends where rows are split."""
-        prepares = exchange.processed and exchange.sharding_type in ROW_SPLIT
+        prepares = exchange.processed and exchange.sharding_type in ROW_SPLITS
         return self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS) * prepares
 
     def _read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:

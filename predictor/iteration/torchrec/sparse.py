@@ -30,7 +30,7 @@ from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.ops import position_weights
 from predictor.cost.stragglers import expected_excess
 from predictor.iteration.graph import Mask
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ROW_SPLITS, ShardingType
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES
 
 Array = NDArray[np.float64]
@@ -62,7 +62,6 @@ TYPE_ORDER = (
 """Order of the exchanges within a module. TorchRec's own is that of the first table of each type;
 one fixed order lets plans of different mix share one graph."""
 
-ROW_SPLIT = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
 COLUMN_SPLIT = {
     ShardingType.COLUMN_WISE,
     ShardingType.TABLE_COLUMN_WISE,
@@ -147,7 +146,7 @@ class Exchange:
 
     def permute_ms(self) -> Array:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
-        model = self._bucketize_ms if self.sharding_type in ROW_SPLIT else self._reorder_ms
+        model = self._bucketize_ms if self.sharding_type in ROW_SPLITS else self._reorder_ms
         ids_ms = self.cost(model, _mean_id_bytes) + self._unique_ms()
         if self.processed:
             each = position_weights.PREPARE_BYTES / INDEX_BYTES / self.hardware.streaming
@@ -161,7 +160,7 @@ class Exchange:
         split = [
             i
             for i, g in enumerate(self.groups)
-            if g.module == self.module and g.sharding_type in ROW_SPLIT
+            if g.module == self.module and g.sharding_type in ROW_SPLITS
         ]
         shards = self.loads[:, split][..., Load.SHARDS].sum(axis=(1, 2))
         return np.asarray(shards > 0, dtype=np.float64)[:, None]
@@ -213,7 +212,7 @@ class Exchange:
     @property
     def tensors_sent(self) -> int:
         """Collectives that its ids take: lengths, ids, and weights where these surely travel."""
-        return 2 + (self.weighted and (not self.processed or self.sharding_type in ROW_SPLIT))
+        return 2 + (self.weighted and (not self.processed or self.sharding_type in ROW_SPLITS))
 
     def recat_ms(self) -> Array:
         """Reordering the received ids by feature, ``[plans, ranks]``."""

@@ -31,12 +31,10 @@ from predictor.model.op_calls import (
     Operand,
     operands_of,
 )
-from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ROW_SPLITS, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import INDEX_BYTES, Table, Workload
 
-ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
-"""A shard has part of a table's rows, and gives a partial sum for every sample."""
 POSITION_BYTES = INDEX_BYTES + WEIGHT_BYTES
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 

@@ -1,9 +1,7 @@
 """What a plan needs on every rank, and what every rank has, in bytes.
 
-The rules of single shards are those of TorchRec's planner (`EmbeddingStorageEstimator.estimate` and
-`calculate_shard_storages` in planner/shard_estimators.py, `HeuristicalStorageReservation` in
-planner/storage_reservations.py), re-derived and tested against them. `MemoryRules.FBGEMM`, the
-default, departs from them where FBGEMM allocates something else
+The rules of single shards are those of TorchRec's planner (`calculate_shard_storages` in
+planner/shard_estimators.py), but where FBGEMM allocates something else
 (split_table_batched_embeddings_ops_training.py, `SplitTableBatchedEmbeddingBagsCodegen`):
 
 * Optimizer state is known from the workload. TorchRec sees it only when it was attached with
@@ -27,9 +25,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.plan import ROW_SPLITS, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import INDEX_BYTES, Optimizer, Table, Workload
 from predictor.units import format_bytes
@@ -57,13 +54,6 @@ OUTPUT_COPIES = 3
 """Outputs and what is sent of them, or their gradients as they arrive and in order, are there at
 once; one more stands for gaps between blocks."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
-
-
-class MemoryRules(StrEnum):
-    """Which rules count: what FBGEMM allocates, or TorchRec's estimate."""
-
-    FBGEMM = "fbgemm"
-    TORCHREC = "torchrec"
 
 
 STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -111,7 +101,6 @@ def shard_memory(
     *,
     device: str = "cuda",
     enforce_hbm: bool = False,
-    rules: MemoryRules = MemoryRules.FBGEMM,
 ) -> list[ShardMemory]:
     """Memory of every shard of a table.
 
@@ -121,77 +110,79 @@ def shard_memory(
         device: ``cuda``, or ``cpu`` where everything is host memory.
         enforce_hbm: FBGEMM's flag for UVM tables.
     """
-    clf = cache_load_factor if cache_load_factor else DEFAULT_CACHE_LOAD_FACTOR
+    clf = cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
+    copies = scattered_copies(workload, topology)
     known: dict[Size, ShardMemory] = {}
-    copies = scattered_copies(workload, topology) if rules is MemoryRules.FBGEMM else 1
-    count = _on_cpu if device == "cpu" else _on_cuda
     for size in sizes:
         if size not in known:
-            io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes), rules)
-            shard = _Shard(table, workload, kernel, size, clf, enforce_hbm, copies)
-            known[size] = count(shard, io, rules)
+            io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes))
+            held = _held_io_bytes(table, workload, kernel, size, io)
+            known[size] = _of_shard(
+                table, workload, kernel, size, held, clf, copies, device, enforce_hbm
+            )
     return [known[size] for size in sizes]
 
 
-@dataclass(frozen=True)
-class _Shard:
-    table: Table
-    workload: Workload
-    kernel: ComputeKernel
-    size: Size
-    clf: float
-    enforce_hbm: bool
-    copies: int = 1
+def _of_shard(
+    table: Table,
+    workload: Workload,
+    kernel: ComputeKernel,
+    size: Size,
+    held: int,
+    clf: float,
+    copies: int,
+    device: str,
+    enforce_hbm: bool,
+) -> ShardMemory:
+    """Memory of one shard.
 
-    @property
-    def weight_bytes(self) -> int:
-        return self.size[0] * self.size[1] * self.table.element_bytes
-
-    @property
-    def scattered_bytes(self) -> int:
-        """What averaging adds under ``FULLY_SHARDED`` from the forward to the backward.
-
-        A buffer for the rank's part, and where elements do not divide into parts all weights once
-        more, padded (`_reduce_scatter_weights_async` in batched_embedding_kernel.py). The weights
-        themselves go only when they are waited for, which is where they are gathered again.
-        """
-        if self.copies == 1 or self.kernel is not ComputeKernel.FUSED:
-            return 0
-        elements = self.size[0] * self.size[1]
-        part = -(-elements // self.copies)
-        uneven = any(t.embedding_dim % self.copies for t in self.workload.tables)
-        padded = part * self.copies if uneven or self.size[1] % self.copies else 0
-        return (part + padded) * self.table.element_bytes
-
-    @property
-    def is_dense(self) -> bool:
-        return self.kernel is ComputeKernel.DENSE
-
-    def states(self, rules: MemoryRules) -> tuple[int, int]:
-        """Bytes of the first and of the second moment of the fused optimizer."""
-        if rules is MemoryRules.TORCHREC:
-            return math.ceil(self.weight_bytes * _torchrec_multiplier(self.table)), 0
-        if self.is_dense:
-            return 0, 0
-        rows, columns = self.size
+    Args:
+        held: of these, ids and embeddings.
+        clf: share of the rows that a UVM cache holds.
+        copies: `scattered_copies`.
+    """
+    rows, columns = size
+    weights = rows * columns * table.element_bytes
+    first = second = dense = 0
+    if kernel is ComputeKernel.DENSE:
+        # dense gradient (DDP's bucket is a view of it) and dense optimizer state
+        dense = weights * (1 + _DENSE_STATES.get(workload.dense.optimizer, 2))
+    else:
         first, second = (
             (element * columns + row) * rows * STATE_BYTES
-            for element, row in STATES[self.table.optimizer]
+            for element, row in STATES[table.optimizer]
         )
-        return first, second
+    state = first + second
+    if device == "cpu":
+        return ShardMemory(0, weights + state + dense + held, state, held, dense)
+    hbm = held + dense
+    if kernel not in UVM_KERNELS:
+        scattered = _scattered_bytes(table, workload, size, copies)
+        scattered *= kernel is ComputeKernel.FUSED
+        return ShardMemory(hbm + weights + scattered + state, 0, state, held, dense)
+    if kernel is ComputeKernel.FUSED_UVM_CACHING:
+        hbm += math.ceil(weights * clf) + cache_state_bytes(rows, clf)
+    if enforce_hbm:
+        return ShardMemory(hbm + weights + first, second, state, held, dense)
+    # one value a row stays on the device (`construct_split_state`)
+    moments = zip((first, second), STATES[table.optimizer], strict=True)
+    on_host = sum(size for size, (element, _) in moments if element)
+    return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
 
-    def states_by_place(self) -> tuple[int, int]:
-        """State of a UVM table on the device and on the host (`construct_split_state`)."""
-        sizes = self.states(MemoryRules.FBGEMM)
-        moments = zip(sizes, STATES[self.table.optimizer], strict=True)
-        host = sum(size for size, (element, _) in moments if element)
-        return sum(sizes) - host, host
 
-    def dense_bytes(self, rules: MemoryRules) -> int:
-        """Dense gradient (DDP's bucket is a view of it) and dense optimizer state."""
-        if not self.is_dense or rules is MemoryRules.TORCHREC:
-            return 0
-        return self.weight_bytes * (1 + _DENSE_STATES.get(self.workload.dense.optimizer, 2))
+def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) -> int:
+    """What averaging adds under ``FULLY_SHARDED`` from the forward to the backward.
+
+    A buffer for the rank's part, and where elements do not divide into parts all weights once more,
+    padded (`_reduce_scatter_weights_async` in batched_embedding_kernel.py). The weights themselves
+    go only when they are waited for, which is where they are gathered again.
+    """
+    if copies == 1:
+        return 0
+    part = -(-size[0] * size[1] // copies)
+    uneven = any(t.embedding_dim % copies for t in workload.tables)
+    padded = part * copies if uneven or size[1] % copies else 0
+    return (part + padded) * table.element_bytes
 
 
 def scattered_copies(workload: Workload, topology: Topology) -> int:
@@ -223,46 +214,7 @@ def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
     return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
 
 
-def _torchrec_multiplier(table: Table) -> float:
-    """Optimizer bytes per weight byte in `_get_optimizer_multipler` of shard_estimators.py."""
-    if table.optimizer in (Optimizer.SGD, Optimizer.EXACT_SGD):
-        return 0.0
-    if table.optimizer == Optimizer.ADAM:
-        return 2.0
-    if table.optimizer == Optimizer.ROWWISE_ADAGRAD:
-        return 1.0 / table.embedding_dim
-    return 1.0
-
-
-def _on_cpu(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMemory:
-    optimizer, dense = sum(shard.states(rules)), shard.dense_bytes(rules)
-    held = sum(io) if rules is MemoryRules.TORCHREC else _held_io_bytes(shard, io, rules)
-    total = shard.weight_bytes + optimizer + dense + held
-    return ShardMemory(0, total, optimizer, held, dense)
-
-
-def _on_cuda(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> ShardMemory:
-    dense, state = shard.dense_bytes(rules), sum(shard.states(rules))
-    cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
-    held = _held_io_bytes(shard, io, rules)
-    hbm = held + dense
-    if shard.kernel not in UVM_KERNELS:
-        weights = shard.weight_bytes + shard.scattered_bytes
-        return ShardMemory(hbm + weights + state, 0, state, held, dense)
-    cache = math.ceil(shard.weight_bytes * shard.clf) if cached else 0
-    hbm += cache + (_cache_state_bytes(shard.size[0], shard.clf) if cached else 0)
-    if rules is MemoryRules.TORCHREC:
-        shadow = math.ceil(cache * _torchrec_multiplier(shard.table))
-        ddr = shard.weight_bytes + state
-        return ShardMemory(hbm + shadow, ddr, state + shadow, held, dense)
-    on_device, on_host = shard.states_by_place()
-    if shard.enforce_hbm:
-        first, second = shard.states(rules)
-        return ShardMemory(hbm + shard.weight_bytes + first, second, state, held, dense)
-    return ShardMemory(hbm + on_device, shard.weight_bytes + on_host, state, held, dense)
-
-
-def _cache_state_bytes(rows: int, clf: float) -> int:
+def cache_state_bytes(rows: int, clf: float) -> int:
     """Index-to-table map of 4 bytes a row; index and timestamp of 8 bytes each a cached row.
 
     TorchRec's `_calculate_cache_aux_state_sizes`, after FBGEMM's `construct_cache_state`.
@@ -270,26 +222,25 @@ def _cache_state_bytes(rows: int, clf: float) -> int:
     return math.ceil(rows * (4 + clf * 16))
 
 
-def _held_io_bytes(shard: _Shard, io: tuple[int, int], rules: MemoryRules) -> int:
-    """Copies of ids and embeddings that are alive at once.
-
-    TorchRec's `calculate_pipeline_io_cost` in shard_estimators.py: the pipelines hold two or three
-    batches of ids, the prefetch of a UVM cache seven more at its peak; the outputs are gone before
-    the peak. FBGEMM's: as `predictor.model.memory.iteration` takes them, each in memory of its own.
-    """
+def _held_io_bytes(
+    table: Table, workload: Workload, kernel: ComputeKernel, size: Size, io: tuple[int, int]
+) -> int:
+    """Copies of ids and embeddings that are alive at once, as `predictor.model.memory.iteration`
+    takes them, each in memory of its own."""
     inputs, outputs = io
-    train_pipeline = shard.workload.train_pipeline
-    cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
-    if rules is MemoryRules.FBGEMM:
-        if shard.is_dense:
-            return math.ceil((2 + SORT_COPIES) * inputs) + outputs + shard.weight_bytes
-        copies = ID_COPIES[train_pipeline] + SORT_COPIES + (PREFETCH_COPIES if cached else 0)
-        return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
-    if train_pipeline == "sparse_dist":
-        return 2 * inputs
-    if train_pipeline == "prefetch_sparse_dist":
-        return 3 * inputs + (7 * inputs if cached else 0)
-    return inputs + outputs
+    if kernel is ComputeKernel.DENSE:
+        weights = size[0] * size[1] * table.element_bytes
+        return math.ceil((2 + SORT_COPIES) * inputs) + outputs + weights
+    prefetched = PREFETCH_COPIES * (kernel is ComputeKernel.FUSED_UVM_CACHING)
+    copies = ID_COPIES[workload.train_pipeline] + SORT_COPIES + prefetched
+    return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
+
+
+def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> int:
+    """Shards of a table that the ids of a sample are spread over."""
+    if sharding_type is ShardingType.GRID_SHARD:
+        return topology.intra_group_size
+    return shards if sharding_type in ROW_SPLITS else 1
 
 
 def _io_bytes(
@@ -299,43 +250,24 @@ def _io_bytes(
     sharding_type: ShardingType,
     size: Size,
     shards: int,
-    rules: MemoryRules,
 ) -> tuple[int, int]:
-    """Bytes of ids in and of embeddings out of one shard (`_calculate_shard_io_sizes`).
+    """Bytes of ids in and of embeddings out of one shard.
 
     A shard receives the ids of all ranks (``world_size`` times the local ids); a row shard receives
     its share of them, but writes a partial sum for every sample. A replica sees its rank's batch.
     FBGEMM writes fp32, and a row of zeros for a sample without ids.
     """
-    plain = rules is MemoryRules.TORCHREC
     batch, world = workload.batch_size, topology.world_size
-    ids = sum(f.pooling_factor * f.num_poolings for f in table.features) * batch
-    outputs = ids
-    if table.is_pooled:
-        share = [min(1.0, f.pooling_factor) if plain else 1.0 for f in table.features]
-        rows_each = zip(share, table.features, strict=True)
-        outputs = sum(rate * f.num_poolings for rate, f in rows_each) * batch
-    rows, columns = size
     if sharding_type is ShardingType.DATA_PARALLEL:
-        world, parts = 1, 1
-    elif rows * columns == 0:
+        world = 1
+    elif size[0] * size[1] == 0:
         return 0, 0
-    elif sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE):
-        parts = shards
-    elif sharding_type is ShardingType.GRID_SHARD:
-        parts = topology.intra_group_size
-    else:
-        parts = 1
-    arriving = ids / parts * world
-    written = outputs * world if table.is_pooled else arriving
-    received = arriving * INDEX_BYTES
-    if not plain:
-        samples = sum(f.num_poolings for f in table.features) * batch * world
-        received += arriving * WEIGHT_BYTES * table.weighted + samples * LENGTH_BYTES
-    return (
-        math.ceil(received),
-        math.ceil(written * columns * (table.element_bytes if plain else OUTPUT_BYTES)),
-    )
+    ids = table.lookups_per_sample * batch
+    arriving = ids / row_parts(sharding_type, shards, topology) * world
+    samples = sum(f.num_poolings for f in table.features) * batch * world
+    written = samples if table.is_pooled else arriving
+    received = arriving * (INDEX_BYTES + WEIGHT_BYTES * table.weighted) + samples * LENGTH_BYTES
+    return math.ceil(received), math.ceil(written * size[1] * OUTPUT_BYTES)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from lab.planners.published import (
     find_best_ms,
     list_halvings,
 )
-from predictor.model.memory.ranks import MemoryRules, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints
 from search.baselines.greedy import Shards, place_greedily
+from search.baselines.torchrec_memory import torchrec_memory
 from search.baselines.torchrec_planner import CostModel, torchrec_plan
 from search.objective import Assignment
 from search.space.enumerate import enumerate_space
@@ -244,7 +244,7 @@ def test_a_rank_without_room_does_not_fit() -> None:
     base = replace(workload, train_pipeline="base")
     kinds = ShardingType.TABLE_WISE, ComputeKernel.FUSED
     size = [(base.tables[0].num_embeddings, base.tables[0].embedding_dim)]
-    need = shard_memory(base.tables[0], base, ample, *kinds, size, rules=MemoryRules.TORCHREC)
+    need = torchrec_memory(base.tables[0], base, ample, *kinds, size)
     options = [
         next(o for o in table if o.label == "TW/fused")
         for table in enumerate_space(workload, ample).options

@@ -10,7 +10,6 @@ import pytest
 
 from lab.planners.reservation import dense_parameters
 from predictor.model.memory.ranks import (
-    MemoryRules,
     RankMemory,
     RankPeak,
     ShardMemory,
@@ -115,15 +114,6 @@ def test_pipelines_hold_more_ids_and_outputs_all_the_same() -> None:
     assert one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING).io_bytes == held(13, *sizes)
 
 
-def test_torchrec_counts_ids_alone_where_they_are_exchanged_ahead() -> None:
-    ids, rules = WORLD * IDS, MemoryRules.TORCHREC
-    assert one(a_workload(), rules=rules).io_bytes == ids + WORLD * OUT
-    assert one(a_workload(pipeline="sparse_dist"), rules=rules).io_bytes == 2 * ids
-    prefetch = a_workload(pipeline="prefetch_sparse_dist")
-    cached = one(prefetch, kernel=ComputeKernel.FUSED_UVM_CACHING, rules=rules)
-    assert cached.io_bytes == 10 * ids
-
-
 def test_one_value_a_row_of_a_uvm_table_stays_on_the_device() -> None:
     """`construct_split_state` in FBGEMM's split_table_batched_embeddings_ops_training.py."""
     for optimizer, host in (("exact_row_wise_adagrad", 0), ("partial_row_wise_adam", WEIGHTS)):
@@ -143,14 +133,6 @@ def test_uvm_tables_lie_in_host_memory_but_for_the_cache() -> None:
     assert cached.ddr_bytes == 3 * WEIGHTS
     forced = one(workload, kernel=ComputeKernel.FUSED_UVM, enforce_hbm=True)
     assert (forced.hbm_bytes, forced.ddr_bytes) == (io + 2 * WEIGHTS, WEIGHTS)
-    theirs = one(
-        workload,
-        kernel=ComputeKernel.FUSED_UVM_CACHING,
-        cache_load_factor=0.5,
-        rules=MemoryRules.TORCHREC,
-    )
-    more = WORLD * (IDS + OUT) - cached_io
-    assert theirs.hbm_bytes == cached.hbm_bytes + 2 * (WEIGHTS // 2) + more
 
 
 def test_data_parallel_has_a_dense_gradient_and_the_dense_optimizers_state() -> None:
