@@ -70,6 +70,11 @@ class Intervals:
         points = self._points(other)
         return _from_pieces(points, self.covers(points) & ~other.covers(points))
 
+    @property
+    def length(self) -> float:
+        """Of all together."""
+        return float((self.ends - self.starts).sum())
+
     def within(self, start: float, end: float) -> float:
         """Length of what lies between two times."""
         low = int(np.searchsorted(self.ends, start, side="right"))
@@ -146,13 +151,40 @@ def breakdown(
     the rest is the host's.
     """
     steps = trace.steps if steps is None else steps
-    work = _on_device(trace) if trace.device else _on_host(trace)
-    exposed, hidden = work.exchange - work.compute, work.exchange & work.compute
-    copies = work.copies - (work.compute | work.exchange)
-    host = Intervals.merged(_unlaunched(trace, steps)) - (work.compute | work.exchange)
-    return tuple(
-        _step(trace.rank, step, work.compute, exposed, copies, host, hidden) for step in steps
-    )
+    if trace.device:
+        compute = _running(e for e in trace.device if e.kind == "kernel" and e.collective is None)
+        exchange = _running(e for e in trace.device if e.collective is not None)
+    else:
+        compute = _running(e for e in trace.host if e.kind == "op" and not ENQUEUES.match(e.name))
+        exchange = _running(e for e in trace.host if EXCHANGES.match(e.name))
+    copies = _running(e for e in trace.device if e.kind != "kernel")
+    running = compute | exchange
+    parts = {
+        "compute_ms": compute,
+        "exposed_communication_ms": exchange - compute,
+        "memcpy_ms": copies - running,
+        "host_bound_ms": Intervals.merged(_unlaunched(trace, steps)) - running,
+    }
+    hidden = exchange & compute
+    found = []
+    for step in steps:
+        start, end = step.start_us, step.end_us
+        times = {part: us(of.within(start, end)) for part, of in parts.items()}
+        measured = us(end - start)
+        # differences of large times may leave a rounding error below zero
+        idle = max(0.0, measured - sum(times.values()))
+        hidden_ms = us(hidden.within(start, end))
+        found.append(
+            StepBreakdown(
+                trace.rank,
+                step.name,
+                measured,
+                idle_ms=idle,
+                hidden_communication_ms=hidden_ms,
+                **times,
+            )
+        )
+    return tuple(found)
 
 
 def mean_parts(steps: Iterable[StepBreakdown]) -> dict[str, float]:
@@ -188,61 +220,8 @@ def short_name(name: str) -> str:
     return "".join(kept) or name
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """When what ran."""
-
-    compute: Intervals
-    exchange: Intervals
-    copies: Intervals
-
-
-def _on_device(trace: RankTrace) -> _Work:
-    return _Work(
-        _running(e for e in trace.device if e.kind == "kernel" and e.collective is None),
-        _running(e for e in trace.device if e.collective is not None),
-        _running(e for e in trace.device if e.kind != "kernel"),
-    )
-
-
-def _on_host(trace: RankTrace) -> _Work:
-    return _Work(
-        _running(e for e in trace.host if e.kind == "op" and not ENQUEUES.match(e.name)),
-        _running(e for e in trace.host if EXCHANGES.match(e.name)),
-        _running(()),
-    )
-
-
 def _running(events: Iterable[DeviceEvent | HostEvent]) -> Intervals:
     return Intervals.merged((e.start_us, e.end_us) for e in events)
-
-
-def _step(
-    rank: int,
-    step: TraceStep,
-    compute: Intervals,
-    exposed: Intervals,
-    copies: Intervals,
-    host: Intervals,
-    hidden: Intervals,
-) -> StepBreakdown:
-    start, end = step.start_us, step.end_us
-    times = {
-        "compute_ms": us(compute.within(start, end)),
-        "exposed_communication_ms": us(exposed.within(start, end)),
-        "memcpy_ms": us(copies.within(start, end)),
-        "host_bound_ms": us(host.within(start, end)),
-    }
-    measured = us(end - start)
-    return StepBreakdown(
-        rank=rank,
-        step=step.name,
-        measured_ms=measured,
-        # differences of large times may leave a rounding error below zero
-        idle_ms=max(0.0, measured - sum(times.values())),
-        hidden_communication_ms=us(hidden.within(start, end)),
-        **times,
-    )
 
 
 def _unlaunched(trace: RankTrace, steps: Sequence[TraceStep]) -> Iterator[tuple[float, float]]:
@@ -255,19 +234,12 @@ def _unlaunched(trace: RankTrace, steps: Sequence[TraceStep]) -> Iterator[tuple[
     launched = {e.correlation: e.end_us for e in trace.host if e.correlation is not None}
     first, last = min(s.start_us for s in steps), max(s.end_us for s in steps)
     busy = _running(trace.device)
-    next_launch = _launch_at_start(trace.device, launched)
+    # start of device work -> when the host had launched the first that starts then
+    next_launch: dict[float, float] = {}
+    for event in trace.device:
+        if event.correlation is not None and event.correlation in launched:
+            launch = launched[event.correlation]
+            next_launch[event.start_us] = min(launch, next_launch.get(event.start_us, launch))
     for start, end in zip([-inf, *busy.ends], [*busy.starts, inf], strict=True):
         launch = next_launch.get(end, start if end < inf else last)
         yield max(start, first), min(end, launch, last)
-
-
-def _launch_at_start(
-    device: Iterable[DeviceEvent], launched: dict[int, float]
-) -> dict[float, float]:
-    """Start of a device event -> when the host had launched the first that starts then."""
-    found: dict[float, float] = {}
-    for event in device:
-        if event.correlation is not None and event.correlation in launched:
-            launch = launched[event.correlation]
-            found[event.start_us] = min(launch, found.get(event.start_us, launch))
-    return found

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, reduce
 from math import prod
 from typing import Any
 
@@ -70,6 +69,9 @@ class CommInfo:
             if size is not None and missing.get(splits) and sum(missing[splits]) != size:
                 missing[splits] = None
         return replace(self, **missing)
+
+
+NOTHING = CommInfo()
 
 
 def item_bytes(name: object) -> int | None:
@@ -209,34 +211,27 @@ def int_list(given: object) -> tuple[int, ...] | None:
     return tuple(given)
 
 
-class HostComms:
-    """The host events that describe collectives, found by the time of a launch."""
+def infos_around(
+    host: Iterable[HostEvent], described: Iterable[tuple[HostEvent, CommInfo]]
+) -> dict[int | None, CommInfo]:
+    """Correlation of a launch -> what the host events around it say, the innermost first.
 
-    def __init__(self, known: Iterable[tuple[HostEvent, CommInfo]]) -> None:
-        by_thread: dict[int, list[tuple[HostEvent, CommInfo]]] = defaultdict(list)
-        for event, info in known:
-            by_thread[event.thread].append((event, info))
-        self.events = {
-            thread: sorted(found, key=lambda x: (x[0].start_us, -x[0].end_us))
-            for thread, found in by_thread.items()
-        }
-        self.starts = {
-            thread: [event.start_us for event, _ in found] for thread, found in self.events.items()
-        }
-
-    def around(self, launch: HostEvent) -> CommInfo:
-        """What the events around a launch say, the innermost first."""
-        found = CommInfo()
-        known = self.events.get(launch.thread, ())
-        last = bisect_right(self.starts.get(launch.thread, ()), launch.start_us)
-        for event, info in reversed(known[max(0, last - DEPTH) : last]):
-            if event.end_us >= launch.start_us:
-                found = found.or_else(info)
-        return found
-
-
-DEPTH = 8
-"""Most events that nest around one collective."""
+    Args:
+        host: by start; events of a thread nest.
+        described: those of them that describe a collective.
+    """
+    infos = {id(event): info for event, info in described}
+    around: dict[int, list[tuple[HostEvent, CommInfo]]] = defaultdict(list)
+    found: dict[int | None, CommInfo] = {}
+    for event in host:
+        stack = around[event.thread]
+        while stack and stack[-1][0].end_us < event.start_us:
+            stack.pop()
+        if event.correlation is not None and stack:
+            found[event.correlation] = reduce(CommInfo.or_else, (i for _, i in reversed(stack)))
+        elif id(event) in infos:
+            stack.append((event, infos[id(event)]))
+    return found
 
 
 def with_order(

@@ -18,12 +18,13 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.trace.comms import (
     HOST_NAME,
+    NOTHING,
     CommInfo,
-    HostComms,
     groups_of,
     in_group,
     info_of_args,
     info_of_host,
+    infos_around,
     is_collective,
     size_notes,
     with_order,
@@ -171,7 +172,7 @@ class KinetoReader:
         if device is not None:
             self.devices.add(device)
         if kind == "kernel" and is_collective(name, args):
-            self.comms.append((made, info_of_args(args) or CommInfo()))
+            self.comms.append((made, info_of_args(args) or NOTHING))
         else:
             self.device.append(made)
 
@@ -209,11 +210,11 @@ class KinetoReader:
         self.total = len(left)
         self.unreadable += sum(e is not TAKEN and not isinstance(e, dict) for e in left)
         self.host.sort(key=lambda e: (e.start_us, -e.end_us))
-        around = HostComms(self.host_comms)
+        around = infos_around(self.host, self.host_comms)
         distributed = document.get("distributedInfo")
         groups = groups_of(distributed.get("pg_config") if isinstance(distributed, dict) else None)
         described = [
-            (event, in_group(info.or_else(self._around(around, event)), groups))
+            (event, in_group(info.or_else(around.get(event.correlation, NOTHING)), groups))
             for event, info in self.comms
         ]
         device = [*self.device, *with_order(described, self.launched)]
@@ -236,10 +237,6 @@ class KinetoReader:
             notes=(*rank_notes, *step_notes, *self._notes(device)),
             memory=tuple(sorted(self.memory[bool(device)], key=lambda e: e.time_us)),
         )
-
-    def _around(self, comms: HostComms, event: DeviceEvent) -> CommInfo:
-        launch = self.launched.get(event.correlation) if event.correlation is not None else None
-        return comms.around(launch) if launch is not None else CommInfo()
 
     def _notes(self, device: Sequence[DeviceEvent]) -> Iterator[str]:
         if not device:

@@ -29,7 +29,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import MeasuredDense
 from predictor.trace.breakdown import Intervals, breakdown
 from predictor.trace.comms import info_of_host
-from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.events import HostEvent, RankTrace, TraceStep
 from predictor.units import us
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -219,23 +219,32 @@ class _Call:
     beside: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Step:
     """Times in us; sizes None where the trace does not say.
 
     Args:
         index: of the step in the trace.
-        lookups: direction, module and sharding type -> time.
-        calls: collectives in the order in which they began.
+        lookups: direction, module and sharding type -> time; no module for work of embedding
+            modules that no annotation calls a lookup.
+        calls: collectives in the order in which they began, named as
+            `predictor.iteration.graph.part_of` names them.
+        gradients: sizes of the all-reduces that the backward starts.
     """
 
     index: int
     us: float
     times: dict[Phase, float]
     lookups: dict[tuple[Phase, str, str], float]
-    calls: tuple[_Call, ...]
-    gradient_bytes: int | None
-    activation_bytes: int | None
+    calls: list[_Call]
+    gradients: list[int | None]
+    activation_bytes: int | None = None
+
+    @property
+    def gradient_bytes(self) -> int | None:
+        """Of all dense parameters."""
+        known = [size for size in self.gradients if size is not None]
+        return sum(known) if known and len(known) == len(self.gradients) else None
 
 
 class _Steps:
@@ -250,7 +259,7 @@ class _Steps:
             if part.event.correlation is not None
         }
 
-    def steps(self) -> Iterable[_Step]:
+    def steps(self) -> Iterator[_Step]:
         """Those with a forward and a backward."""
         for index, step in enumerate(self.trace.steps):
             inside = [p for p in self.parts if step.start_us <= p.event.start_us < step.end_us]
@@ -268,94 +277,76 @@ class _Steps:
                 "forward": (min(recorded), turn),
                 "backward": (turn, max(e.end_us for e in backward)),
             }
-            by_phase = self._on_device(step) if self.trace.device else _on_host(inside, windows)
-            if by_phase["forward"] > 0 and by_phase["backward"] > 0:
-                yield _Step(
-                    index,
-                    step.end_us - step.start_us,
-                    by_phase,
-                    self._lookups(inside, step),
-                    tuple(self._calls(inside, step, turn)),
-                    self._gradient_bytes(inside, step),
-                    self._activation_bytes(inside, *windows["forward"]),
-                )
+            took = step.end_us - step.start_us
+            found = _Step(index, took, dict.fromkeys(PHASES, 0.0), defaultdict(float), [], [])
+            if self.trace.device:
+                self._add_device(found, step)
+            else:
+                self._add_host(found, inside, windows)
+            if found.times["forward"] > 0 and found.times["backward"] > 0:
+                found.activation_bytes = self._activation_bytes(inside, *windows["forward"])
+                yield found
 
-    def _lookups(
-        self, inside: Sequence[Part], step: TraceStep
-    ) -> dict[tuple[Phase, str, str], float]:
-        """On the host: the outermost events; on a device: the kernels that were launched within,
-        and without a module those of embedding modules that no annotation calls a lookup."""
-        found: dict[tuple[Phase, str, str], float] = defaultdict(float)
-        if not self.trace.device:
-            for part in inside:
-                if part.outermost and part.lookup is not None:
-                    found[part.phase, *part.lookup] += part.event.end_us - part.event.start_us
-        for event, part in self._launched_in(step):
-            if event.collective is None and not part.dense:
-                key = (part.phase, *(part.lookup or ("", "")))
-                found[key] += event.end_us - event.start_us
-        return dict(found)
-
-    def _launched_in(self, step: TraceStep) -> Iterator[tuple[DeviceEvent, Part]]:
-        """Device work of a step with what launched it."""
+    def _add_device(self, found: _Step, step: TraceStep) -> None:
+        """Device work by what launched it; copies within the device count as dense."""
         for event in self.trace.device:
             part = self.launched.get(event.correlation) if event.correlation is not None else None
-            if part is not None and step.start_us <= part.event.start_us < step.end_us:
-                yield event, part
+            if part is None or not step.start_us <= part.event.start_us < step.end_us:
+                continue
+            took, call = event.end_us - event.start_us, event.collective
+            if call is not None:
+                backward = part.phase == "backward"
+                kind = self._exchange(call.op, call.size_bytes, backward, part.ids)
+                found.calls.append(_Call(kind, took))
+                if call.op == "all_reduce" and backward:
+                    found.gradients.append(call.size_bytes)
+            elif not part.dense:
+                found.lookups[part.phase, *(part.lookup or ("", ""))] += took
+            elif event.kind != "memcpy" or "DtoD" in event.name:
+                found.times[part.phase] += took
 
-    def _calls(self, inside: Sequence[Part], step: TraceStep, turn: float) -> Iterator[_Call]:
-        """Collectives, named as `predictor.iteration.graph.part_of` names them."""
-        ranks = self.trace.world_size or 1
-        if self.trace.device:
-            for event, part in self._launched_in(step):
-                call = event.collective
-                if call is not None:
-                    backward = part.phase == "backward"
-                    kind = _exchange(call.op, call.size_bytes, ranks, backward, part.ids)
-                    yield _Call(kind, event.end_us - event.start_us)
-            return
-        main = _main_thread(inside)
-        working = Intervals.merged(
-            (p.event.start_us, p.event.end_us)
-            for p in inside
-            if p.event.thread == main and re.match(r"aten::|fbgemm::", p.event.name)
-        )
+    def _add_host(
+        self, found: _Step, inside: Sequence[Part], windows: Mapping[Phase, tuple[float, float]]
+    ) -> None:
+        """Time of the main thread, Python between the ops included, without what is not dense;
+        outermost events of lookups; gloo's collectives."""
+        sequences = Counter(p.event.thread for p in inside if p.event.sequence is not None)
+        main = sequences.most_common(1)[0][0]  # it runs the forward
+        own = [p for p in inside if p.event.thread == main]
+        other = _union(p for p in own if not p.dense)
+        step = _union(p for p in own if p.phase == "optimizer")
+        found.times["optimizer"] = step.length
+        for phase, window in windows.items():
+            found.times[phase] = (Intervals.merged([window]) - (other | step)).length
+        working = _union(p for p in own if re.match(r"aten::|fbgemm::", p.event.name))
         for part in inside:
             ran = part.event
+            took = ran.end_us - ran.start_us
+            if part.outermost and part.lookup is not None:
+                found.lookups[part.phase, *part.lookup] += took
             if not ran.name.startswith("gloo:"):
                 continue
-            info, took = info_of_host(ran), ran.end_us - ran.start_us
+            info, backward = info_of_host(ran), ran.start_us >= windows["backward"][0]
             ids = "int" in (ran.dtypes or ("",))[0].lower()
-            backward = ran.start_us >= turn
-            kind = _exchange(info.op or ran.name, info.size_bytes, ranks, backward, ids)
+            kind = self._exchange(info.op or ran.name, info.size_bytes, backward, ids)
             beside = working.within(ran.start_us, ran.end_us) / took if took > 0 else 1.0
-            yield _Call(kind, took, beside)
+            found.calls.append(_Call(kind, took, beside))
+            if ran.name == "gloo:all_reduce" and backward:
+                found.gradients.append(info.size_bytes)
 
-    def _on_device(self, step: TraceStep) -> dict[Phase, float]:
-        """Kernels by the phase of the ops that launched them; copies within the device count."""
-        times = dict.fromkeys(PHASES, 0.0)
-        for event, part in self._launched_in(step):
-            crosses = event.kind == "memcpy" and "DtoD" not in event.name
-            if part.dense and not crosses and event.collective is None:
-                times[part.phase] += event.end_us - event.start_us
-        return times
-
-    def _gradient_bytes(self, inside: Sequence[Part], step: TraceStep) -> int | None:
-        """All-reduces that the backward starts."""
-        sizes: list[int | None] = []
-        for event, part in self._launched_in(step):
-            call = event.collective
-            if call is not None and call.op == "all_reduce" and part.phase == "backward":
-                sizes.append(call.size_bytes)
-        if not self.trace.device:
-            turn = min(p.event.start_us for p in inside if p.phase == "backward")
-            sizes += [
-                info_of_host(p.event).size_bytes
-                for p in inside
-                if p.event.name == "gloo:all_reduce" and p.event.start_us >= turn
-            ]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if known and len(known) == len(sizes) else None
+    def _exchange(self, op: str, size: int | None, backward: bool, ids: bool) -> str:
+        """Which exchange of TorchRec a collective is; what is none is called by its own name."""
+        if op == "all_to_all" and ids:
+            announces = size and size <= SPLITS_BYTES * (self.trace.world_size or 1)
+            return "exchanges.splits" if announces else "exchanges.ids"
+        if op == "all_to_all":
+            return f"exchanges.{'backward' if backward else 'forward'}.all_to_all"
+        if backward and op in ("all_reduce", "all_gather"):
+            return "exchanges.gradients" if op == "all_reduce" else "exchanges.backward.gather"
+        # gloo reduces all and keeps a part
+        if not backward and op in ("all_reduce", "reduce_scatter"):
+            return "exchanges.forward.reduce"
+        return op
 
     def _activation_bytes(
         self, inside: Sequence[Part], start_us: float, end_us: float
@@ -363,11 +354,11 @@ class _Steps:
         """Most that dense ops of the forward have allocated and not freed."""
         if not self.trace.memory:
             return None
-        sparse: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        sparse: dict[int, list[Part]] = defaultdict(list)
         for part in inside:
             if not part.dense:
-                sparse[part.event.thread].append((part.event.start_us, part.event.end_us))
-        left_out = {thread: Intervals.merged(pairs) for thread, pairs in sparse.items()}
+                sparse[part.event.thread].append(part)
+        left_out = {thread: _union(parts) for thread, parts in sparse.items()}
         live: dict[int, int] = {}
         held = most = 0
         for event in self.trace.memory:
@@ -384,40 +375,13 @@ class _Steps:
         return most
 
 
-def _on_host(
-    inside: Sequence[Part], windows: dict[Phase, tuple[float, float]]
-) -> dict[Phase, float]:
-    """Time of the main thread, Python between the ops included, without what is not dense."""
-    main = _main_thread(inside)
-    own = [p for p in inside if p.event.thread == main]
-    other = Intervals.merged((p.event.start_us, p.event.end_us) for p in own if not p.dense)
-    step = Intervals.merged(
-        (p.event.start_us, p.event.end_us) for p in own if p.phase == "optimizer"
-    )
-    times: dict[Phase, float] = {"optimizer": float((step.ends - step.starts).sum())}
-    for phase, window in windows.items():
-        left = Intervals.merged([window]) - (other | step)
-        times[phase] = float((left.ends - left.starts).sum())
-    return times
+def _union(parts: Iterable[Part]) -> Intervals:
+    return Intervals.merged((p.event.start_us, p.event.end_us) for p in parts)
 
 
 SPLITS_BYTES = 8 * 8 * 3
 """For each rank of an exchange: a message of at most so much announces lengths, it carries none;
 three numbers for each of the seven sharding types, and the ids of no batch are so few."""
-
-
-def _exchange(op: str, size: int | None, ranks: int, backward: bool, ids: bool) -> str:
-    """Which exchange of TorchRec a collective is; what is none is called by its own name."""
-    if op == "all_to_all" and ids:
-        return "exchanges.splits" if size and size <= SPLITS_BYTES * ranks else "exchanges.ids"
-    if op == "all_to_all":
-        return f"exchanges.{'backward' if backward else 'forward'}.all_to_all"
-    if backward and op in ("all_reduce", "all_gather"):
-        return "exchanges.gradients" if op == "all_reduce" else "exchanges.backward.gather"
-    # gloo reduces all and keeps a part
-    if not backward and op in ("all_reduce", "reduce_scatter"):
-        return "exchanges.forward.reduce"
-    return op
 
 
 @dataclass(frozen=True)
@@ -551,12 +515,6 @@ def _check_batch(readers: Iterable[_Steps], batch_size: int) -> None:
             f"{batch_size}; give the batch size of the traced job",
             inputs=("batch_size",),
         )
-
-
-def _main_thread(inside: Sequence[Part]) -> int:
-    """The one that runs the forward."""
-    count = Counter(p.event.thread for p in inside if p.event.sequence is not None)
-    return count.most_common(1)[0][0]
 
 
 def _batch_size(readers: Iterable[_Steps]) -> tuple[int, str]:

@@ -15,7 +15,14 @@ from statistics import median
 from typing import TypeVar
 
 from predictor.errors import InputError
-from predictor.trace.comms import CommInfo, HostComms, info_of_call, size_notes, with_order
+from predictor.trace.comms import (
+    NOTHING,
+    CommInfo,
+    info_of_call,
+    infos_around,
+    size_notes,
+    with_order,
+)
 from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.execution import NODES, ExecutionTrace, Node, execution_trace
 from predictor.trace.files import TraceFile, open_traces, read_json
@@ -316,13 +323,12 @@ def _add_sizes(
 ) -> tuple[DeviceEvent, ...]:
     """Device events whose collectives know what the nodes around their launches say."""
     launched = {e.correlation: e for e in host if e.correlation is not None}
-    around = HostComms(found)
-    comms = []
-    for event in trace.device:
-        if event.collective is not None:
-            launch = launched.get(event.correlation) if event.correlation is not None else None
-            info = info_of_call(event.collective)
-            comms.append((event, info if launch is None else info.or_else(around.around(launch))))
+    around = infos_around(host, found)
+    comms = [
+        (event, info_of_call(event.collective).or_else(around.get(event.correlation, NOTHING)))
+        for event in trace.device
+        if event.collective is not None
+    ]
     rest = [event for event in trace.device if event.collective is None]
     return tuple(
         sorted([*rest, *with_order(comms, launched)], key=lambda e: (e.start_us, e.end_us))
