@@ -397,7 +397,7 @@ def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Grap
     members = _members(programs)
     while left := [r for r in ranks if len(place[r]) < len(programs[r].nodes)]:
         before = len(graph.ops)
-        waiting: dict[CollectiveKey, list[int]] = {}
+        waiting: dict[CollectiveKey | None, list[int]] = {}
         for rank in left:
             for node in programs[rank].nodes[len(place[rank]) :]:
                 key = _key(node)
