@@ -102,7 +102,7 @@ class LookupGroup:
     """Tables that one fused lookup serves.
 
     ``cached_dim`` splits cached tables by dimension under a prefetch pipeline, as TorchRec's
-    `EmbDimBucketer` does; it is 0 otherwise.
+    `EmbDimBucketer` does; it is 0 otherwise. ``hashed`` tables have a lookup of their own.
     """
 
     module: str
@@ -113,11 +113,12 @@ class LookupGroup:
     optimizer: str
     fused: bool
     cached_dim: int = 0
+    hashed: bool = False
 
 
 def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
     """The lookup group that a table joins under a plan."""
-    cached = plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+    cached = plan.compute_kernel.is_cached
     prefetched = cached and train_pipeline == "prefetch_sparse_dist"
     return LookupGroup(
         table.module,
@@ -128,6 +129,7 @@ def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
         table.optimizer,
         plan.compute_kernel is not ComputeKernel.DENSE,
         max(s.size[1] for s in plan.shards) if prefetched else 0,
+        plan.compute_kernel.is_hashed,
     )
 
 
@@ -222,10 +224,11 @@ class ShardLoads:
                 draws = self._samples(plan) * feature.lookups_per_sample
                 load[Load.EXPANDED] = draws * share * shard.size[1]
             add(total, load)
-        if plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and shard.size[0]:
+        if plan.compute_kernel.is_cached and shard.size[0]:
             whole = table_of(lookups)
             total[filling_column(self.workload)] += self.lookups.prefetch_ms(whole)
-            if self.lookups.fetch_ms(whole) > 0:
+            # a hash table has a cache of its own
+            if self.lookups.fetch_ms(whole) > 0 and not plan.compute_kernel.is_hashed:
                 cache = shared_cache.tabulate(whole, self.hardware, self._cache_times)
         total[Load.SHARDS] = 1.0
         total[Load.ROWS] = shard.size[0]
@@ -294,7 +297,7 @@ class ShardLoads:
         )
 
     def _load(self, lookup: LookupShard) -> Array:
-        """Load of one feature of a shard, without filling the UVM cache."""
+        """Load of one feature of a shard, without filling the cache."""
         load = np.zeros(COLUMNS)
         load[Load.IDS] = lookup.ids
         load[Load.WEIGHTED_IDS] = lookup.ids if lookup.weighted else 0.0
@@ -306,8 +309,10 @@ class ShardLoads:
 
     def _kernel_times(self, load: Array, lookup: LookupShard) -> None:
         filled = read = lookup
-        if lookup.kernel is ComputeKernel.FUSED_UVM_CACHING:
-            filled = replace(lookup, kernel=ComputeKernel.FUSED)  # every row is in the cache by now
+        if lookup.kernel.is_cached:
+            hashed = lookup.kernel.is_hashed
+            there = ComputeKernel.DYNAMICEMB if hashed else ComputeKernel.FUSED
+            filled = replace(lookup, kernel=there)  # every row is in the cache by now
             if filling_column(self.workload) is Load.PREFETCH_MS:
                 read = filled
         load[Load.FORWARD_MS] = self.lookups.forward_ms(filled)
@@ -320,7 +325,7 @@ class ShardLoads:
 
 
 def filling_column(workload: Workload) -> Load:
-    """Where filling the UVM cache counts: ahead of the lookup, or within it."""
+    """Where filling caches counts: ahead of the lookup, or within it."""
     ahead = workload.train_pipeline == "prefetch_sparse_dist"
     return Load.PREFETCH_MS if ahead else Load.FORWARD_MS
 

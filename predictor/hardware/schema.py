@@ -326,6 +326,20 @@ class CudaEmbedding(Group):
     """Share of that which each direction keeps when rows are read and written back at once."""
     uvm_request_bytes: NonNegative = 0.0
     """A read of up to 128 bytes over the host link takes as long as this many bytes at least."""
+    hash_us: NonNegative = 240.0
+    """Time in which a lookup in hash tables (dynamicemb) waits for the host, which reads eight
+    sizes back from the device. Derived: eight synchronisations. Not validated."""
+    hash_ns_per_lookup: NonNegative = 1.0
+    """Time to find the distinct ids of a lookup by hashing, by id. This and the next are derived
+    from two rows of NVIDIA's (docs/model.md, chapter 6), good to a factor of 2."""
+    hash_ns_per_row: NonNegative = 2.0
+    """Time to find, score or insert a distinct id in a hash table."""
+    hash_caching: Positive = 3.3
+    """Forward and backward of a hash table behind a cache over those of one on the device, at
+    least: the ratio of TorchEasyRec's sweep on an A10, which hardly depends on the cache's size."""
+    hash_hybrid: Positive = 6.8
+    """The same of one that is part on the device, part on the host; taken to hold for forward and
+    backward alike."""
     weight_gradient: NonNegative = 1.0
     """Time of the gradients of per-sample weights over that of a forward of the same bags."""
     uvm_l1_kib: NonNegative = 0.0

@@ -48,12 +48,42 @@ as blocks are of ceil(rows / ranks)."""
 
 
 class ComputeKernel(StrEnum):
-    """TorchRec's compute kernels that shardopt plans, by the values of `EmbeddingComputeKernel`."""
+    """TorchRec's compute kernels that shardopt plans, by the values of `EmbeddingComputeKernel`.
+
+    Those of dynamicemb, hash tables whose rows hold weights and states together, are one
+    ``customized_kernel`` there (NVIDIA/recsys-examples, corelib/dynamicemb): with all values on the
+    device, with all on the host behind a cache, or with a share of them on each.
+    """
 
     DENSE = "dense"
     FUSED = "fused"
     FUSED_UVM = "fused_uvm"
     FUSED_UVM_CACHING = "fused_uvm_caching"
+    DYNAMICEMB = "dynamicemb"
+    DYNAMICEMB_CACHING = "dynamicemb_caching"
+    DYNAMICEMB_HYBRID = "dynamicemb_hybrid"
+
+    @property
+    def is_hashed(self) -> bool:
+        """A kernel of dynamicemb."""
+        return self in HASHED
+
+    @property
+    def is_cached(self) -> bool:
+        """Rows are on the host, behind a cache on the device."""
+        return self in (ComputeKernel.FUSED_UVM_CACHING, ComputeKernel.DYNAMICEMB_CACHING)
+
+    @property
+    def has_load_factor(self) -> bool:
+        """A share of the rows that can be chosen is on the device."""
+        return self.is_cached or self is ComputeKernel.DYNAMICEMB_HYBRID
+
+
+HASHED = (
+    ComputeKernel.DYNAMICEMB,
+    ComputeKernel.DYNAMICEMB_CACHING,
+    ComputeKernel.DYNAMICEMB_HYBRID,
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,7 @@ class TablePlan:
 
     @property
     def cache_load_factor(self) -> float | None:
-        """Share of the rows that a UVM cache holds, when the plan says so."""
+        """Share of the rows that a cache, or the device, holds, when the plan says so."""
         params = self.parameters.get("cache_params") or {}
         value = params.get("load_factor")
         return None if value is None else float(value)

@@ -150,6 +150,7 @@ class Table:
     Args:
         index_dedup: every rank sends the distinct ids of its batch only; of tables without
             pooling (``use_index_dedup`` of TorchRec's `EmbeddingCollectionSharder`).
+        storage: ``torchrec``, or ``dynamicemb`` for hash tables of ``num_embeddings`` rows.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Table:
     optimizer: str = Optimizer.ROWWISE_ADAGRAD
     constraints: Constraints = field(default_factory=Constraints)
     index_dedup: bool = False
+    storage: str = "torchrec"
 
     @property
     def element_bytes(self) -> int:

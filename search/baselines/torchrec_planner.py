@@ -287,7 +287,7 @@ class CostModel:
         memory = self.bandwidths.ddr if self.device == "cpu" else self.bandwidths.hbm
         if kernel is ComputeKernel.DENSE:
             return 0.5 * memory
-        if kernel is ComputeKernel.FUSED:
+        if kernel in (ComputeKernel.FUSED, ComputeKernel.DYNAMICEMB):
             return 1 * memory
         if kernel is ComputeKernel.FUSED_UVM:
             return self.bandwidths.hbm_to_ddr / 10

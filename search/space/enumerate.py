@@ -11,7 +11,8 @@ What is added:
   divisor that is a multiple of 4 (FBGEMM's vector) and at least 32 is tried here: 32 fp32 columns
   are 128 bytes, one cache line, and narrower rows move no fewer bytes.
 * TWCW at these widths and GRID where there is more than one intra group.
-* UVM caches of several sizes; TorchRec's default is 0.2 of the rows.
+* Caches, and shares of dynamicemb tables on the device, of several sizes; TorchRec's default is 0.2
+  of the rows.
 * Row-wise on the CPU, which the runtime has but the sharder does not list, and the `dense` kernel
   beyond data-parallel where a constraint names it.
 """
@@ -25,7 +26,7 @@ from itertools import chain
 
 from predictor.errors import InputError
 from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
-from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.problem import Problem
@@ -141,6 +142,12 @@ def _check_ranks(key: str, table: Table, topology: Topology) -> None:
 def _check_device(key: str, table: Table, device: str) -> None:
     """TorchRec's enumerator leaves out tables of another device group, and nobody else plans them;
     a plan here has every table."""
+    if table.storage == "dynamicemb" and device != "cuda":
+        raise InputError(
+            f"table '{key}': storage is dynamicemb, which runs on GPUs, but the ranks are "
+            f"{device}; leave storage out, or plan for GPUs",
+            inputs=("hardware",),
+        )
     group = table.constraints.device_group
     if group not in (None, device):
         raise InputError(
@@ -155,6 +162,8 @@ def listed_types(table: Table, device: str) -> tuple[ShardingType, ...]:
     """Sharding types the table's sharder lists, in its order."""
     if table.constraints.offered is not None:
         return tuple(dict.fromkeys(kind for kind, _ in table.constraints.offered))
+    if table.storage == "dynamicemb":
+        return (ShardingType.ROW_WISE,)
     if not table.is_pooled:
         return _SEQUENCE
     return _POOLED_CUDA if device == "cuda" else _POOLED
@@ -169,6 +178,8 @@ def listed_kernels(
     """
     if table.constraints.offered is not None:
         return tuple(kernel for kind, kernel in table.constraints.offered if kind is sharding_type)
+    if table.storage == "dynamicemb":
+        return HASHED
     if sharding_type is ShardingType.DATA_PARALLEL:
         return (ComputeKernel.DENSE,)
     if device != "cuda":
@@ -256,7 +267,7 @@ def _at_load_factors(
     TorchRec gives a launch the mean of the factors that its tables name (`group_tables` in
     embedding_sharding.py), not of those they leave open, so the default is named, too.
     """
-    cached = option.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+    cached = option.compute_kernel.has_load_factor
     if not cached or workload.tables[option.table].constraints.cache_load_factor is not None:
         yield option
         return

@@ -117,7 +117,7 @@ class Option:
             ShardingType.GRID_SHARD,
         )
         width = str(self.column_width) if self.sharding_type in split else ""
-        cached = self.compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+        cached = self.compute_kernel.has_load_factor
         usual = self.cache_load_factor in (None, DEFAULT_CACHE_LOAD_FACTOR)
         share = f"@{self.cache_load_factor:g}" if cached and not usual else ""
         return f"{self.sharding_type.short}{width}/{self.compute_kernel}{share}"
@@ -161,10 +161,10 @@ class Option:
 def _host_memory(
     kernel: ComputeKernel, load_factor: float | None, parameters: Mapping[str, Any]
 ) -> tuple[float, bool]:
-    """How an option with a UVM kernel differs from others: cached share, weights in HBM."""
-    cached = kernel is ComputeKernel.FUSED_UVM_CACHING
+    """How an option with rows on the host differs from others: share on the device, weights in
+    HBM."""
     return (
-        (load_factor or DEFAULT_CACHE_LOAD_FACTOR) if cached else 0.0,
+        (load_factor or DEFAULT_CACHE_LOAD_FACTOR) if kernel.has_load_factor else 0.0,
         kernel in UVM_KERNELS and bool(parameters.get("enforce_hbm")),
     )
 
@@ -193,7 +193,7 @@ def place(option: Option, ranks: Sequence[int]) -> TablePlan:
     if len(ranks) != option.num_shards:
         raise PlanError(f"{len(ranks)} ranks for the {option.num_shards} shards of {option.label}")
     parameters: dict[str, Any] = {}
-    if option.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and option.cache_load_factor:
+    if option.compute_kernel.has_load_factor and option.cache_load_factor:
         parameters["cache_params"] = {"load_factor": option.cache_load_factor}
     if option.enforce_hbm is not None:
         parameters["enforce_hbm"] = option.enforce_hbm

@@ -412,8 +412,20 @@ def check_consistency(
                 "EmbeddingCollections only, tables with pooling none",
             )
     _note_mixed_modules(tables, problems)
-    found = variable_batches([table for _, table in tables])
+    read = [table for _, table in tables]
+    found = variable_batches(read) + hash_tables(read)
     problems.notes.extend(f"{problems.file}: {what}" for what in found)
+
+
+def hash_tables(tables: Sequence[Table]) -> list[str]:
+    """How far the prices of dynamicemb tables can be trusted, in a sentence; none without them."""
+    names = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
+    if not names:
+        return []
+    return [
+        f"lookups in dynamicemb ({', '.join(names)}) are priced with constants derived from public "
+        "rows, good to a factor of 2; rows that are new, and admission, are not priced"
+    ]
 
 
 def variable_batches(tables: Sequence[Table]) -> list[str]:

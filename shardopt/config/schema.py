@@ -179,6 +179,7 @@ EmbeddingType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
+STORAGES = ("torchrec", "dynamicemb")
 PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
 
 
@@ -242,6 +243,7 @@ class TableSection(Section):
     weighted: Flag = False
     optimizer: EmbeddingOptimizer | None = None
     index_dedup: Flag = False
+    storage: Annotated[str, choice(STORAGES)] = "torchrec"
     features: Any = Field(description="a list of the sparse features that read this table")
     constraints: Any = None
 

@@ -124,6 +124,8 @@ def _table(table: Table) -> dict[str, Any]:
     found["features"] = [_feature(feature) for feature in table.features]
     if table.index_dedup:
         found["index_dedup"] = True
+    if table.storage != "torchrec":
+        found["storage"] = table.storage
     constraints = _fields(table.constraints, *_CONSTRAINTS)
     given = {name: value for name, value in constraints.items() if value is not None}
     return {**found, "constraints": given} if given else found

@@ -86,6 +86,12 @@ def to_torchrec(
             module_table.shape, module_table.pooling, plan.world_size, group, kind
         )
         problem = find_runtime_problem(table, setting)
+        if not problem and table.compute_kernel.is_hashed:
+            problem = (
+                f"the kernel {table.compute_kernel} has classes of its own, which shardopt does "
+                "not import; plan in the script, with ShardoptPlanner and the enumerator of these "
+                "tables"
+            )
         if problem:
             raise PlanError(f"{where}: {problem}")
         into = result.setdefault(module_table.path, torchrec_types.EmbeddingModuleShardingPlan())

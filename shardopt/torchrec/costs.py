@@ -22,7 +22,13 @@ from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import check_bandwidths, detect_hardware, read_topology
 from shardopt.torchrec.offered import all_left, describe_reasons, reasons_of, reasons_to_leave
-from shardopt.torchrec.options import TableKey, group_by_table, to_plan, to_table_plan
+from shardopt.torchrec.options import (
+    TableKey,
+    group_by_table,
+    kernel_of,
+    to_plan,
+    to_table_plan,
+)
 from shardopt.torchrec.read_module import (
     UserInputs,
     check_pooling_factor,
@@ -104,12 +110,10 @@ class ShardoptPerfEstimator(ShardEstimator):
         reasons = all_left(sharding_options, self._theirs) or reasons_to_leave(
             sharding_options, lambda o: sharder_data_map[o.module_type_key].fused_params or {}
         )
-        kernels = {o.compute_kernel for o in sharding_options} - set(ComputeKernel)
+        kernels = {kernel_of(o) for o in sharding_options} - set(ComputeKernel)
 
         def is_ours(option: ShardingOption) -> bool:
-            return (option.path, option.name) not in reasons and (
-                option.compute_kernel not in kernels
-            )
+            return (option.path, option.name) not in reasons and (kernel_of(option) not in kernels)
 
         ours = [o for o in sharding_options if is_ours(o)]
         others = [o for o in sharding_options if not is_ours(o)]

@@ -19,7 +19,7 @@ from search.problem import Problem
 from search.space.option import Option
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.options import TableKey, group_by_table
+from shardopt.torchrec.options import TableKey, group_by_table, kernel_of
 from shardopt.torchrec.read_module import fused_params_of, why_not_predicted
 
 with needs_torchrec():
@@ -257,7 +257,7 @@ def torchrecs_plan(options: Sequence[ShardingOption], topology: Topology) -> Opt
         options: of all tables, with estimates.
         topology: ranks with the memory that the reservation left.
     """
-    known = group_by_table(o for o in options if o.compute_kernel in set(ComputeKernel))
+    known = group_by_table(o for o in options if kernel_of(o) in set(ComputeKernel))
     tables = list(known.values())
     costed = [[_costed(t, i, o) for i, o in enumerate(found)] for t, found in enumerate(tables)]
     best = best_proposal(costed, topology)
@@ -276,7 +276,7 @@ def _costed(table: int, order: int, theirs: ShardingOption) -> CostedOption:
     """An option with the estimates that the enumerator gave it."""
     sizes = tuple((shard.size[0], shard.size[1]) for shard in theirs.shards)
     offsets = tuple((shard.offset[0], shard.offset[1]) for shard in theirs.shards)
-    kind, kernel = ShardingType(theirs.sharding_type), ComputeKernel(theirs.compute_kernel)
+    kind, kernel = ShardingType(theirs.sharding_type), ComputeKernel(kernel_of(theirs))
     worst = max((shard.perf for shard in theirs.shards), key=lambda perf: perf.total)
     return CostedOption(
         Option(table, kind, kernel, sizes, offsets, theirs.path),

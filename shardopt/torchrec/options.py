@@ -1,4 +1,10 @@
-"""Between TorchRec's ShardingOptions and the plan of a table."""
+"""Between TorchRec's ShardingOptions and the plan of a table.
+
+Options of hash tables are read off attributes that TorchEasyRec's enumerator gives them, without
+importing it or dynamicemb (tzrec/utils/plan_util.py, `_emit_dynamicemb_variants`): one of each mode
+and of ten load factors, all with the kernel ``customized_kernel``. What its sharders take is made
+of the chosen option, by its own `to_sharding_plan`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +28,21 @@ TableKey = tuple[str, str]
 """Path of the module that is sharded, and name of the table."""
 
 
+CUSTOMIZED = "customized_kernel"
+"""TorchRec's name for kernels of others."""
+
+
+def kernel_of(option: ShardingOption) -> str:
+    """The compute kernel of an option, one of dynamicemb by shardopt's name."""
+    told = getattr(option, "dynamicemb_options", None)
+    if option.compute_kernel != CUSTOMIZED or told is None:
+        return str(option.compute_kernel)
+    if option.cache_load_factor in (None, 1.0):
+        return ComputeKernel.DYNAMICEMB
+    caching = bool(getattr(told, "caching", False))
+    return ComputeKernel.DYNAMICEMB_CACHING if caching else ComputeKernel.DYNAMICEMB_HYBRID
+
+
 def group_by_table(options: Iterable[ShardingOption]) -> dict[TableKey, list[ShardingOption]]:
     """The options of every table of a search space, in its order."""
     found: dict[TableKey, list[ShardingOption]] = {}
@@ -42,7 +63,11 @@ def to_options(
     offered = group_by_table(space).values()
     names_factor = _named_factors(plan, workload)
     return [
-        _to_option(plan.tables[key], options, name_factor=key in names_factor)
+        _to_option(
+            plan.tables[key],
+            options,
+            name_factor=key in names_factor or plan.tables[key].compute_kernel.is_hashed,
+        )
         for key, options in zip(workload.keys, offered, strict=True)
     ]
 
@@ -67,7 +92,7 @@ def _to_option(
     table: TablePlan, offered: Sequence[ShardingOption], *, name_factor: bool
 ) -> ShardingOption:
     kind = table.sharding_type.value, table.compute_kernel.value
-    same = (o for o in offered if (o.sharding_type, o.compute_kernel) == kind)
+    same = (o for o in offered if (o.sharding_type, kernel_of(o)) == kind)
     option = copy.deepcopy(next(same))
     rows = int(option.tensor.shape[0])
     option.shards = [
@@ -79,7 +104,7 @@ def _to_option(
         )
         for shard in in_torchrec_order(table).shards
     ]
-    if name_factor:
+    if name_factor and table.cache_load_factor is not None:
         given = option.cache_params or CacheParams()
         option.cache_params = replace(given, load_factor=table.cache_load_factor)
     return option
@@ -125,7 +150,7 @@ def to_table_plan(option: ShardingOption, load_factor: float | None = None) -> T
         parameters["enforce_hbm"] = option.enforce_hbm
     return TablePlan(
         ShardingType(option.sharding_type),
-        ComputeKernel(option.compute_kernel),
+        ComputeKernel(kernel_of(option)),
         shards,
         option.path or "ebc",
         parameters,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.captured import CapturedDense
-from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.workload import (
     Constraints,
     DenseArch,
@@ -25,12 +25,12 @@ from predictor.model.workload import (
     Table,
     Workload,
 )
-from shardopt.config.model import variable_batches
+from shardopt.config.model import hash_tables, variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import plural
 from shardopt.torchrec.capture.capture import capture_dense, linears_outside
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.options import group_by_table
+from shardopt.torchrec.options import CUSTOMIZED, group_by_table, kernel_of
 from shardopt.torchrec.pipelines import STASHED
 from shardopt.torchrec.private import (
     deduplicates_ids,
@@ -54,6 +54,8 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
     from torchrec.distributed.types import CacheParams, ModuleSharder
 
+PLACEHOLDER = [1, 1]
+"""Size of the shards that NVIDIA's `DynamicEmbeddingEnumerator` gives a table of its own."""
 DATA_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -126,9 +128,11 @@ def why_not_predicted(
         fused_params: those of its sharder.
     """
     option = options[0]
-    kernels = {o.compute_kernel for o in options}
+    kernels = {kernel_of(o) for o in options}
     if option.dependency is not None:
         return "it is part of an embedding tower, whose tables must share a host"
+    if all(list(shard.size) == PLACEHOLDER for shard in option.shards) and _has_more(option):
+        return "dynamicemb's own planner places it"
     if kernels.isdisjoint(ComputeKernel):
         return f"it can only have the compute kernels {', '.join(sorted(kernels))}"
     if option.tensor.dtype not in DATA_TYPES:
@@ -140,6 +144,10 @@ def why_not_predicted(
         )
     kind = _optimizer(option, fused_params)
     return None if kind in list(Optimizer) else f"it is stepped by {kind}"
+
+
+def _has_more(option: ShardingOption) -> bool:
+    return int(option.tensor.numel()) > len(option.shards)
 
 
 def features_without_factors(
@@ -183,6 +191,7 @@ def read_table(
         weighted=_weighted(option, inputs),
         optimizer=_optimizer(option, fused_params),
         constraints=_constraints(options, fused_params, inputs),
+        storage="dynamicemb" if kernel_of(option) in HASHED else "torchrec",
     )
 
 
@@ -295,11 +304,14 @@ def _constraints(
     (planner/shard_estimators.py) and FBGEMM.
     """
     constraint = inputs.constraint(options[0].name)
-    pairs = {(o.sharding_type, o.compute_kernel) for o in options}
-    factor = options[0].cache_load_factor
+    pairs = {(o.sharding_type, kernel_of(o)) for o in options}
+    # an enumerator may offer several, as TorchEasyRec's does for hash tables
+    factors = {o.cache_load_factor for o in options if o.compute_kernel == CUSTOMIZED}
+    factor = options[0].cache_load_factor if len(factors) < 2 else None
     return Constraints(
         sharding_types=tuple(map(ShardingType, constraint.sharding_types or ())) or None,
-        compute_kernels=tuple(constraint.compute_kernels or ()) or None,
+        compute_kernels=tuple(k for k in constraint.compute_kernels or () if k != CUSTOMIZED)
+        or None,
         min_partition=constraint.min_partition,
         cache_load_factor=fused_params.get("cache_load_factor") if factor is None else factor,
         enforce_hbm=options[0].enforce_hbm,
@@ -401,7 +413,7 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
             "TorchRec's PositionWeightedModule alone it is known what it runs"
             for kind in other_processors(whole)
         ]
-    return found + variable_batches(tables)
+    return found + variable_batches(tables) + hash_tables(tables)
 
 
 def deduplicates(sharder: Any) -> bool:

@@ -15,6 +15,7 @@ L2 that a table keeps while warps of other tables run.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -63,15 +64,33 @@ class CudaLookups(LookupModel):
         """Shortest prefetch of a fused launch."""
         return units.us(self.constants.kernel_us * self.constants.prefetch_kernels)
 
+    def hash_floor_ms(self) -> float:
+        """The host reads sizes back from the device."""
+        return units.us(self.constants.hash_us)
+
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
-        """Gather and pool, after fetching what the UVM cache misses.
+        """Gather and pool, after fetching what the cache misses.
 
         Args:
             tables: number of tables that share the L2, this one included, >= 1.
         """
         if shard.ids <= 0:
             return 0.0
-        return self._gather_ms(shard, tables) + self.prefetch_ms(shard)
+        time = self._gather_ms(shard, tables) + self.prefetch_ms(shard)
+        if not shard.kernel.is_hashed:
+            return time
+        time += self._hash_ms(shard)
+        if shard.host_share:
+            time = max(time, self.constants.hash_hybrid * self.forward_ms(_on_device(shard)))
+        return time
+
+    def _hash_ms(self, shard: LookupShard) -> float:
+        """Find the distinct ids and their rows (`segmented_unique`, `_find_keys` of dynamicemb),
+        and read those that stay on the host."""
+        lookup = units.us(1e-3 * self.constants.hash_ns_per_lookup)
+        row = units.us(1e-3 * self.constants.hash_ns_per_row)
+        row += shard.host_share * self._link_ms(self._row_bytes(shard))
+        return shard.ids * lookup + shard.distinct_rows * row
 
     def forward_longest_ms(self, shard: LookupShard) -> float:
         """Latency of one bag: a group of lanes adds its rows one by one.
@@ -119,6 +138,8 @@ class CudaLookups(LookupModel):
             # FBGEMM always computes gradients of the weights: it reads bags and rows as the
             # forward, and adds up the products of the two over a warp
             time += self.constants.weight_gradient * self._gather_ms(shard, 1.0)
+        if shard.host_share:
+            time = max(time, self.constants.hash_hybrid * self.backward_ms(_on_device(shard)))
         return time
 
     def backward_longest_ms(self, shard: LookupShard) -> float:
@@ -144,15 +165,23 @@ class CudaLookups(LookupModel):
         Args:
             fetched_rows: rows to fetch; None: as if no other table shared the cache.
         """
-        if shard.kernel is not ComputeKernel.FUSED_UVM_CACHING or shard.ids <= 0:
+        if not shard.kernel.is_cached or shard.ids <= 0:
             return 0.0
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
+        if shard.kernel.is_hashed:
+            # found in the host's table and put into the cache's, as what it evicts the other way
+            fill = rows * (self.fetch_ms(shard) + 4e-6 * self.constants.hash_ns_per_row)
+            there = _on_device(shard)
+            lookup = self.forward_ms(there) + self.backward_ms(there)
+            return max(fill, (self.constants.hash_caching - 1.0) * lookup)
         probe = units.us(self.constants.prefetch_ns_per_lookup * 1e-3) * shard.ids
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """Time to fetch one row of the shard from the host while another one is written back."""
-        return self._exchange_ms(self._row_bytes(shard))
+        """Time to fetch one row of the shard from the host while another one is written back; of a
+        hash table with its states."""
+        row = shard.value_bytes if shard.kernel.is_hashed else self._row_bytes(shard)
+        return self._exchange_ms(row)
 
     def sort_passes(self, rows: ArrayLike) -> Array:
         """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.
@@ -278,7 +307,7 @@ class CudaLookups(LookupModel):
             in_hbm = scalars
             if shard.kernel is not ComputeKernel.FUSED_UVM:
                 in_hbm += weights
-            if shard.kernel is ComputeKernel.FUSED:
+            if shard.kernel is ComputeKernel.FUSED or shard.kernel.is_hashed:
                 in_hbm += vectors
             else:
                 on_host = vectors
@@ -288,7 +317,11 @@ class CudaLookups(LookupModel):
         warps = self.hw.sms * max(self.constants.warps_per_sm, 1.0) * WARP / _lanes(shard.dim)
         waiting = distinct * units.us(self.constants.update_latency_us) / warps
         bandwidth = self.constants.backward_efficiency * self.hw.memory.hbm
-        return moved / bandwidth + waiting + distinct * self._exchange_ms(on_host)
+        moved *= 1.0 - shard.host_share
+        over_link = distinct * self._exchange_ms(on_host)
+        if shard.host_share:
+            over_link += distinct * shard.host_share * self._exchange_ms(shard.value_bytes)
+        return moved / bandwidth + waiting + over_link
 
     def _row_bytes(self, shard: LookupShard) -> float:
         return self._sectors(shard.dim * shard.element_bytes)
@@ -306,6 +339,11 @@ class CudaLookups(LookupModel):
     def _exchange_ms(self, size: float) -> float:
         """Bytes of one row read over the link while as many are written back."""
         return self._link_ms(size) / self.constants.uvm_both_ways
+
+
+def _on_device(shard: LookupShard) -> LookupShard:
+    """A shard of a hash table, if all of it were on the device."""
+    return replace(shard, kernel=ComputeKernel.DYNAMICEMB)
 
 
 def _lanes(dim: int) -> int:

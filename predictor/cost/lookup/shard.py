@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.model.distribution import Bins, join_tables, mix_features
-from predictor.model.memory.ranks import STATES
+from predictor.model.memory.ranks import STATES, value_bytes
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
 
@@ -46,7 +46,7 @@ class LookupShard:
         element_bytes, output_bytes: of one weight and one output element.
         optimizer: by FBGEMM's `EmbOptimType` value.
         mean: the lookup itself divides by the lengths.
-        cache_load_factor: share of the rows in a UVM cache, used by ``fused_uvm_caching``.
+        cache_load_factor: share of the rows in a cache, or on the device.
     """
 
     bins: Bins
@@ -64,6 +64,17 @@ class LookupShard:
     cache_load_factor: float = 0.2
     lengths: float | None = None
     distinct: float | None = None
+
+    @property
+    def value_bytes(self) -> int:
+        """Of a row in a hash table."""
+        return value_bytes(self.optimizer, self.dim, self.element_bytes)
+
+    @property
+    def host_share(self) -> float:
+        """Share of the rows of a hash table that are on the host and never cached."""
+        hybrid = self.kernel is ComputeKernel.DYNAMICEMB_HYBRID
+        return 1.0 - self.cache_load_factor if hybrid else 0.0
 
     @property
     def walks(self) -> float:
@@ -112,6 +123,10 @@ class LookupModel:
         """Shortest cache prefetch of a launch with ``fused_uvm_caching`` tables."""
         return 0.0
 
+    def hash_floor_ms(self) -> float:
+        """What a launch over hash tables takes beyond the floor of its forward."""
+        return 0.0
+
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
         """Gather and pool, after fetching what nothing prefetched; 0 without ids.
 
@@ -134,7 +149,7 @@ class LookupModel:
         return 0.0
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """Time to fetch one row of a ``fused_uvm_caching`` shard into the cache."""
+        """Time to fetch one row of a shard into the cache."""
         return 0.0
 
     def forward_longest_ms(self, shard: LookupShard) -> float:

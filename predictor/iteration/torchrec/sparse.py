@@ -225,7 +225,10 @@ class Exchange:
 
     def forward_ms(self, group: int) -> Array:
         """The fused lookup on every rank, ``[plans, ranks]``; ranks without a shard launch none."""
-        return self._lookup(group, Load.FORWARD_MS, self.lookups.forward_floor_ms())
+        floor_ms = self.lookups.forward_floor_ms()
+        if self.groups[group].hashed:
+            floor_ms += self.lookups.hash_floor_ms()
+        return self._lookup(group, Load.FORWARD_MS, floor_ms)
 
     def backward_ms(self, group: int) -> Array:
         """The backward of the fused lookup with its optimizer, ``[plans, ranks]``."""

@@ -12,7 +12,7 @@ from predictor.model.memory.blocks import Peak
 from predictor.model.memory.iteration import Exchange, Iteration, batch_bytes, exchanges, unplaced
 from predictor.model.memory.ranks import RankMemory, RankPeak, plan_memory, resident_bytes
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
-from predictor.model.plan import ComputeKernel, ShardingPlan
+from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import MeasuredDense, Workload
 from predictor.units import format_bytes
@@ -78,7 +78,7 @@ def rank_peaks(
     cached = frozenset(
         table.module
         for key, table in zip(workload.keys, workload.tables, strict=True)
-        if plan.tables[key].compute_kernel is ComputeKernel.FUSED_UVM_CACHING
+        if plan.tables[key].compute_kernel.is_cached
     )
     known: dict[tuple[Exchange, ...], Peak] = {}
     found = []

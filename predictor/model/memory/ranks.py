@@ -53,6 +53,11 @@ PREFETCH_COPIES = 7
 OUTPUT_COPIES = 3
 """Outputs and what is sent of them, or their gradients as they arrive and in order, are there at
 once; one more stands for gaps between blocks."""
+HASH_BYTES = 8 + 8 + 1 + 4 / 128
+"""Key, score and digest of a row of a hash table, and its part of a bucket's header: on the device,
+wherever the values are (scored_hashtable.py of dynamicemb)."""
+VALUE_ALIGNMENT = 16
+"""Bytes of a value, weights and states of a row together, are a multiple of this."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 
 
@@ -138,7 +143,7 @@ def _of_shard(
 
     Args:
         held: of these, ids and embeddings.
-        clf: share of the rows that a UVM cache holds.
+        clf: share of the rows that a cache, or the device, holds.
         copies: `scattered_copies`.
     """
     rows, columns = size
@@ -156,6 +161,8 @@ def _of_shard(
     if device == "cpu":
         return ShardMemory(0, weights + state + dense + held, state, held, dense)
     hbm = held + dense
+    if kernel.is_hashed:
+        return _hashed(table, kernel, size, held, clf)
     if kernel not in UVM_KERNELS:
         scattered = _scattered_bytes(table, workload, size, copies)
         scattered *= kernel is ComputeKernel.FUSED
@@ -168,6 +175,27 @@ def _of_shard(
     moments = zip((first, second), STATES[table.optimizer], strict=True)
     on_host = sum(size for size, (element, _) in moments if element)
     return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
+
+
+def value_bytes(optimizer: str, dim: int, element_bytes: int) -> int:
+    """Of one row of a dynamicemb table: weights and states, all of the weights' type."""
+    elements = dim + sum(element * dim + row for element, row in STATES[optimizer])
+    return math.ceil(elements * element_bytes / VALUE_ALIGNMENT) * VALUE_ALIGNMENT
+
+
+def _hashed(table: Table, kernel: ComputeKernel, size: Size, held: int, clf: float) -> ShardMemory:
+    """A dynamicemb table: values where its kernel says, keys and scores on the device.
+
+    A cache is a second hash table (`DynamicEmbCache`).
+    """
+    rows, dim = size
+    values = rows * value_bytes(table.optimizer, dim, table.element_bytes)
+    share = clf if kernel.has_load_factor else 1.0
+    on_device = math.ceil(share * values)
+    keys = rows * (1.0 + share * kernel.is_cached) * HASH_BYTES
+    on_host = values if kernel.is_cached else values - on_device
+    states = values - rows * dim * table.element_bytes
+    return ShardMemory(held + on_device + math.ceil(keys), on_host, states, held)
 
 
 def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) -> int:
@@ -231,7 +259,7 @@ def _held_io_bytes(
     if kernel is ComputeKernel.DENSE:
         weights = size[0] * size[1] * table.element_bytes
         return math.ceil((2 + SORT_COPIES) * inputs) + outputs + weights
-    prefetched = PREFETCH_COPIES * (kernel is ComputeKernel.FUSED_UVM_CACHING)
+    prefetched = PREFETCH_COPIES * kernel.is_cached
     copies = ID_COPIES[workload.train_pipeline] + SORT_COPIES + prefetched
     return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
 

@@ -283,6 +283,20 @@ def test_sequences_are_read_and_written(write: Callable[[str], Path], tmp_path: 
     assert replace(load_model(again), sha256=workload.sha256) == workload
 
 
+def test_hash_tables_are_read_written_and_noted(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = SEQUENCES.replace("index_dedup: true", "storage: dynamicemb")
+    workload, notes, _ = read_model(write(text))
+    assert workload.tables[0].storage == "dynamicemb"
+    assert any("'history'" in note and "dynamicemb" in note for note in notes)
+    again = tmp_path / "again.yaml"
+    again.write_text(model_text(workload))
+    assert load_model(again).tables == workload.tables
+    with pytest.raises(InputError, match=r":9.*storage.*dynamicem'"):
+        load_model(write(text.replace("dynamicemb", "dynamicem")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
