@@ -92,11 +92,16 @@ def generate(
     if doubled is not None:
         twice = _load([doubled])
         others = programs_of(twice, Annotations(), tables)
-        programs = [scale_by_pair(one, two, scale.batch) for one, two in _by_rank(programs, others)]
+        programs = [
+            scale_by_pair(one, two, scale.batch, _match_tables(tables, one.rank))
+            for one, two in _by_rank(programs, others)
+        ]
     elif scale.batch > 1:
         from shardopt.replay.scale.one import scale_alone
 
-        programs = [scale_alone(program, scale.batch, samples) for program in programs]
+        programs = [
+            scale_alone(of, scale.batch, samples, _match_tables(tables, of.rank)) for of in programs
+        ]
     if scale.tables > 1:
         programs = repeat_tables(programs, scale.tables)
     notes = [*_notes(programs, annotations), *_absent_devices(jobs)]

@@ -29,7 +29,7 @@ with needs_torchrec():
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardopt.replay.program.schema import load_library, word_value
+from shardopt.replay.program.schema import find_op, word_value
 from shardopt.replay.program.values import is_lookup
 from shardopt.replay.runtime.checks import BadDataError, common_data, rank_data
 from shardopt.replay.runtime.tensors import ON_CPU, difference, like, make_all, shared_out
@@ -146,7 +146,7 @@ class _Listing(Recorder):
         self, at: int, call: dict[str, Any], arguments: list[Any], keywords: dict[str, Any]
     ) -> Any:
         name = call["op"]
-        op = _find(name, call["overload"])
+        op = find_op(name, call["overload"])
         if op is None:
             return self._replace(at, call)
         self.at = at
@@ -244,14 +244,6 @@ class _Listing(Recorder):
                 empty = {"call": at, "kind": f"{VIEW} {name}", "sizes": (), "reuse": [0.0] * BINS}
                 found[at] = [empty]
         return [row for _, rows in sorted(found.items()) for row in rows]
-
-
-def _find(name: str, overload: str) -> Any:
-    """The op; None if it is not installed."""
-    space, _, op = name.partition("::")
-    load_library(name)
-    found = getattr(getattr(getattr(torch.ops, space, None), op, None), overload, None)
-    return found if isinstance(found, torch._ops.OpOverload) else None
 
 
 def _distribution(of: Any) -> Distribution:

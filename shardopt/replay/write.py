@@ -23,6 +23,7 @@ from shardopt.replay.program.program import (
     Term,
     Word,
     flat,
+    nested,
 )
 from shardopt.version import __version__
 
@@ -190,9 +191,7 @@ def _term(term: Term) -> Any:
 
 
 def _specs(spec: Any) -> Any:
-    if isinstance(spec, tuple):
-        return [_specs(item) for item in spec]
-    return None if spec is None else [spec.shape, spec.strides, spec.dtype]
+    return nested(lambda s: None if s is None else [s.shape, s.strides, s.dtype], spec)
 
 
 def _json(data: Mapping[str, Any]) -> str:

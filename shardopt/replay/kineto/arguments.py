@@ -9,7 +9,6 @@ must be legal.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +19,8 @@ from predictor.trace.execution import Argument, Node, Tensor, Value
 from shardopt.replay.kineto.inputs import Autograd, Input, derive_value, value_of
 from shardopt.replay.program.program import ITEMS, WHOLE
 from shardopt.replay.program.schema import Parameter, Schema, UnwritableError
-from shardopt.replay.program.tensors import Tensors, tensors_of
-from shardopt.replay.program.values import LISTS, LegalValues, is_lookup
+from shardopt.replay.program.tensors import tensors_of
+from shardopt.replay.program.values import LISTS, has_roles, is_lookup
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 BYTES |= {"int16": 2, "complex64": 8, "complex128": 16}
@@ -215,26 +214,24 @@ class MemoryPool:
     def __init__(self) -> None:
         self._known: dict[object, int] = {}
         self._turns: Counter[object] = Counter()
-        self._legal = LegalValues(Tensors())
 
     def place(self, node: Node, schema: Schema) -> Node:
         """A call whose tensors are shared with calls that take tensors alike."""
-        fills = self._legal.for_op(schema, node)
+        plain = tuple(a.value for a in node.inputs if not any(True for _ in a.tensors()))
         every = tuple(None if s is None else s.spec for a in node.inputs for s in tensors_of(a))
         turn = self._turns[node.name, every]
         self._turns[node.name, every] += 1
         times: Counter[object] = Counter()
         inputs = []
         for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
-            listed = isinstance(argument.value, tuple)
             places = []
             for i, of in enumerate(tensors_of(argument)):
                 if of is None:
                     continue
                 like: object = of.spec
                 if of.spec.dtype in WHOLE:
-                    fill = fills.get(f"{parameter.name}.{i}" if listed else parameter.name)
-                    like = (of.spec, parameter.written, json.dumps(fill, sort_keys=True))
+                    used = (node.name, parameter.name, i, plain, every)
+                    like = (of.spec, parameter.written, used if has_roles(node.name) else None)
                 times[like] += 1
                 ring = max(RING_BYTES // max(of.spec.extent * of.tensor.item_bytes, 1), 1)
                 key = (like, times[like], turn % ring)

@@ -22,6 +22,7 @@ from shardopt.replay.program.program import (
     RankProgram,
     Slot,
     Term,
+    nested,
 )
 from shardopt.replay.program.schema import (
     Parameter,
@@ -131,15 +132,18 @@ class _Builder:
         if schema.name.startswith(COLLECTIVES):
             self._collective(of, schema)
             return
-        arguments, keywords = self._arguments(of.node, schema)
+        names, arguments, keywords = self._arguments(of.node, schema)
+        call = self._call(of, schema.name, schema.overload, arguments, keywords, names=names)
+        call = self.legal.settle(call)
         outputs = self._outputs(of.node)
-        paired = of.node.id in self.native.forward
-        call = self._call(of, schema.name, schema.overload, arguments, keywords, outputs)
-        if paired:
+        call = replace(call, outputs=outputs)
+        if of.node.id in self.native.forward:
             handle = self.tensors.handle()
             self.native.handles[of.node.id] = handle
-            call = replace(call, outputs=(*call.outputs, handle), collective=WITH_GRAD)
-        self.legal.note_outputs(call, schema)
+            call = replace(call, outputs=(*outputs, handle), collective=WITH_GRAD)
+        terms = call.named()
+        written = [terms[p.name] for p in schema.parameters if p.written and p.name in terms]
+        self.legal.note_outputs(call, written)
         self.calls.append(call)
 
     def _call(
@@ -147,64 +151,60 @@ class _Builder:
         of: ChosenOp,
         name: str,
         overload: str,
-        arguments: Iterable[Term],
+        arguments: Sequence[Term],
         keywords: Mapping[str, Term],
-        outputs: tuple[Any, ...],
+        outputs: tuple[Any, ...] = (),
+        names: tuple[str, ...] = (),
     ) -> Call:
-        specs = tuple(_specs(argument) for argument in of.node.outputs)
-        section = tuple(map(self.annotations, of.section))
         return Call(
             name,
             overload,
             tuple(arguments),
             keywords,
             outputs,
-            section,
+            tuple(map(self.annotations, of.section)),
             of.node.id,
             self.us.get(of.node.id),
-            specs=specs,
+            specs=tuple(map(_specs, of.node.outputs)),
+            names=names,
         )
 
-    def _arguments(self, node: Node, schema: Schema) -> tuple[tuple[Term, ...], dict[str, Term]]:
+    def _arguments(
+        self, node: Node, schema: Schema
+    ) -> tuple[tuple[str, ...], list[Term], dict[str, Term]]:
+        """Names of the positional arguments, these, and the others."""
         if len(node.inputs) > len(schema.parameters):
             raise UnwritableError("more arguments than its schema has")
-        pairs = list(zip(schema.parameters, node.inputs, strict=False))
-        plain = [python_number(parameter, argument) for parameter, argument in pairs]
+        names: list[str] = []
         positional: list[Term] = []
         keywords: dict[str, Term] = {}
-        fixed = self.legal.for_op(schema, node)
-        for (parameter, argument), number in zip(pairs, plain, strict=True):
-            term = number if number is not None else self._term(parameter, argument, schema, fixed)
+        for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
+            number = python_number(parameter, argument)
+            term = self._term(parameter, argument, schema) if number is None else number
             self.numbers += number is not None
             if not parameter.keyword:
+                names.append(parameter.name)
                 positional.append(term)
             elif keyword.iskeyword(parameter.name):
                 raise UnwritableError(f"Python takes no argument called `{parameter.name}`")
             elif term is not None and parameter.name not in DROPPED:
                 keywords[parameter.name] = term
-        return tuple(positional), keywords
+        return tuple(names), positional, keywords
 
-    def _term(
-        self, parameter: Parameter, argument: Argument, schema: Schema, fixed: Mapping[str, Any]
-    ) -> Term:
+    def _term(self, parameter: Parameter, argument: Argument, schema: Schema) -> Term:
         if "Tensor" not in parameter.base:
             return literal(argument.value, parameter, schema.name)
         found = tensors_of(argument)
         if isinstance(argument.value, tuple):
-            return tuple(
-                self._tensor(item, fixed.get(f"{parameter.name}.{i}"))
-                for i, item in enumerate(found)
-            )
+            return tuple(map(self._tensor, found))
         if isinstance(argument.value, str):
             raise UnwritableError(f"`{parameter.name}` is an object that the trace does not hold")
         if isinstance(argument.value, (bool, int, float)):
             return Number(1)
-        return self._tensor(found[0] if found else None, fixed.get(parameter.name))
+        return self._tensor(found[0] if found else None)
 
-    def _tensor(self, of: TensorUse | None, fill: Any) -> Term:
-        if of is None:
-            return None
-        return Slot(self.legal.number(of, fill))
+    def _tensor(self, of: TensorUse | None) -> Term:
+        return None if of is None else Slot(self.tensors.take(of))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
         taken: dict[int, dict[int, Key]] = defaultdict(dict)
@@ -223,11 +223,12 @@ class _Builder:
         group = self.native.tree_comm(of.node)
         if group not in self.groups:
             self.groups.append(group)
+        kind = schema.name.removeprefix(COLLECTIVES)
         arguments, size = collective_call(of.node, schema, self._tensor)
         keywords = {"group": Number(self.groups.index(group))}
         call = replace(
-            self._call(of, schema.name, "", arguments, keywords, ()),
-            collective=schema.name.removeprefix(COLLECTIVES),
+            self._call(of, schema.name, "", arguments, keywords, names=KNOWN[kind]),
+            collective=kind,
             bytes=size,
         )
         self.legal.note_received(call)
@@ -246,7 +247,7 @@ class _Builder:
         handle = self.native.handle_of(of)
         if handle is None:
             raise UnwritableError("a backward function whose forward op is not in the trace")
-        grad = self._tensor(tensors_of(of.node.inputs[0])[0], None)
+        grad = self._tensor(tensors_of(of.node.inputs[0])[0])
         given = self.native.gradient(of)
         output = None if given is None else self.tensors.give(given, {})
         call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
@@ -304,13 +305,10 @@ def _wait_for(at: int, before: Call) -> Call:
 def _drop_unused(calls: Sequence[Call]) -> list[Call]:
     """The calls without numbers for outputs that nothing reads."""
     read = {number for call in calls for number in call.reads()}
-
-    def keep(output: Any) -> Any:
-        if isinstance(output, tuple):
-            return tuple(keep(item) for item in output)
-        return output if output in read else None
-
-    return [replace(call, outputs=tuple(map(keep, call.outputs))) for call in calls]
+    return [
+        replace(call, outputs=nested(lambda n: n if n in read else None, call.outputs))
+        for call in calls
+    ]
 
 
 def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> Iterator[Call]:
@@ -429,7 +427,7 @@ RECEIVED = frozenset({"recv_", "recv_any_source_"})
 
 
 def collective_call(
-    node: Node, schema: Schema, tensor: Callable[[TensorUse | None, Any], Term]
+    node: Node, schema: Schema, tensor: Callable[[TensorUse | None], Term]
 ) -> tuple[tuple[Term, ...], int]:
     """Arguments of a collective, and the bytes that this rank gives it.
 
@@ -447,7 +445,7 @@ def collective_call(
             raise UnwritableError(f"the trace does not hold its `{name}`")
         value = argument.value
         if any(True for _ in argument.tensors()):
-            found = tuple(tensor(of, None) for of in tensors_of(argument))
+            found = tuple(map(tensor, tensors_of(argument)))
             terms.append(found if isinstance(value, tuple) else found[0])
         elif isinstance(value, tuple):
             terms.append(tuple(Number(size) for size in value if isinstance(size, int)))

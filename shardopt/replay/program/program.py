@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ class Call:
         outputs: numbers as the op returns them, nested for lists; None: not used.
         us: recorded time; None: not recorded.
         frees: numbers of tensors that nothing uses after it.
-        node: id in the trace, which is not written.
+        node: id in the trace, which is not written; nor are `names`, those of the arguments.
     """
 
     op: str
@@ -108,6 +108,11 @@ class Call:
     frees: tuple[int, ...] = ()
     specs: tuple[Any, ...] = ()
     collective: str = ""
+    names: tuple[str, ...] = ()
+
+    def named(self) -> dict[str, Term]:
+        """Its arguments by their names."""
+        return dict(zip(self.names, self.arguments, strict=False)) | dict(self.keywords)
 
     @property
     def is_collective(self) -> bool:
@@ -124,12 +129,18 @@ class Call:
 
     def renumber(self, numbers: Mapping[int, int]) -> Call:
         """The call with other numbers for these tensors."""
+
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, Slot):
+                return Slot(numbers.get(leaf.number, leaf.number))
+            return numbers.get(leaf, leaf) if type(leaf) is int else leaf
+
         return replace(
             self,
-            arguments=_renumber(self.arguments, numbers),
-            keywords={name: _renumber(term, numbers) for name, term in self.keywords.items()},
-            outputs=_renumber(self.outputs, numbers),
-            frees=_renumber(self.frees, numbers),
+            arguments=nested(moved, self.arguments),
+            keywords={name: nested(moved, term) for name, term in self.keywords.items()},
+            outputs=nested(moved, self.outputs),
+            frees=nested(moved, self.frees),
         )
 
 
@@ -173,29 +184,35 @@ class RankProgram:
         return found
 
 
+def nested(change: Callable[..., Any], of: Any, *others: Any) -> Any:
+    """What `change` makes of a value, or of each in nested tuples.
+
+    Args:
+        others: further values for each, nested alike; None where there are none for all of a tuple.
+    """
+    if not isinstance(of, tuple):
+        return change(of, *others)
+    columns = [[None] * len(of) if other is None else other for other in others]
+    return tuple(nested(change, *items) for items in zip(of, *columns, strict=False))
+
+
+def leaves(of: Any) -> Iterator[Any]:
+    """The values in nested tuples, in order."""
+    if isinstance(of, tuple):
+        for item in of:
+            yield from leaves(item)
+    else:
+        yield of
+
+
 def slots(term: Term) -> list[int]:
     """Numbers of the tensors in a term."""
-    if isinstance(term, Slot):
-        return [term.number]
-    if isinstance(term, tuple):
-        return [n for item in term for n in slots(item)]
-    return []
-
-
-def _renumber(of: Any, numbers: Mapping[int, int]) -> Any:
-    """A term, or an output, with other numbers for its tensors."""
-    if isinstance(of, tuple):
-        return tuple(_renumber(item, numbers) for item in of)
-    if isinstance(of, Slot):
-        return Slot(numbers.get(of.number, of.number))
-    return numbers.get(of, of) if type(of) is int else of
+    return [leaf.number for leaf in leaves(term) if isinstance(leaf, Slot)]
 
 
 def flat(output: Any) -> list[int]:
     """Numbers of an output."""
-    if isinstance(output, tuple):
-        return [n for item in output for n in flat(item)]
-    return [] if output is None else [output]
+    return [number for number in leaves(output) if number is not None]
 
 
 def number_outputs(outputs: Any, of: Any) -> Iterator[tuple[int, Any]]:

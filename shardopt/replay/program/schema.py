@@ -117,6 +117,16 @@ def load_library(op: str) -> None:
             importlib.import_module(library)
 
 
+def find_op(name: str, overload: str) -> Any:
+    """The op of PyTorch's dispatcher; None if it is not installed."""
+    import torch
+
+    space, _, op = name.partition("::")
+    load_library(name)
+    found = getattr(getattr(getattr(torch.ops, space, None), op, None), overload, None)
+    return found if isinstance(found, torch._ops.OpOverload) else None
+
+
 def has_kernel(op: str, key: str) -> bool:
     """Whether an op (with its overload, if it has one) is registered under a dispatch key."""
     import torch

@@ -7,14 +7,21 @@ not make legal values by itself (`CONSISTENT`), it reads one that was made in it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
-from predictor.trace.execution import Node
-from shardopt.replay.program.program import WHOLE, Call, Slot, slots
-from shardopt.replay.program.schema import Schema
+from shardopt.replay.program.program import (
+    WHOLE,
+    Call,
+    Number,
+    RankProgram,
+    Slot,
+    Term,
+    slots,
+)
 from shardopt.replay.program.tables import (
     WEIGHTS,
     LookupTables,
@@ -22,7 +29,7 @@ from shardopt.replay.program.tables import (
     features_of,
     join_tables,
 )
-from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
+from shardopt.replay.program.tensors import Tensors
 
 Shape = tuple[int, ...]
 Fill = dict[str, Any]
@@ -118,58 +125,58 @@ _POOLED: Makers = {
     "inv_offset_dim_list": _even_widths("inv_offset_dim_list"),
     "inv_permute_list": _permutation,
 }
-_EMBEDDING = {"indices": _ids_of_rows("weight")}
-_BAG = {"indices": _ids_of_rows("weight"), "offsets": _bag_offsets}
-_BAG_BACK = {"indices": _ids_below("num_weights"), "offsets": _bag_offsets}
 _ROOT: Makers = {"self": lambda _: {"kind": "positive"}}
-_TARGET = {"target": _classes}
-_ALONG = {"index": _along("self")}
+_BAG: Makers = {"indices": _ids_of_rows("weight"), "offsets": _bag_offsets}
+_ROWS: Makers = {"indices": _ids_below("num_weights")}
+_ALONG: Makers = {"index": _along("self")}
+_TARGET: Makers = {"target": _classes}
 
 ROLES: dict[str, Makers] = {
-    "aten::sqrt": _ROOT,
-    "aten::sqrt_": _ROOT,
-    "aten::rsqrt": _ROOT,
-    "aten::log": _ROOT,
-    "aten::embedding": _EMBEDDING,
-    "aten::embedding_dense_backward": {"indices": _ids_below("num_weights")},
-    "aten::embedding_backward": {"indices": _ids_below("num_weights")},
-    "aten::embedding_bag": _BAG,
-    "aten::_embedding_bag": _BAG,
-    "aten::_embedding_bag_forward_only": _BAG,
-    "aten::_embedding_bag_backward": _BAG_BACK,
-    "aten::_embedding_bag_dense_backward": {"indices": _ids_below("num_weights")},
-    "aten::index_select": _ALONG,
-    "aten::index_add_": _ALONG,
-    "aten::index_add": _ALONG,
-    "aten::index_copy_": _ALONG,
-    "aten::index_fill_": _ALONG,
-    "aten::gather": _ALONG,
-    "aten::gather_backward": _ALONG,
-    "aten::scatter": _ALONG,
-    "aten::scatter_": _ALONG,
-    "aten::scatter_add": _ALONG,
-    "aten::scatter_add_": _ALONG,
+    **dict.fromkeys(("aten::sqrt", "aten::sqrt_", "aten::rsqrt", "aten::log"), _ROOT),
+    "aten::embedding": {"indices": _ids_of_rows("weight")},
+    **dict.fromkeys(
+        (
+            "aten::embedding_dense_backward", "aten::embedding_backward",
+            "aten::_embedding_bag_dense_backward",
+        ),
+        _ROWS,
+    ),
+    **dict.fromkeys(
+        ("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
+        _BAG,
+    ),
+    "aten::_embedding_bag_backward": {**_ROWS, "offsets": _bag_offsets},
+    **dict.fromkeys(
+        (
+            "aten::index_select", "aten::index_add_", "aten::index_add", "aten::index_copy_",
+            "aten::index_fill_", "aten::gather", "aten::gather_backward", "aten::scatter",
+            "aten::scatter_", "aten::scatter_add", "aten::scatter_add_",
+        ),
+        _ALONG,
+    ),
     "aten::index_select_backward": {
         "index": lambda of: {"kind": "rows", "high": max(of["self_sizes"][of["dim"]], 1)}
     },
     "aten::one_hot": {"self": _ids_below("num_classes")},
-    "aten::nll_loss": _TARGET,
-    "aten::nll_loss_nd": _TARGET,
-    "aten::nll_loss_forward": _TARGET,
-    "aten::nll_loss_backward": _TARGET,
-    "aten::nll_loss2d": _TARGET,
-    "aten::nll_loss2d_forward": _TARGET,
-    "aten::nll_loss2d_backward": _TARGET,
-    "aten::cross_entropy_loss": _TARGET,
+    **dict.fromkeys(
+        (
+            "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss_forward",
+            "aten::nll_loss_backward", "aten::nll_loss2d", "aten::nll_loss2d_forward",
+            "aten::nll_loss2d_backward", "aten::cross_entropy_loss",
+        ),
+        _TARGET,
+    ),
     "aten::max_pool2d_with_indices_backward": {
         "indices": lambda of: {"kind": "rows", "high": max(prod(of["self"][-2:]), 1)}
     },
-    "fbgemm::permute_2D_sparse_data": _JAGGED,
-    "fbgemm::permute_1D_sparse_data": _JAGGED,
-    "fbgemm::permute_pooled_embs": _POOLED,
-    "fbgemm::permute_pooled_embs_split": _POOLED,
-    "fbgemm::permute_pooled_embs_auto_grad": _POOLED,
-    "fbgemm::permute_pooled_embs_auto_grad_split": _POOLED,
+    **dict.fromkeys(("fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data"), _JAGGED),
+    **dict.fromkeys(
+        (
+            "fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_split",
+            "fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_pooled_embs_auto_grad_split",
+        ),
+        _POOLED,
+    ),
     "fbgemm::invert_permute": {"permute": _permutation},
     "fbgemm::block_bucketize_sparse_features": {
         "lengths": _total("indices", "lengths"),
@@ -179,9 +186,12 @@ ROLES: dict[str, Makers] = {
         "rows_per_table": _large,
         "offsets": _total("indices", "offsets"),
     },
-}
+}  # fmt: skip
 """Op -> argument -> what it must hold."""
 
+INDEXED = frozenset(
+    {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"}
+)
 CONSISTENT = frozenset(
     {
         "aten::arange", "aten::argmax", "aten::argmin", "aten::topk", "aten::sort", "aten::argsort",
@@ -218,9 +228,14 @@ def roles_of(op: str, arguments: Named) -> dict[str, Fill]:
             found[name] = make(arguments)
         except (KeyError, IndexError, TypeError, ValueError):
             continue
-    if op in ("aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"):
+    if op in INDEXED:
         found |= _index_fills(arguments)
     return found
+
+
+def has_roles(op: str) -> bool:
+    """Whether what some argument of the op holds decides if it runs."""
+    return op in ROLES or op in INDEXED or is_lookup(op)
 
 
 def is_lookup(op: str) -> bool:
@@ -365,33 +380,56 @@ class LegalValues:
         self._overwritten: set[int] = set()
         self._lengths: dict[int, int] = {}
 
-    def for_op(self, schema: Schema, node: Node) -> dict[str, Fill]:
+    def settle(self, call: Call) -> Call:
+        """The call with tensors that hold what its op needs."""
+        fills = self._fills(call)
+
+        def legal(name: str, term: Term) -> Term:
+            if isinstance(term, tuple):
+                return tuple(legal(f"{name}.{i}", item) for i, item in enumerate(term))
+            if isinstance(term, Slot) and name in fills:
+                return Slot(self._number(term.number, fills[name]))
+            return term
+
+        if not fills:
+            return call
+        pairs = zip(call.names, call.arguments, strict=True)
+        keywords = {name: legal(name, term) for name, term in call.keywords.items()}
+        return replace(call, arguments=tuple(legal(*pair) for pair in pairs), keywords=keywords)
+
+    def _fills(self, call: Call) -> dict[str, Fill]:
         """Name of an argument (of items of lists ``name.i``) -> what it must hold."""
-        named: dict[str, Any] = {}
+        if not has_roles(call.op):
+            return {}
+        terms = call.named()
+        named: dict[str, Any] = {name: self._plain(term) for name, term in terms.items()}
         places: dict[str, str] = {}
-        for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
-            found = tensors_of(argument) if "Tensor" in parameter.base else []
-            shapes = [None if of is None else of.spec.shape for of in found]
-            if not isinstance(argument.value, tuple) and found:
-                named[parameter.name] = shapes[0]
-            elif found:
-                named[parameter.name] = shapes
-                items = LISTS.get(parameter.name, {}).get(len(found), ())
-                for i, name in enumerate(items):
-                    named.setdefault(name, shapes[i])
-                    places[name] = f"{parameter.name}.{i}"
-            elif "Tensor" not in parameter.base:
-                named[parameter.name] = argument.value
-        if self.tables is not None and is_lookup(schema.name):
-            named["tables"] = self.tables.of(schema.name, _weights(schema, node), named)
-        roles = roles_of(schema.name, named)
+        for name, ways in LISTS.items():
+            shapes = named[name] if slots(terms.get(name)) else []
+            for i, item in enumerate(ways.get(len(shapes), ())):
+                named.setdefault(item, shapes[i])
+                places[item] = f"{name}.{i}"
+        if self.tables is not None and is_lookup(call.op):
+            held = (n for name in ("weights", *WEIGHTS) for n in slots(terms.get(name)))
+            specs = (self.tensors.specs[n] for n in held)
+            memory = next(((s.storage, s.offset) for s in specs if prod(s.shape)), (0, call.node))
+            named["tables"] = self.tables.of(call.op, memory, named)
+        roles = roles_of(call.op, named)
         return {places.get(name, name): fill for name, fill in roles.items()}
 
-    def number(self, of: TensorUse, fill: Fill | None) -> int:
+    def _plain(self, term: Term) -> Any:
+        """The shape of a tensor, or a value; a list of such."""
+        if isinstance(term, tuple):
+            return [self._plain(item) for item in term]
+        if isinstance(term, Slot):
+            return self.tensors.specs[term.number].shape
+        return term.value if isinstance(term, Number) else None
+
+    def _number(self, number: int, fill: Fill) -> int:
         """The tensor that an op takes, such that it holds what the op needs."""
-        number = self.tensors.take(of)
-        whole = of.spec.dtype in WHOLE
-        if fill is None or whole == (fill["kind"] == POSITIVE):
+        spec = self.tensors.specs[number]
+        whole = spec.dtype in WHOLE
+        if whole == (fill["kind"] == POSITIVE):
             return number
         root = self._root.get(number, number)
         if fill["kind"] == POSITIVE:
@@ -408,23 +446,25 @@ class LegalValues:
         if known and (consistent or fill["kind"] not in IDS):
             return number
         if root not in self._instead:
-            self._instead[root] = self.tensors.fresh(of.spec)
+            self._instead[root] = self.tensors.fresh(spec)
             self._set_fill(self._instead[root], fill)
             self.pinned += 1
         made = self._instead[root]
-        if self.tensors.specs[made].shape != of.spec.shape:
-            made = self.tensors.fresh(of.spec)
+        if self.tensors.specs[made].shape != spec.shape:
+            made = self.tensors.fresh(spec)
             self._set_fill(made, fill)
         return made
 
-    def note_outputs(self, call: Call, schema: Schema) -> None:
-        """Remember whose values the outputs of an op have."""
-        name = schema.name
+    def note_outputs(self, call: Call, written: Sequence[Term] = ()) -> None:
+        """Remember whose values the outputs of an op have.
+
+        Args:
+            written: arguments that the op changes.
+        """
+        name = call.op
         gives = call.gives()
         if not name.startswith(CHECKS) and not is_lookup(name):
-            for parameter, term in zip(schema.parameters, call.arguments, strict=False):
-                if parameter.written:
-                    self._overwritten.update(slots(term))
+            self._overwritten.update(slots(tuple(written)))
         if name == SUMS and isinstance(call.arguments[0], Slot):
             source = call.arguments[0].number
             self._lengths |= dict.fromkeys(gives, self._root.get(source, source))
@@ -456,11 +496,16 @@ class LegalValues:
             self.fills[number] = fill
 
 
-def _weights(schema: Schema, node: Node) -> tuple[int, int]:
-    """The memory of a lookup's weights."""
-    for parameter, argument in zip(schema.parameters, node.inputs, strict=False):
-        if parameter.name in ("weights", *WEIGHTS):
-            for of in tensors_of(argument):
-                if of is not None and of.tensor.numel:
-                    return of.tensor.storage, of.tensor.offset
-    return 0, node.id
+def fills_of(program: RankProgram, tables: MatchedTables | None = None) -> dict[int, Fill]:
+    """What the tensors made up front of a whole program hold.
+
+    Args:
+        tables: that its lookups read, where a summary of them is given.
+    """
+    tensors = Tensors()
+    tensors.specs, tensors.made = program.specs(), program.made
+    legal = LegalValues(tensors, tables)
+    for call in program.calls:
+        legal.settle(call)
+        legal.note_outputs(call)
+    return legal.fills

@@ -19,7 +19,7 @@ from typing import Any
 import sympy
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import WHOLE, Number, RankProgram, Term
+from shardopt.replay.program.program import WHOLE, Number, RankProgram, Term, leaves
 from shardopt.replay.scale.sizes import PRIME, Constraint, batch_unclear, propagate
 from shardopt.replay.scale.walk import IDLE, SymbolicProgram
 
@@ -208,11 +208,9 @@ class _Decision:
 
 
 def _in_numbers(walk: SymbolicProgram, terms: Iterable[Term]) -> Iterator[sympy.Symbol]:
-    for term in terms:
-        if isinstance(term, tuple):
-            yield from _in_numbers(walk, term)
-        elif isinstance(term, Number) and not isinstance(term.value, (int, float, bool)):
-            yield from walk.sizes.expression(term.value).free_symbols
+    for leaf in leaves(tuple(terms)):
+        if isinstance(leaf, Number) and not isinstance(leaf.value, (int, float, bool)):
+            yield from walk.sizes.expression(leaf.value).free_symbols
 
 
 def grow(walk: SymbolicProgram, known: Mapping[sympy.Symbol, bool], size: Any, times: int) -> int:

@@ -13,7 +13,9 @@ from typing import Any
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec
+from shardopt.replay.program.tables import MatchedTables
 from shardopt.replay.program.tensors import contiguous
+from shardopt.replay.program.values import fills_of
 
 LISTED = 8
 
@@ -22,11 +24,14 @@ class _UnlikeError(Exception):
     """Two things differ in more than whole numbers that grow; says how."""
 
 
-def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram:
+def scale_by_pair(
+    one: RankProgram, two: RankProgram, times: int, tables: MatchedTables | None = None
+) -> RankProgram:
     """The program at `times` the batch of `one`; recorded times are dropped.
 
     Args:
         two: of the same rank at twice the batch of `one`.
+        tables: that its lookups read, where a summary of them is given.
 
     Raises:
         InputError: the programs are not of one job, or something in them does not scale; lists the
@@ -40,7 +45,7 @@ def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram
             inputs=("doubled",),
         )
     problems: dict[str, str] = {}
-    calls, made, fills = [], {}, {}
+    calls, made = [], {}
     for first, second in zip(one.calls, two.calls, strict=True):
         try:
             calls.append(_call(first, second, times))
@@ -51,8 +56,6 @@ def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram
             if spec.storage != two.made[number].storage:
                 raise _UnlikeError("lies in other memory")
             made[number] = _spec(spec, two.made[number], times)
-            if number in one.fills:
-                fills[number] = _pair(one.fills[number], two.fills.get(number, {}), times)
         except _UnlikeError as error:
             problems.setdefault(f"tensor {number} of those made up front", str(error))
     if problems:
@@ -62,7 +65,8 @@ def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram
             f"{listed}",
             inputs=("scale",),
         )
-    return replace(one, calls=calls, made=made, fills=fills)
+    scaled = replace(one, calls=calls, made=made)
+    return replace(scaled, fills=fills_of(scaled, tables))
 
 
 def _call(one: Call, two: Call, times: int) -> Call:
@@ -87,7 +91,7 @@ def _pair(one: Any, two: Any, times: int) -> Any:
     if type(one) is type(two):
         if isinstance(one, (tuple, list)) and len(one) == len(two):
             return type(one)(_pair(a, b, times) for a, b in zip(one, two, strict=True))
-        if isinstance(one, dict) and one.keys() == two.keys():
+        if isinstance(one, dict) and one.keys() == two.keys():  # keywords
             return {key: _pair(value, two[key], times) for key, value in one.items()}
         if isinstance(one, Number):
             return Number(_pair(one.value, two.value, times))

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from predictor.errors import InputError
-from shardopt.replay.program.build import KNOWN, RECEIVED, SENT
+from shardopt.replay.program.build import RECEIVED, SENT
 from shardopt.replay.program.program import (
     Call,
     Number,
@@ -24,23 +24,32 @@ from shardopt.replay.program.program import (
     Slot,
     TensorSpec,
     Term,
+    nested,
     number_outputs,
     slots,
 )
+from shardopt.replay.program.schema import find_op
+from shardopt.replay.program.tables import MatchedTables
 from shardopt.replay.program.tensors import contiguous
-from shardopt.replay.program.values import PASSING, Fill, is_lookup, roles_of
+from shardopt.replay.program.values import fills_of, is_lookup
 from shardopt.replay.scale.decide import Symbols, decide_growth, grow
 from shardopt.replay.scale.sizes import UndecidedError, batch_unclear
-from shardopt.replay.scale.walk import BAGS, FAILS, IDLE, SymbolicProgram, op_of, run, walk_program
+from shardopt.replay.scale.walk import BAGS, FAILS, IDLE, SymbolicProgram, run, walk_program
 
 DIVISIONS = frozenset({"aten::div", "aten::div_"})
 
 
-def scale_alone(program: RankProgram, times: int, given: int | None = None) -> RankProgram:
+def scale_alone(
+    program: RankProgram,
+    times: int,
+    given: int | None = None,
+    tables: MatchedTables | None = None,
+) -> RankProgram:
     """The program at `times` the batch of its trace; recorded times are dropped.
 
     Args:
         given: samples of a rank in the trace, where its lookups do not tell.
+        tables: that its lookups read, where a summary of them is given.
 
     Raises:
         InputError: the trace does not tell which sizes are the batch's; lists the ops.
@@ -56,7 +65,7 @@ def scale_alone(program: RankProgram, times: int, given: int | None = None) -> R
     made = _Scaled(walk, program, known, times).run()
     before, after = (_restore_transposes(of, walk.transposes.found) for of in (program, made))
     after = check_scaled(before, after)
-    return replace(after, fills=fills_of(before, after, times))
+    return replace(after, fills=fills_of(after, tables))
 
 
 class _Scaled:
@@ -84,15 +93,15 @@ class _Scaled:
     ) -> Call:
         if call.op == "wait":
             return call
-        arguments = tuple(self._term(term) for term in of.arguments)
+        arguments = nested(self._term, of.arguments)
         if call.op in DIVISIONS:
             arguments = self._divide(arguments, now)
         given = (*outputs, *[None] * (len(call.specs) - len(outputs)))
         return replace(
             call,
             arguments=arguments,
-            keywords={name: self._term(term) for name, term in of.keywords.items()},
-            specs=tuple(self._spec(s, o) for s, o in zip(call.specs, given, strict=False)),
+            keywords={name: nested(self._term, term) for name, term in of.keywords.items()},
+            specs=nested(self._spec, call.specs, given),
             bytes=None if call.bytes is None else self._bytes(call, now),
             us=None,
         )
@@ -101,8 +110,6 @@ class _Scaled:
         return tuple(grow(self.walk, self.known, size, self.times) for size in shape)
 
     def _term(self, term: Term) -> Term:
-        if isinstance(term, tuple):
-            return tuple(self._term(item) for item in term)
         if isinstance(term, Number) and not isinstance(term.value, (bool, int, float)):
             return Number(grow(self.walk, self.known, term.value, self.times))
         return term
@@ -117,9 +124,6 @@ class _Scaled:
         return terms
 
     def _spec(self, spec: Any, shape: Any) -> Any:
-        if isinstance(spec, tuple):
-            shapes = shape if shape is not None else [None] * len(spec)
-            return tuple(self._spec(s, o) for s, o in zip(spec, shapes, strict=True))
         if spec is None or shape is None:
             return spec
         return restride(spec, self._shape(shape))
@@ -127,10 +131,9 @@ class _Scaled:
     def _bytes(self, call: Call, now: dict[int, TensorSpec]) -> int:
         """Of what a rank gives to a collective."""
         assert call.bytes is not None
-        names = KNOWN.get(call.collective, ())
         sent = [
             number
-            for name, term in zip(names, call.arguments, strict=False)
+            for name, term in call.named().items()
             if name in SENT and call.collective not in RECEIVED
             for number in slots(term)
         ]
@@ -197,92 +200,6 @@ def _pools(call: Call, rows: int, program: RankProgram, specs: Mapping[int, Tens
         return False
     offsets = specs.get(slots[kinds.index("table_ids") + 1])
     return offsets is not None and bool(rows) and (offsets.shape[0] - 1) % rows == 0
-
-
-TOTAL = frozenset({"offsets", "starts", "lengths", "table_offsets"})
-POSITIONS = frozenset({"rows", "ids"})
-
-
-def fills_of(before: RankProgram, after: RankProgram, times: int) -> dict[int, Fill]:
-    """What tensors hold in the scaled program.
-
-    Raises:
-        InputError: a tensor whose values are listed grows.
-    """
-    highs = _highs(before, after)
-    return {
-        number: _fill(fill, before.made[number], after.made[number], times, highs.get(number))
-        for number, fill in before.fills.items()
-    }
-
-
-def _fill(
-    fill: Fill, old: TensorSpec, new: TensorSpec, times: int, highs: dict[int, int] | None
-) -> Fill:
-    kind = fill["kind"]
-    if kind in POSITIONS and highs is not None:
-        return {**fill, "high": highs.get(fill["high"], fill["high"])}
-    if old.shape == new.shape:
-        return fill
-    if kind in TOTAL:
-        return {**fill, "total": fill["total"] * times}
-    if kind == "row_lengths":
-        return {**fill, "rows": [ids * times for ids in fill["rows"]]}
-    if kind in ("list", "permutation"):
-        raise batch_unclear(
-            f"a tensor of listed values grows from {list(old.shape)} to {list(new.shape)}"
-        )
-    return fill
-
-
-def _highs(before: RankProgram, after: RankProgram) -> dict[int, dict[int, int]]:
-    """Number of a tensor -> bound of its values as recorded -> at the new batch."""
-    specs = [program.specs() for program in (before, after)]
-    root: dict[int, int] = {}
-    found: dict[int, dict[int, int]] = {}
-    for pair in zip(before.calls, after.calls, strict=True):
-        old = pair[0]
-        gives = old.gives()
-        if old.op in PASSING and len(gives) == 1 and isinstance(old.arguments[0], Slot):
-            source = old.arguments[0].number
-            root[gives[0]] = root.get(source, source)
-        fills = [_roles(call, known) for call, known in zip(pair, specs, strict=True)]
-        for number, high in fills[0].items():
-            bounds = found.setdefault(root.get(number, number), {})
-            bounds[high] = min(bounds.get(high, fills[1][number]), fills[1][number])
-    return found
-
-
-def _roles(call: Call, specs: Mapping[int, TensorSpec]) -> dict[int, int]:
-    """Number of a tensor -> the bound that an op needs its values to have."""
-    op = op_of(call) if call.op.startswith("aten::") else None
-    if op is None:
-        return {}
-    names = [argument.name for argument in op._schema.arguments]
-    terms = dict(zip(names, call.arguments, strict=False)) | dict(call.keywords)
-    named = {name: _plain(term, specs) for name, term in terms.items()}
-    roles = roles_of(call.op, named)
-    return dict(_bounds(terms, roles))
-
-
-def _bounds(terms: Mapping[str, Term], roles: Mapping[str, Fill]) -> Iterator[tuple[int, int]]:
-    for name, fill in roles.items():
-        name, _, item = name.partition(".")
-        term = terms[name]
-        if item and isinstance(term, tuple):
-            term = term[int(item)]
-        if isinstance(term, Slot) and "high" in fill:
-            yield term.number, fill["high"]
-
-
-def _plain(term: Term, specs: Mapping[int, TensorSpec]) -> Any:
-    if isinstance(term, Slot):
-        return specs[term.number].shape if term.number in specs else None
-    if isinstance(term, Number):
-        return term.value
-    if isinstance(term, tuple):
-        return [_plain(item, specs) for item in term]
-    return None
 
 
 Shape = tuple[int, ...]
@@ -389,7 +306,7 @@ def check_scaled(before: RankProgram, after: RankProgram) -> RankProgram:
 
 
 def _check_call(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call:
-    op = op_of(new)
+    op = find_op(new.op, new.overload)
     if op is None:
         return new
     try:
@@ -404,8 +321,8 @@ def _check_call(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call
         raise _refusal(at, new, str(error).split("\n")[0][:120]) from error
     if not _alike(made, new.specs):
         raise _refusal(at, new, "it gives other shapes than what follows takes")
-    specs = zip(old.specs, new.specs, base, made, strict=False)
-    return replace(new, specs=tuple(_with_strides(*of) for of in specs))
+    specs = zip(new.specs, old.specs, base, made, strict=False)
+    return replace(new, specs=tuple(nested(_with_strides, *of) for of in specs))
 
 
 def _refusal(at: int, call: Call, why: str) -> InputError:
@@ -435,10 +352,8 @@ def _alike(outputs: Any, specs: Any) -> bool:
     return len(outputs) >= len(specs) and all(map(_alike, outputs, specs))
 
 
-def _with_strides(old: Any, new: Any, base: Any, made: Any) -> Any:
+def _with_strides(new: Any, old: Any, base: Any, made: Any) -> Any:
     """Strides as the op gives them, where it gave the recorded ones."""
-    if isinstance(new, tuple):
-        return tuple(map(_with_strides, old, new, base, made))
     if new is None or tuple(base.stride()) != old.strides:
         return new
     # where the tensor begins in its storage

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardopt.replay.program.build import KNOWN
 from shardopt.replay.program.program import Call, Number, Slot, Term, slots
 from shardopt.replay.program.tensors import contiguous
 from shardopt.replay.program.values import is_lookup
@@ -337,12 +336,11 @@ def _backward(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
 
 def _collective(known: KnownShapes, call: Call) -> tuple[Call, tuple[Any, ...]]:
     """What a rank gets grows as what it gives; parts grow as what they are parts of."""
-    names = KNOWN.get(call.collective, ())
     made = call
     total: dict[str, Size] = {}
-    for at, (name, term) in enumerate(zip(names, call.arguments, strict=False)):
+    for at, (name, term) in enumerate(zip(call.names, call.arguments, strict=True)):
         if "split_sizes" in name:
-            of = known.of(call.arguments[names.index(name.partition("_")[0])])
+            of = known.of(call.arguments[call.names.index(name.partition("_")[0])])
             parts = whole_numbers(term)
             made = with_argument(
                 made, at, tuple(Number(known.cut(of[0], n, parts=True)) for n in parts)

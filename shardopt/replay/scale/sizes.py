@@ -18,7 +18,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, Number, Slot, Term
+from shardopt.replay.program.program import Call, Number, Slot, Term, nested
 
 Size = Any
 """A whole number, or a `torch.SymInt`."""
@@ -332,9 +332,7 @@ Rule = Callable[[KnownShapes, Call], tuple[Call, tuple[Any, ...]]]
 
 def shapes_of(specs: Any) -> Any:
     """Recorded shapes of outputs, nested as they are."""
-    if isinstance(specs, tuple):
-        return tuple(shapes_of(spec) for spec in specs)
-    return None if specs is None else specs.shape
+    return nested(lambda spec: None if spec is None else spec.shape, specs)
 
 
 def with_argument(call: Call, at: int, term: Term) -> Call:

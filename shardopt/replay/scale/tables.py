@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.build import KNOWN
 from shardopt.replay.program.program import (
     WHOLE,
     Call,
@@ -22,6 +21,7 @@ from shardopt.replay.program.program import (
     Term,
     slots,
 )
+from shardopt.replay.program.schema import find_op
 from shardopt.replay.program.values import is_lookup
 
 LISTED = 5
@@ -409,16 +409,14 @@ def flow_of(program: RankProgram) -> Flow:
 def _aliases(call: Call) -> tuple[list[int], list[int]]:
     """Tensors that a call writes in place, and those that its outputs may be views of."""
     if call.is_collective:
-        names = KNOWN.get(call.collective, ())
-        pairs = zip(names, call.arguments, strict=False)
         own = ("output", "tensors") if call.collective != "send" else ("output",)
+        pairs = call.named().items()
         return [n for name, term in pairs if name.startswith(own) for n in slots(term)], []
-    schema = _schema(call)
-    if schema is None:
+    op = find_op(call.op, call.overload)
+    if op is None:
         first = call.arguments[:1] if call.op.endswith("_") else ()
         return [n for term in first for n in slots(term)], []
-    named = dict(zip((of.name for of in schema.arguments), call.arguments, strict=False))
-    named |= dict(call.keywords)
+    named, schema = call.named(), op._schema
     written: list[int] = []
     viewed: list[int] = []
     for argument in schema.arguments:
@@ -427,13 +425,3 @@ def _aliases(call: Call) -> tuple[list[int], list[int]]:
             (written if argument.alias_info.is_write else viewed).extend(slots(term))
     gives_views = any(of.alias_info is not None for of in schema.returns)
     return written, [*viewed, *written] if gives_views else []
-
-
-def _schema(call: Call) -> Any:
-    import torch
-
-    try:
-        overload = "" if call.overload == "default" else call.overload
-        return torch._C._get_schema(call.op, overload)
-    except RuntimeError:
-        return None

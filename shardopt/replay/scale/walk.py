@@ -25,10 +25,12 @@ from shardopt.replay.program.program import (
     TensorSpec,
     Term,
     Word,
+    leaves,
+    nested,
     number_outputs,
     slots,
 )
-from shardopt.replay.program.schema import word_value
+from shardopt.replay.program.schema import find_op, word_value
 from shardopt.replay.scale.rules import rule_of
 from shardopt.replay.scale.sizes import KnownShapes, Shape, Sizes, UndecidedError, shapes_of
 
@@ -101,7 +103,7 @@ def _count_merged(
         made = torch.empty([size(s) for s in shapes[n]])
         return made.t() if n == number and turn else made
 
-    op = op_of(call)
+    op = find_op(call.op, call.overload)
     try:
         with FakeTensorMode(allow_fallback_kernels=False, shape_env=trial.env), torch.no_grad():
             run(op, call, tensor)
@@ -177,10 +179,10 @@ def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
         return rule(walk.known, call)
     if call.op in IDLE:
         return call, ()
-    wanted = shapes_of(call.specs)
-    op = op_of(call)
+    op = find_op(call.op, call.overload)
     if op is None:
-        return call, _leave_open(walk, wanted)
+        return call, _leave_open(walk, call)
+    wanted = shapes_of(call.specs)
     made = with_symbols(call, op, walk.sizes)
     if call.op in BAGS:
         _bags(walk, call, op)
@@ -190,18 +192,17 @@ def _call(walk: SymbolicProgram, call: Call) -> tuple[Call, tuple[Any, ...]]:
     try:
         output = run(op, made, lambda number: _fake(walk, number))
     except FAILS:
-        return made, _leave_open(walk, wanted)
+        return made, _leave_open(walk, call)
     outputs = output if isinstance(output, (tuple, list)) and len(wanted) != 1 else (output,)
     found = tuple(_shape(walk, item) for item in outputs)
     if not fits(walk.sizes, found, wanted):
-        return made, _leave_open(walk, wanted)
+        return made, _leave_open(walk, call)
     return made, tuple(f if w is not None else None for f, w in zip(found, wanted, strict=False))
 
 
 def _tie(walk: SymbolicProgram, call: Call, op: Any) -> None:
     """Sizes among arguments that PyTorch does not compare with the other tensors."""
-    names = [argument.name for argument in op._schema.arguments]
-    named = dict(zip(names, call.arguments, strict=False))
+    named: dict[str, Any] = call.named()
     given = call.arguments[:1]
     first = walk.known.of(given[0]) if given and isinstance(given[0], Slot) else ()
     pairs: list[tuple[Any, Any]] = []
@@ -218,8 +219,7 @@ def _tie(walk: SymbolicProgram, call: Call, op: Any) -> None:
 
 
 def _bags(walk: SymbolicProgram, call: Call, op: Any) -> None:
-    names = [argument.name for argument in op._schema.arguments]
-    named = {**dict(zip(names, call.arguments, strict=False)), **call.keywords}
+    named: dict[str, Any] = call.named()
     last = named.get("include_last_offset")
     walk.sizes.grows(walk.known.of(named["indices"])[0], ids=True)
     starts = walk.known.of(named["offsets"])[0]
@@ -250,23 +250,18 @@ def _shape(walk: SymbolicProgram, output: Any) -> Any:
     return walk.sizes.plain(output.shape) if isinstance(output, torch.Tensor) else None
 
 
-def _leave_open(walk: SymbolicProgram, wanted: Any) -> tuple[Any, ...]:
+def _leave_open(walk: SymbolicProgram, call: Call) -> Any:
     """Shapes whose sizes nothing is known of."""
-
-    def fresh(shape: Any) -> Any:
-        if shape is None or all(isinstance(size, int) for size in shape):
-            return None if shape is None else walk.sizes.shape(shape)
-        return tuple(map(fresh, shape))
-
-    return tuple(map(fresh, wanted))
+    return nested(lambda spec: None if spec is None else walk.sizes.shape(spec.shape), call.specs)
 
 
 def _symbolic(walk: SymbolicProgram, term: Term) -> bool:
-    if isinstance(term, tuple):
-        return any(_symbolic(walk, item) for item in term)
-    if isinstance(term, Slot):
-        return not all(isinstance(size, int) for size in walk.known.shapes.get(term.number, ()))
-    return isinstance(term, Number) and isinstance(term.value, torch.SymInt)
+    return any(
+        not all(isinstance(size, int) for size in walk.known.shapes.get(leaf.number, ()))
+        if isinstance(leaf, Slot)
+        else isinstance(leaf, Number) and isinstance(leaf.value, torch.SymInt)
+        for leaf in leaves(term)
+    )
 
 
 def fixed_tensors(program: RankProgram) -> frozenset[int]:
@@ -280,7 +275,7 @@ def fixed_tensors(program: RankProgram) -> frozenset[int]:
     specs = program.specs()
     for at, call in enumerate(program.calls):
         plain = "::" in call.op and not call.is_collective and call.op not in IDLE
-        op = op_of(call) if plain else None
+        op = find_op(call.op, call.overload) if plain else None
         changed = set() if op is None or call.op in COPIES else set(written_tensors(call, op))
         if op is not None and call.op not in COPIES:
             changed |= _statistics(call, op)
@@ -297,8 +292,7 @@ def fixed_tensors(program: RankProgram) -> frozenset[int]:
 
 def _statistics(call: Call, op: Any) -> set[int]:
     """What a normalisation keeps of all batches; its schema does not say that it writes them."""
-    names = [argument.name for argument in op._schema.arguments]
-    pairs = zip(names, call.arguments, strict=False)
+    pairs = call.named().items()
     return {n for name, term in pairs if name.startswith("running_") for n in slots(term)}
 
 
@@ -328,15 +322,6 @@ COUNTED = frozenset({"aten::arange"})
 """Ops whose whole-number scalars are sizes."""
 
 
-def op_of(call: Call) -> Any:
-    """The op of a call; None if it is not installed."""
-    space, _, name = call.op.partition("::")
-    try:
-        return getattr(getattr(getattr(torch.ops, space), name), call.overload)
-    except (AttributeError, RuntimeError):
-        return None
-
-
 def with_symbols(call: Call, op: Any, sizes: Sizes) -> Call:
     """The call with a symbol for each of its numbers that is the size of a tensor."""
     names = [argument.name for argument in op._schema.arguments]
@@ -344,7 +329,8 @@ def with_symbols(call: Call, op: Any, sizes: Sizes) -> Call:
 
     def term_of(name: str, term: Term) -> Term:
         if name in SIZES or (counted and name in ("start", "end")):
-            return _each(term, sizes, alone=not isinstance(term, tuple) or len(term) == 1)
+            alone = not isinstance(term, tuple) or len(term) == 1
+            return nested(lambda leaf: _fresh(leaf, sizes, alone), term)
         return term
 
     arguments = [term_of(*pair) for pair in zip(names, call.arguments, strict=False)]
@@ -380,9 +366,7 @@ def _no_tensor(number: int) -> Any:
     raise UndecidedError(f"tensor {number} stands for a size")
 
 
-def _each(term: Term, sizes: Sizes, *, alone: bool) -> Term:
-    if isinstance(term, tuple):
-        return tuple(_each(item, sizes, alone=alone) for item in term)
+def _fresh(term: Term, sizes: Sizes, alone: bool) -> Term:
     if isinstance(term, Number) and type(term.value) is int:
         return Number(sizes.fresh(term.value, ids=alone))
     return term

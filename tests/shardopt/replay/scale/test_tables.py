@@ -12,7 +12,9 @@ pytest.importorskip("torch")
 from predictor.errors import InputError
 from shardopt.replay.check import Scale
 from shardopt.replay.generate import generate
+from shardopt.replay.program.build import KNOWN
 from shardopt.replay.program.program import Call, Number, RankProgram, Slot, TensorSpec
+from shardopt.replay.program.schema import find_op
 from shardopt.replay.scale.tables import repeat_tables
 from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import signatures
@@ -84,11 +86,14 @@ WHOLE = TensorSpec((4,), (1,), "int64", 0)
 def call(op: str, reads: tuple[Any, ...], gives: int | None = None, **more: Any) -> Call:
     collective = op.removeprefix("c10d::") if op.startswith("c10d::") else ""
     terms = tuple(Slot(n) if isinstance(n, int) else n for n in reads)
+    found = find_op(op, "default")
+    schema = () if found is None else found._schema.arguments
+    names = KNOWN[collective] if collective else tuple(of.name for of in schema)
     group = {"group": Number(0)} if collective else {}
     specs = (more.pop("spec", FLOATS),) if gives is not None else ()
     outputs = () if gives is None else (gives,)
     return Call(
-        op, "default", terms, group, outputs, (), 0, 1.0, None, [], specs, collective, **more
+        op, "default", terms, group, outputs, (), 0, 1.0, None, (), specs, collective, names, **more
     )
 
 
