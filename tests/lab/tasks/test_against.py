@@ -38,12 +38,17 @@ def a_model() -> Workload:
     return a_workload(*tables, batch_size=512)
 
 
+@pytest.fixture(scope="module")
+def calibrated() -> TaskSet:
+    return load_task_set(FOLDER)
+
+
 @pytest.fixture
-def a_set(monkeypatch: pytest.MonkeyPatch) -> TaskSet:
+def a_set(calibrated: TaskSet, monkeypatch: pytest.MonkeyPatch) -> TaskSet:
     model = a_model()
     monkeypatch.setattr(against, "Stop", lambda: Stop(effort=0.005))
     monkeypatch.setattr(against, "draw_model", lambda *_: model)
-    return load_task_set(FOLDER)
+    return calibrated
 
 
 @pytest.mark.slow
