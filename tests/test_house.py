@@ -16,6 +16,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z]")
 HAVE_FLAGS = (
     "shardopt/cli/",
     "shardopt/api/request.py",  # what `shardopt plan` was asked, in its words
+    "shardopt/explain/deciding.py",  # the command that measures a constant, to be pasted
     "shardopt/replay/",  # generated benchmarks are programs with flags of their own
     "shardopt/extras.py",  # pip's
     "shardopt/bench/planners.py",  # runs `shardopt plan` as a process
