@@ -196,9 +196,11 @@ def _table_parts(
     for index, sharding in enumerate(match_plan(workload, topology, plan)):
         key, kind = workload.keys[index], sharding.sharding_type
         exchange = f"{workload.tables[index].module}.{kind.short}"
-        for rank, load in zip(*loads.of_table(index, sharding), strict=True):
+        ranks, of_shards = loads.of_table(index, sharding)
+        for rank, load, shard in zip(ranks, of_shards, sharding.shards, strict=True):
             for way, column in zip(("forward", "backward"), KERNELS, strict=True):
-                part = lookup_part(way, sharding.compute_kernel.value, kind.value, key)
+                kernel, width = sharding.compute_kernel.value, shard.size[1]
+                part = lookup_part(way, kernel, kind.value, width, key)
                 found[way, exchange, int(rank)][part] += float(load[column])
     return found
 

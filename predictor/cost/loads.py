@@ -191,16 +191,16 @@ class ShardLoads:
         key = (index, plan.sharding_type, plan.compute_kernel, clf, first_row, shard.size)
         if key not in self._known:
             load, cache = self._compute(table, plan, shard)
-            self._correct(load, self.workload.keys[index], plan)
+            self._correct(load, self.workload.keys[index], plan, shard.size[1])
             self._known[key] = load, cache
         return self._known[key]
 
-    def _correct(self, load: Array, table: str, plan: TablePlan) -> None:
+    def _correct(self, load: Array, table: str, plan: TablePlan, width: int) -> None:
         """Multiply, in place, by what was learned of this table's lookups."""
+        kind, kernel = plan.sharding_type.value, plan.compute_kernel.value
         for way, columns, variance in WAYS if self.learned is not None else ():
             assert self.learned is not None
-            part = lookup_part(way, plan.compute_kernel.value, plan.sharding_type.value, table)
-            factor = self.learned.factor(part)
+            factor = self.learned.factor(lookup_part(way, kernel, kind, width, table))
             load[columns] *= factor
             load[variance] *= factor**2
 

@@ -1,7 +1,7 @@
 """What a job that ran has taught of a profile: factors on its costs, and the evidence behind them.
 
 A cost is multiplied by several factors: one of its group, one of its kind, and of lookups one each
-for kernel, sharding type and table. `factors_in` says which; their logarithms are what
+for kernel, sharding type, width and table. `factors_in` says which; their logarithms are what
 `predictor.learn` estimates. The constants of the profile stay as they are.
 """
 
@@ -28,16 +28,21 @@ Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def lookup_part(way: str, kernel: str, sharding_type: str, table: str = "") -> str:
-    """The name of what a table's lookups take; ``way`` is ``forward`` or ``backward``."""
-    return f"{LOOKUPS}.{way}.{kernel}.{sharding_type}" + (f"/{table}" if table else "")
+def lookup_part(way: str, kernel: str, sharding_type: str, width: int, table: str) -> str:
+    """The name of what lookups in shards of a table take; ``way`` is ``forward`` or ``backward``.
+
+    Args:
+        width: columns of a shard.
+    """
+    return f"{LOOKUPS}.{way}.{kernel}.{sharding_type}.{width}/{table}"
 
 
 def factors_in(part: str) -> tuple[str, ...]:
     """Names of the factors that multiply a part of a time.
 
     ``exchanges.ids`` has ``exchanges`` and ``exchanges.ids``; the lookups of a table have
-    ``lookups``, ``lookups.WAY.KERNEL``, ``lookups.WAY.TYPE`` and ``lookups.WAY/TABLE``.
+    ``lookups``, ``lookups.WAY.KERNEL``, ``lookups.WAY.TYPE``, ``lookups.WAY.WIDTH`` and
+    ``lookups.WAY/TABLE``.
     """
     if part == FIXED:
         return ()
@@ -45,9 +50,8 @@ def factors_in(part: str) -> tuple[str, ...]:
     group, *rest = kind.split(".")
     if group != LOOKUPS:
         return (group,) if not rest else (group, kind)
-    way, kernel, sharding_type = rest
-    every = (group, f"{group}.{way}.{kernel}", f"{group}.{way}.{sharding_type}")
-    return (*every, f"{group}.{way}/{table}") if table else every
+    way, *kinds = rest
+    return (group, *(f"{group}.{way}.{kind}" for kind in kinds), f"{group}.{way}/{table}")
 
 
 class _Strict(BaseModel):
@@ -93,11 +97,13 @@ class Evidence(_Strict):
     def _check_parts(cls, parts: dict[str, float]) -> dict[str, float]:
         for part in parts:
             group, *rest = part.partition("/")[0].split(".")
-            known = group in PROFILE_GROUPS and (group != LOOKUPS or len(rest) == 3)
+            known = group in PROFILE_GROUPS and (
+                group != LOOKUPS or (len(rest) == 4 and "/" in part)
+            )
             if part != FIXED and not known:
                 raise ValueError(
                     f"{part!r} is no part of a time; give '{FIXED}', "
-                    f"'{LOOKUPS}.WAY.KERNEL.TYPE[/TABLE]' or one of {', '.join(PROFILE_GROUPS)}"
+                    f"'{LOOKUPS}.WAY.KERNEL.TYPE.WIDTH/TABLE' or one of {', '.join(PROFILE_GROUPS)}"
                 )
         return parts
 

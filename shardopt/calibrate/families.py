@@ -1,8 +1,9 @@
 """All families of points: which are measured, in which order, and by what.
 
 A family has a module: its points, how one is run, and how rows become constants of a profile. What
-one rank measures alone comes first, then what all ranks do together. Points of all families
-alternate, so that a calibration whose time ends early has a part of each.
+one rank measures alone comes first, then what all ranks do together. The tables of a model that is
+given come before all else. Points of all other families alternate, so that a calibration whose time
+ends early has a part of each.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
 def alone(
     size: Size, model: Workload | None = None, ranks: int = 1, gpu: Device | None = None
 ) -> list[Point]:
-    """Everything that one rank measures; families alternate.
+    """Everything that one rank measures; families alternate after the model's own tables.
 
     Args:
         model: whose tables are looked up too.
@@ -73,9 +74,8 @@ def alone(
             *products.gpu_points(size),
             *moves.gpu_points(size, gpu),
         ]
-    if model is not None:
-        points += lookups.model_points(model, ranks)
-    return _alternated(points)
+    own = [] if model is None else lookups.model_points(model, ranks)
+    return [*own, *_alternated(points)]
 
 
 def together(
@@ -163,6 +163,8 @@ def measure_together(
         go_on: whether less than a share of the time is over; collective over all ranks.
     """
     rounds = size.rounds
+    # a run in which nothing else is missing finishes them
+    later = any(point.family == "collective" for point in points)
     if device.type == "cpu" and runtime is Runtime.TUNED:
         hasten_gloo()
     elif device.type == "cpu":
@@ -174,7 +176,7 @@ def measure_together(
             yield from references.rows(of_family)
         elif family == "iteration":
             yield from host.measure_iterations(
-                of_family, device, size, runtime, partial(go_on, 1.0)
+                of_family, device, size, runtime, partial(go_on, 1.0), later
             )
         else:
             more = partial(go_on, COLLECTIVES_SHARE)

@@ -316,6 +316,7 @@ def measure_iterations(
     size: Size,
     runtime: Runtime,
     go_on: Callable[[], bool] = lambda: True,
+    later: bool = False,
 ) -> Iterator[Measurement]:
     """Rows ``wall`` and ``cpu`` of every point; all ranks have to call it.
 
@@ -323,10 +324,15 @@ def measure_iterations(
 
     Args:
         go_on: whether there is time for another round; the same on every rank.
+        later: without time for the fewest rounds there are no rows; else they are measured anyway.
     """
     import torch.distributed as dist
 
-    trainings = [_training(point, device) for point in points]
+    trainings = []
+    for point in points:
+        if later and not go_on():
+            return
+        trainings.append(_training(point, device))
     flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
     if device.type == "cpu":
         # the host of a GPU runs nothing but framework code
@@ -338,7 +344,10 @@ def measure_iterations(
         gc.freeze()
     spent: list[Marks] = [{clock: [] for clock in CLOCKS} for _ in points]
     for round_ in range(WARM_UP_ROUNDS + size.iteration_rounds):
-        if round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS and not go_on():
+        enough = round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS
+        if (enough or later) and not go_on():
+            if not enough:
+                return
             break
         gc.collect()
         order = list(range(len(points)))

@@ -5,6 +5,7 @@ Reads rows, and measures nothing. Why: docs/decisions/0004-timeline.md.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,13 @@ from typing import Any
 import yaml
 
 from predictor.errors import InputError
+from predictor.hardware.learned import Evidence, Learned
 from predictor.hardware.schema import HardwareProfile, Verdict
+from predictor.learn import evidence, posterior
+from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, MeasuredDense, Workload
+from predictor.trace.phases import Measured
 from shardopt.calibrate import Group, gpu_lookups, host, lookups, moves, products
 from shardopt.calibrate.collectives import fit_links, issue_us
 from shardopt.calibrate.fitting import (
@@ -26,7 +33,7 @@ from shardopt.calibrate.fitting import (
     source_on,
 )
 from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, TOGETHER
-from shardopt.calibrate.rows import Accepted, Measurement, Origin, accept
+from shardopt.calibrate.rows import PASSES, Accepted, Measurement, Origin, accept
 
 MOST_REFUSED = 0.05
 """Share of the rows of a quiet calibration that are refused, of those that one rank measures and
@@ -51,6 +58,7 @@ def build_profile(
     hosts: int = 1,
     only: Group | None = None,
     missing: int = 0,
+    model: Workload | None = None,
 ) -> CalibratedProfile:
     """The profile that the rows give; a family with too few keeps the base's constants.
 
@@ -62,18 +70,19 @@ def build_profile(
         hosts: that the ranks lie on.
         only: the one group whose rows are fitted, whatever others there are; None: all.
         missing: points that there was no time for.
+        model: whose own tables are priced as measured.
 
     Raises:
-        InputError: there are too few rows of every family.
+        InputError: there are no rows.
     """
     wiring = Wiring(ranks, hosts, link_gbit_s)
     used = [row for row in rows if only is None or row.point.family in only.families]
     found = accept(row for row in used if _of_wiring(row, wiring))
     made = CalibratedProfile(found.rows, origin, wiring, base, base)
     made = _fit_cpu(made) if base.inline else _fit_gpu(made)
-    if not made.errors:
-        raise InputError(f"{len(used)} rows are too few to fit anything; measure more points")
-    made = _judged(made, found, missing)
+    if not found.rows:
+        raise InputError("no point is measured yet; measure for longer")
+    made = _judged(made, found, missing, only)
     local = wiring.local
     over = "" if link_gbit_s is None else f" on hosts joined by {link_gbit_s:g} Gbit/s"
     over = f" on {hosts} hosts" if hosts > 1 else over
@@ -91,7 +100,71 @@ def build_profile(
         shape |= {"runtime": rows[0].runtime.value}
         shape |= {"gpus_per_host": local, "nvlink_domain": local}
         shape |= {"hbm_gib": share, "ddr_gib": share}
-    return made.update(**shape)
+    made = made.update(**shape)
+    return made if model is None else _with_tables(made, model)
+
+
+def _with_tables(made: CalibratedProfile, model: Workload) -> CalibratedProfile:
+    """With what the lookups of the model's own tables take beside the kernel model.
+
+    They are evidence like that of a trace: a factor for each table and width, shrunk to the kernel
+    model by the errors that the profile states, and of what was not measured as near to it.
+    """
+    rows = [
+        row
+        for part in PASSES
+        for row in made.of("model_lookup", part)
+        if row.point.params["model_sha"] == model.sha256
+    ]
+    found = [one for row in rows if (one := _evidence(made.profile, model, row)) is not None]
+    if not found:
+        return made
+    factors, errors = posterior(found, made.profile, ONE_RANK)
+    learned = Learned(
+        model=model.name,
+        plans=("each table alone",),
+        machine=made.origin.machine,
+        steps=len(rows),
+        date=max(row.date for row in rows)[:10],
+        factors=factors,
+        errors=errors,
+        evidence=tuple(found),
+    )
+    count = len({row.point.params["table"] for row in rows})
+    note = f"{count} of {len(model.tables)} tables of {model.name} are priced as measured"
+    return replace(made.update(learned=learned), notes=(*made.notes, note))
+
+
+ONE_RANK = Topology.uniform(1, 1, hbm_bytes=2**62, ddr_bytes=2**62)
+
+
+def _evidence(hardware: HardwareProfile, model: Workload, row: Measurement) -> Evidence | None:
+    """A measured lookup beside its prediction; None where the profile predicts none."""
+    index = model.keys.index(row.point.params["table"])
+    table = replace(model.tables[index], constraints=Constraints())
+    alone = Workload(
+        model.name,
+        row.point.params["batch_size"] * row.point.params["ranks"],
+        (table,),
+        MeasuredDense(1, 0.0, 0.0, 0.0, 0),
+    )
+    shape = (table.num_embeddings, table.embedding_dim)
+    whole = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(0, (0, 0), shape),))
+    plan = ShardingPlan({table.name: whole}, 1, 1)
+    measured_ms = row.median_us * 1e-3
+    spread = (row.p75_us - row.p25_us) / 1.35 / row.median_us / math.sqrt(row.n)
+    what = f"lookups.{row.part} {table.module}.{ShardingType.TABLE_WISE.short}"
+    matched, _ = evidence(alone, ONE_RANK, hardware, plan, [Measured(what, 0, measured_ms, spread)])
+    if not matched:
+        return None
+    [found] = matched
+    parts = {
+        part.replace(f"/{alone.keys[0]}", f"/{model.keys[index]}"): ms
+        for part, ms in found.parts_ms.items()
+    }
+    return found.model_copy(
+        update={"parts_ms": parts, "what": f"{row.part} of {model.keys[index]}"}
+    )
 
 
 def _of_wiring(row: Measurement, wiring: Wiring) -> bool:
@@ -161,7 +234,9 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _judged(made: CalibratedProfile, found: Accepted, missing: int) -> CalibratedProfile:
+def _judged(
+    made: CalibratedProfile, found: Accepted, missing: int, only: Group | None
+) -> CalibratedProfile:
     """With the verdict, and how the reference kernels changed from the start to the end."""
     notes, drift = [*made.notes], {}
     for kernel in REFERENCE_KERNELS:
@@ -174,6 +249,9 @@ def _judged(made: CalibratedProfile, found: Accepted, missing: int) -> Calibrate
         left = sum(row.point.family == family and not row.point.test for row in made.rows)
         if left < FEWEST:
             notes.append(kept_words(family))
+    weaker = sorted(set(made.profile.groups) - made.groups - {"memory"})
+    if weaker and only is None:
+        notes.append(f"weaker, as in {made.base.name}: {', '.join(weaker)}")
     notes.append(f"{found.repeated} rows were measured again, {len(found.refused)} are refused")
     ranks = made.wiring.ranks // made.wiring.hosts
     verdict = judge(found, drift, made.errors, made.shipped, ranks, missing)

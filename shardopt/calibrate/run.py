@@ -240,6 +240,10 @@ class Stretch:
             self.start + share * (self.end - self.start) if limited else math.inf,
         )
 
+    def less_start(self) -> Stretch:
+        """Without what is over already: the ranks that come next take as long to start."""
+        return Stretch(self.start, self.end - (time.monotonic() - self.start))
+
     def lasts(self, share: float = 1.0) -> bool:
         """Whether less than a share of it is over."""
         return self.end == math.inf or time.monotonic() < self.start + share * (
@@ -343,6 +347,7 @@ def _rank(
     """One rank: measures the points; rank 0 reports every row as soon as it is there."""
     device = _prepare(rank, settings)
     if points[0].family not in TOGETHER:
+        limit = limit.less_start()
         for row in families.measure_alone(
             points, device, settings.size, settings.model, limit.lasts
         ):

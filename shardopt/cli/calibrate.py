@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PROFILE = Path("calibrated.yaml")
-QUICK_MINUTES, MAX_MINUTES = 5.0, 10**5
+QUICK_MINUTES, MAX_MINUTES = 1.0, 10**5
 
 
 def calibrate(
@@ -45,11 +45,12 @@ def calibrate(
             that it started.
         link (GBIT_S): Emulate two hosts on this machine and measure collectives over a link of this
             rate (Gbit/s each way); needs root and iproute2.
-        model (MODEL): Also measure the lookups of this model's tables, with the ids that the file
-            describes. Half of them are fitted; the others are held out and reported separately.
-        quick: Measure fewer points, in at most five minutes.
+        model (MODEL): First measure the lookups of this model's tables, with the ids that the file
+            describes. The profile then prices them as measured, and tables that there was no time
+            for by the kernel model. Its errors are reported on tables that it was not fitted on.
+        quick: Measure fewer points, for a minute.
         minutes (M): Begin no more points after so many minutes, and make a profile of those that
-            are there; the same command goes on. By default 5 with --quick, and no limit without.
+            are there; the same command goes on. By default 1 with --quick, and no limit without.
         only: Measure this group alone and write it over the base profile, which keeps all others;
             the host takes less than a minute.
 
@@ -167,6 +168,7 @@ def _write(
         settings.hosts,
         settings.only,
         left,
+        settings.model,
     )
     whole = settings.backend == "gloo" and settings.only is None
     atomic_write_text(output, profile_text(found, None if whole else base))

@@ -139,8 +139,8 @@ def test_known_factors_come_back() -> None:
     assert learned is not None
     assert truth.learned is not None
     for part in (
-        lookup_part("forward", "fused", "row_wise", "t0"),
-        lookup_part("backward", "fused", "table_wise", "t2"),
+        lookup_part("forward", "fused", "row_wise", DIM, "t0"),
+        lookup_part("backward", "fused", "table_wise", DIM, "t2"),
         "exchanges.forward.all_to_all",
         "exchanges.ids",
         "dense.backward",
@@ -189,7 +189,7 @@ def test_a_second_plan_joins_the_evidence_of_the_first_in_any_order() -> None:
 def test_factors_of_tables_hold_for_their_model_alone() -> None:
     learned = profile({"lookups": 1.2, "lookups.forward/t0": 2.0}).learned
     assert learned is not None
-    part = lookup_part("forward", "fused", "row_wise", "t0")
+    part = lookup_part("forward", "fused", "row_wise", DIM, "t0")
     assert learned.for_model("small").factor(part) == pytest.approx(2.4)
     assert learned.for_model("another").factor(part) == pytest.approx(1.2)
     with pytest.raises(InputError, match="learned from model 'small'"):
@@ -238,15 +238,18 @@ def test_a_bound_under_learned_factors_is_below_its_plans() -> None:
 def test_parts_name_their_factors() -> None:
     assert factors_in("fixed") == ()
     assert factors_in("exchanges.forward.reduce") == ("exchanges", "exchanges.forward.reduce")
-    assert factors_in(lookup_part("backward", "fused_uvm", "row_wise", "m/t")) == (
+    assert factors_in(lookup_part("backward", "fused_uvm", "row_wise", 64, "m/t")) == (
         "lookups",
         "lookups.backward.fused_uvm",
         "lookups.backward.row_wise",
+        "lookups.backward.64",
         "lookups.backward/m/t",
     )
 
 
-@pytest.mark.parametrize("part", ["tables", "lookups", "lookups.forward", "", "lookups.a.b.c.d/t"])
+@pytest.mark.parametrize(
+    "part", ["tables", "lookups", "lookups.forward", "", "lookups.a.b.c.d.e/t"]
+)
 def test_a_part_that_no_factor_knows_is_refused(part: str) -> None:
     with pytest.raises(ValidationError, match="parts_ms"):
         Evidence(what="a step", measured_ms=1.0, noise=0.1, parts_ms={part: 1.0})

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from predictor.errors import InputError
+from shardopt.calibrate import families, host, run
 from shardopt.calibrate import points as design
-from shardopt.calibrate import run
 from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin, accept, row_of_samples
+from shardopt.config.model import load_model
 from shardopt.measure.sampling import Samples
 from shardopt.ranks.realtime import Runtime
+
+ROOT = Path(__file__).parents[3]
 
 ORIGIN = Origin("machine", "versions")
 TABLES = [[1000, 8, 64, 288.0, 240.0]]
@@ -135,3 +141,27 @@ def test_a_limit_leaves_time_for_all_ranks_and_the_same_command_goes_on(
         measured.append([sum(file.has(p) for p in of) for of in (kernels, exchanges)])
     assert measured[0] == [2, 1]
     assert measured[-1] == [4, 4]
+
+
+def test_iterations_that_there_is_no_time_for_are_left_to_the_next_run() -> None:
+    """They take most of a minute on a busy machine, and begin last."""
+    device: Any = SimpleNamespace(type="cpu")
+    points = host.iteration_points(2)
+    late = host.measure_iterations(
+        points, device, design.TINY, Runtime.PLAIN, go_on=lambda: False, later=True
+    )
+    assert list(late) == []
+
+
+def test_ranks_leave_as_much_time_as_they_took_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.time, "monotonic", lambda: 108.0)
+    assert run.Stretch(100.0, 136.0).less_start() == run.Stretch(100.0, 128.0)
+    assert run.Stretch(100.0).less_start().end == math.inf
+
+
+def test_the_tables_of_a_model_come_first() -> None:
+    model = load_model(ROOT / "configs" / "models" / "dlrm_criteo_kaggle.yaml")
+    points = families.alone(design.QUICK, model, ranks=2)
+    own = [point.family == "model_lookup" for point in points]
+    assert own == sorted(own, reverse=True)
+    assert sum(own) == len(model.tables)
