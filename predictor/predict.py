@@ -93,6 +93,8 @@ class Prediction:
         out_of_range: what was asked of the profile beyond the measurements behind it.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; they are priced
             by the bytes that they touch.
+        dense_by_module: part of the model -> device time in ms of its forward and its backward;
+            empty where the dense part was not captured from a module.
         replica_sync: None where no table is copied.
     """
 
@@ -107,6 +109,7 @@ class Prediction:
     timeline: Timeline
     out_of_range: tuple[OutOfRange, ...] = ()
     dense_ops_by_bytes: dict[str, int] = field(default_factory=dict)
+    dense_by_module: dict[str, tuple[float, float]] = field(default_factory=dict)
     replica_sync: ReplicaSync | None = None
 
 
@@ -143,6 +146,7 @@ def predict(
         timeline=timeline,
         out_of_range=out_of_range(costs, tables, loads),
         dense_ops_by_bytes=costs.dense.by_bytes,
+        dense_by_module=costs.dense.by_module,
         replica_sync=None if topology.job is None else _replica_sync(workload, graph, loads),
     )
 

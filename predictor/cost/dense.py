@@ -43,7 +43,7 @@ class Segment:
     """Ops that run one after the other.
 
     Args:
-        name: of the op that takes most of its time.
+        name: of the op that takes most of its time, after the part of the model if that is known.
         cost_ms, host_ms: on the device, and to issue it.
         kernels: launches, at least 1.
         resource: profile group that most of its time comes from.
@@ -99,6 +99,7 @@ class DenseWork:
         parameters: tensors that it steps.
         products: m, n and k of single matrix products.
         by_bytes: ops without a kernel model, which were counted by their bytes: name -> calls.
+        by_module: path of a module -> device time in ms of its forward and its backward.
     """
 
     forward: tuple[Step, ...]
@@ -107,6 +108,7 @@ class DenseWork:
     parameters: int
     products: frozenset[tuple[int, int, int]] = frozenset()
     by_bytes: dict[str, int] = field(default_factory=dict)
+    by_module: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLike) -> Array:
@@ -154,6 +156,7 @@ def price(
         sum(isinstance(event, Gradient) for event in program.backward),
         frozenset(pricer.products),
         dict(pricer.by_bytes),
+        {path: (forward, backward) for path, (forward, backward) in pricer.by_module.items()},
     )
 
 
@@ -184,6 +187,7 @@ class _Pricer:
         self.execution = execution
         self.products: set[tuple[int, int, int]] = set()
         self.by_bytes: Counter[str] = Counter()
+        self.by_module: dict[str, list[float]] = {}
 
     def forward(self, events: Sequence[Event]) -> tuple[Step, ...]:
         """Parted where a module is called, and where an op first reads its outputs."""
@@ -224,7 +228,7 @@ class _Pricer:
 
         def flush(*more: Step) -> None:
             nonlocal calls
-            steps.extend(self.segments(calls))
+            steps.extend(self.segments(calls, backward=True))
             calls = []
             steps.extend(more)
 
@@ -259,15 +263,20 @@ class _Pricer:
         kernels = max(1, sum(cost.kernels for cost in costs))
         return Segment("step", ms, 0.0, kernels, "elementwise")
 
-    def segments(self, calls: Sequence[OpCall], waits: tuple[str, ...] = ()) -> Iterator[Segment]:
+    def segments(
+        self, calls: Sequence[OpCall], waits: tuple[str, ...] = (), *, backward: bool = False
+    ) -> Iterator[Segment]:
         """The ops as one segment, or as two where the host is slower (see the module)."""
         priced = [*self._priced(calls)]
+        for call, cost in priced:
+            if call.path:
+                self.by_module.setdefault(part_of(call.path), [0.0, 0.0])[backward] += cost.ms
         if not priced:
             return
         if self.execution.cuda_graphs and not self.times.hardware.inline:
             yield replace(_segment(priced, self.execution.host_ms(1, 0), waits), kernels=1)
             return
-        host = [self._issue_ms(name, cost) for name, cost in priced]
+        host = [self._issue_ms(call.name, cost) for call, cost in priced]
         tails = np.cumsum([cost.ms for _, cost in priced][::-1])[::-1]
         at = 0 if self.times.hardware.inline else int(np.argmax(np.cumsum(host) + tails))
         at = at if tails[0] > tails[at] else 0
@@ -276,16 +285,18 @@ class _Pricer:
                 yield _segment(priced[part], sum(host[part]), waits)
                 waits = ()
 
-    def _priced(self, calls: Sequence[OpCall]) -> Iterator[tuple[str, OpCost]]:
-        """Name and cost of each op, or of each chain that a compiler makes."""
+    def _priced(self, calls: Sequence[OpCall]) -> Iterator[tuple[OpCall, OpCost]]:
+        """Each op and its cost, or the first op of each chain that a compiler makes, as ``fused``,
+        and the cost of the chain."""
         if not self.execution.compiled:
-            yield from ((call.name, self._cost(call)) for call in calls)
+            yield from ((call, self._cost(call)) for call in calls)
             return
         for chain in fused_chains(calls):
             if len(chain) == 1:
-                yield chain[0].name, self._cost(chain[0])
+                yield chain[0], self._cost(chain[0])
             else:
-                yield "fused", OpCost(float(memory_ms(self.times.hardware, outer_bytes(chain))), 1)
+                ms = float(memory_ms(self.times.hardware, outer_bytes(chain)))
+                yield replace(chain[0], name="fused"), OpCost(ms, 1)
 
     def _issue_ms(self, name: str, cost: OpCost) -> float:
         if name in UNSEEN:
@@ -301,12 +312,22 @@ class _Pricer:
         return found
 
 
+def part_of(path: str) -> str:
+    """The part of a model that a module belongs to, as people speak of it: ``encoder.layers.0`` of
+    ``encoder.layers.0.linear1``, ``over`` of ``over._mlp.0``."""
+    words = path.split(".")
+    private = next((i for i, word in enumerate(words) if word.startswith("_")), len(words))
+    layer = next((i + 1 for i, word in enumerate(words) if word.isdigit()), 2)
+    return ".".join(words[: max(1, min(private, layer))])
+
+
 def _segment(
-    priced: Sequence[tuple[str, OpCost]], host_ms: float, waits: tuple[str, ...]
+    priced: Sequence[tuple[OpCall, OpCost]], host_ms: float, waits: tuple[str, ...]
 ) -> Segment:
     names: Counter[str] = Counter()
     groups: Counter[str] = Counter()
-    for name, cost in priced:
+    for call, cost in priced:
+        name = f"{part_of(call.path)} {call.name}" if call.path else call.name
         names[name] += cost.ms  # type: ignore[assignment]
         groups[cost.resource] += cost.ms  # type: ignore[assignment]
     (name, _), (resource, _) = names.most_common(1)[0], groups.most_common(1)[0]

@@ -189,6 +189,7 @@ class SizedEvent:
         name: of the op or of the embedding module; empty for a gradient.
         freed: storages that are given back before the next event.
         elements, item_bytes: of a gradient.
+        path: of the module that an op belongs to; empty where it is not known.
     """
 
     kind: EventKind
@@ -199,6 +200,7 @@ class SizedEvent:
     mutates: bool = False
     elements: int = 0
     item_bytes: int = 4
+    path: str = ""
 
 
 class Numbers(Protocol):
@@ -398,7 +400,7 @@ def _event(event: SizedEvent, operand: Callable[[SizedOperand], Operand]) -> Eve
     inputs = tuple(map(operand, event.inputs))
     outputs = tuple(map(operand, event.outputs))
     if event.kind is EventKind.OP:
-        return OpCall(event.name, inputs, outputs, event.freed, event.mutates)
+        return OpCall(event.name, inputs, outputs, event.freed, event.mutates, event.path)
     if event.kind is EventKind.LOOKUP:
         return Lookup(event.name, outputs)
     if event.kind is EventKind.LOOKUP_BACKWARD:

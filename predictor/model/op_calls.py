@@ -60,6 +60,7 @@ class OpCall:
         inputs, outputs: tensors in the order of the arguments and results.
         freed: numbers of the memory that is given back before the next call.
         mutates: it writes into an input.
+        path: of the module that calls it, or in the backward whose call it undoes.
     """
 
     name: str
@@ -67,6 +68,7 @@ class OpCall:
     outputs: tuple[Operand, ...]
     freed: tuple[int, ...] = field(default=())
     mutates: bool = False
+    path: str = field(default="", compare=False)
 
     @property
     def moves(self) -> bool:

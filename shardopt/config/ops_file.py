@@ -4,7 +4,7 @@ JSON with an event on each line. A tensor is a text: the number of its storage, 
 shape, and where they are not plain, strides and offset in elements, as in
 ``12 fp32[B, 64] strides[1, B] offset 128``; sizes are those of
 `predictor.model.captured`.
-The file holds no values, no paths and no names but those of ops, embedding modules and features.
+The file holds no values, no file names and no names but those of ops, modules and features.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def _event_json(event: SizedEvent) -> dict[str, Any]:
         found["out"] = list(map(_tensor_text, event.outputs))
     if event.freed:
         found["frees"] = list(event.freed)
+    if event.path:
+        found["path"] = event.path
     return {**found, "mutates": True} if event.mutates else found
 
 
@@ -155,6 +157,7 @@ class _Event(_Strict):
     outputs: list[str] = Field(alias="out", default=[])
     frees: list[int] = []
     mutates: bool = False
+    path: Name = ""
 
 
 class _OpsFile(_Strict):
@@ -240,6 +243,7 @@ class _Reader:
                     self._tensors(event.outputs, f"{where}.out"),
                     self._frees(event.frees, f"{where}.frees"),
                     event.mutates,
+                    path=event.path,
                 )
         raise self._refuse(where, event, "it must be an op, lookup, lookup_backward or gradient")
 

@@ -37,6 +37,7 @@ def prediction_object(prediction: Prediction) -> Object:
             which the rows behind the group cover.
         dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
             bytes that they touch.
+        dense_by_module: part of a captured module -> device time in ms of its forward and backward.
         replica_sync: null where no table is copied, or ``weight_bytes`` and ``state_bytes`` that
             every rank of a sharding group averages with its copies, ``sync_ms`` of one averaging
             and ``step_ms`` of an iteration with it.
@@ -54,6 +55,7 @@ def prediction_object(prediction: Prediction) -> Object:
         "provenance": prediction.provenance,
         "out_of_range": [asdict(item) for item in prediction.out_of_range],
         "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
+        "dense_by_module": {k: list(v) for k, v in prediction.dense_by_module.items()},
         "replica_sync": sync and {name: getattr(sync, name) for name in SYNC},
     }
 

@@ -85,6 +85,25 @@ def show_breakdown(console: Console, prediction: Prediction) -> None:
             bar(value / longest, width),
         )
     show(console, made)
+    text = dense_text(prediction)
+    if text:
+        show(console, Text(text))
+
+
+MAX_MODULES = 6
+"""Parts of the dense part that are named."""
+
+
+def dense_text(prediction: Prediction) -> str:
+    """The parts of a captured module that take most of the device's time; empty if none is."""
+    found = prediction.dense_by_module
+    slowest = sorted(found, key=lambda path: -sum(found[path]))
+    if not slowest:
+        return ""
+    names = [f"{path} {number(sum(found[path]))}" for path in slowest[:MAX_MODULES]]
+    more = sum(sum(found[path]) for path in slowest[MAX_MODULES:])
+    rest = f", {len(slowest) - MAX_MODULES} others {number(more)}" if more else ""
+    return f"Dense part by module, forward and backward (ms): {', '.join(names)}{rest}."
 
 
 def show_ranks(console: Console, prediction: Prediction) -> None:

@@ -333,7 +333,13 @@ class _Sized:
         if isinstance(event, OpCall):
             kept = tuple(sorted(n for n in event.freed))
             return SizedEvent(
-                EventKind.OP, event.name, tuple(given), tuple(made), kept, event.mutates
+                EventKind.OP,
+                event.name,
+                tuple(given),
+                tuple(made),
+                kept,
+                event.mutates,
+                path=event.path,
             )
         kind = EventKind.LOOKUP if isinstance(event, Lookup) else EventKind.LOOKUP_BACKWARD
         return SizedEvent(kind, event.module, tuple(given), tuple(made))

@@ -6,7 +6,7 @@ lists the ops of a step or of a program without running them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +71,8 @@ class Recorder(TorchDispatchMode):
         custom: also those that are not PyTorch's own, as ``namespace::name``.
         frees: note when memory is given back; without, a call costs less.
 
-    `under_way` is the op that was last called.
+    `under_way` is the op that was last called, and `path_now` gives the path of the module that an
+    op which is called now belongs to.
     """
 
     def __init__(self, *, custom: bool = False, frees: bool = True) -> None:
@@ -84,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.count = 0
         self.paused = False
         self.under_way = ""
+        self.path_now: Callable[[], str] = str
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -126,12 +128,14 @@ class Recorder(TorchDispatchMode):
         if self.frees:
             self._note_freed()
         op = self.under_way = str(func._schema.name.removeprefix("aten::"))
+        path = self.path_now()
         given = self.operands((args, kwargs))
         result = func(*args, **kwargs)
         # foreach and fused ops give nothing back, but write into their lists
         made = self.operands(_written(func, args, kwargs) if result is None else result)
         # what a lookup's backward was the last to read is gone after the op that follows it
-        call = OpCall(_name(op, args), given, made, self.gone, mutates=func._schema.is_mutable)
+        mutates = func._schema.is_mutable
+        call = OpCall(_name(op, args), given, made, self.gone, mutates, path)
         self.gone = ()
         self.recording.calls.append(RecordedCall(call, op))
         return result

@@ -329,6 +329,40 @@ class CapturedModule:
     gpu: bool = False
 
 
+class ModulePaths:
+    """Which module an op belongs to: the innermost one that runs, and in the backward the one whose
+    op is undone.
+
+    Autograd numbers its nodes as ops make them, so an op sees the number after that of its node.
+
+    Args:
+        module: whose submodules tell when they run.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.running: list[str] = []
+        self.made: dict[int, str] = {}
+        for path, child in module.named_modules():
+            if path and not isinstance(child, torch.jit.ScriptModule):
+                child.register_forward_pre_hook(self._enter(path))
+                child.register_forward_hook(self._leave, always_call=True)
+
+    def now(self) -> str:
+        """Path of the module of an op that is called now; empty for the whole module's own."""
+        node = torch._C._current_autograd_node()
+        if node is not None and not self.running:
+            return self.made.get(node._sequence_nr() + 1, "")
+        path = self.running[-1] if self.running else ""
+        self.made[torch.autograd._get_sequence_nr()] = path
+        return path
+
+    def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
+        return lambda module, given: self.running.append(path)
+
+    def _leave(self, module: nn.Module, given: Any, made: Any) -> None:
+        self.running.pop()
+
+
 def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool = False) -> Step:
     """Record a step; nothing is computed, and the module is untouched.
 
@@ -346,6 +380,8 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool =
             for path, whole, inner in find_embedding_modules(subject.module)
         }
         copied = fake_copy(subject.module, stubs)
+        if not sizes_only:
+            recorder.path_now = ModulePaths(copied).now
         arguments = subject.inputs(numbers)
         resident = recorder.keep([*copied.parameters(), *copied.buffers()])
         inputs = list(dense_tensors(tuple(arguments)))

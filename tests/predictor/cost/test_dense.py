@@ -16,6 +16,7 @@ from predictor.cost.dense import (
     Segment,
     TableUpdate,
     optimizer_ms,
+    part_of,
     price,
 )
 from predictor.cost.elementwise import columns_ms, memory_ms
@@ -247,3 +248,18 @@ def test_compiled_models_move_less_and_graphs_are_one_launch() -> None:
         sum(s.host_ms for s in of.backward if isinstance(s, Segment)) for of in (graphs, plain)
     ]
     assert hosts[0] < hosts[1] / 3
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("encoder.layers.0.self_attn.out_proj", "encoder.layers.0"),
+        ("over._mlp.0._linear", "over"),
+        ("towers.click.0._mlp.1", "towers.click.0"),
+        ("history.attention.out_proj", "history.attention"),
+        ("cross", "cross"),
+        ("_inner.head", "_inner"),
+    ],
+)
+def test_parts_of_a_model_are_named_as_people_speak_of_them(path: str, part: str) -> None:
+    assert part_of(path) == part
