@@ -21,7 +21,7 @@ from shardopt.config import load_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import check_bandwidths, detect_hardware, read_topology
-from shardopt.torchrec.offered import all_left, describe_reasons, reasons_of, reasons_to_leave
+from shardopt.torchrec.offered import by_module, describe_reasons, reasons_of
 from shardopt.torchrec.options import (
     TableKey,
     group_by_table,
@@ -107,8 +107,8 @@ class ShardoptPerfEstimator(ShardEstimator):
 
         Options that shardopt has no model for keep TorchRec's estimate, which is logged.
         """
-        reasons = all_left(sharding_options, self._theirs) or reasons_to_leave(
-            sharding_options, lambda o: sharder_data_map[o.module_type_key].fused_params or {}
+        reasons = reasons_of(
+            sharding_options, self._theirs, lambda o: sharder_data_map[o.module_type_key]
         )
         kernels = {kernel_of(o) for o in sharding_options} - set(ComputeKernel)
 
@@ -332,7 +332,7 @@ class ShardoptPerfModel(PerfModel):
     def rate(self, plan: list[ShardingOption]) -> float:
         """Predicted iteration time of placed options, one a table."""
         if self._left is None:
-            self._left = reasons_of(plan, self._topology, self._request[1])
+            self._left = reasons_of(plan, self._topology, by_module(self._request[1]))
             if self._left:
                 logger.warning(
                     "rated by TorchRec's own estimate, which is not validated: %s",
@@ -349,5 +349,5 @@ class ShardoptPerfModel(PerfModel):
             ranks = read_topology(self._topology, self._hardware)
             self._batch = PlanScorer(workload, ranks, self._hardware)
         workload, ranks = self._batch.workload, self._batch.topology
-        ours = to_plan(plan, workload, ranks.world_size, ranks.local_world_size)
+        ours = to_plan(plan, workload, ranks)
         return float(self._batch.score([match_plan(workload, ranks, ours)])[0])

@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,8 +47,10 @@ from shardopt.torchrec.machine import (
     read_topology,
 )
 from shardopt.torchrec.offered import (
+    Options,
     TorchRecSearch,
     all_left,
+    by_module,
     describe_reasons,
     reasons_of,
     runnable,
@@ -113,15 +115,6 @@ def as_planner_errors() -> Iterator[None]:
         raise
     except ShardoptError as error:
         raise PlannerInputError(str(error), error.inputs) from error
-
-
-Options = list[ShardingOption]
-
-
-def plan_of(options: list[ShardingOption], problem: Problem) -> OurPlan:
-    """The plan that placed options are."""
-    ranks = problem.topology
-    return to_plan(options, problem.workload, ranks.world_size, ranks.local_world_size)
 
 
 class LoadedOptions:
@@ -225,18 +218,15 @@ def _in_order_of(space: Options, placed: Options) -> Options:
     return [by_table[key] for key in group_by_table(space)]
 
 
-def check_storage(options: Sequence[ShardingOption], left: TorchRecTopology) -> None:
+def check_storage(options: Options, left: TorchRecTopology) -> None:
     """Refuse a plan that does not fit by the user's own storage estimator."""
-    taken: dict[int, Any] = {}
-    for shard in (shard for option in options for shard in option.shards):
-        before = taken.get(shard.rank)
-        taken[shard.rank] = shard.storage if before is None else before + shard.storage
-    for device in left.devices:
-        if device.rank in taken and not taken[device.rank].fits_in(device.storage):
+    for before, after in zip(left.devices, without(left, options).devices, strict=True):
+        taken = before.storage - after.storage
+        if not taken.fits_in(before.storage):
             raise PlannerError(
                 error_type=PlannerErrorType.PARTITION,
-                message=f"the storage estimator counts {taken[device.rank]} on rank {device.rank}, "
-                f"which has only {device.storage} left, while shardopt counted less; use a larger "
+                message=f"the storage estimator counts {taken} on rank {before.rank}, which has "
+                f"only {before.storage} left, while shardopt counted less; use a larger "
                 "storage_reservation",
             )
 
@@ -250,19 +240,6 @@ def with_their_annotations(ours: type[_Planner]) -> type[_Planner]:
         theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, name)).__annotations__
         inspect.unwrap(getattr(ours, name)).__annotations__.update(theirs)
     return ours
-
-
-THEIRS = ("proposer", "partitioner", "performance_model")
-"""What of TorchRec's planner the search takes the place of."""
-
-
-@dataclass(frozen=True)
-class _Searched:
-    """What a search chose, before callbacks see it."""
-
-    problem: Problem
-    result: Result | None
-    plan: OurPlan
 
 
 @with_their_annotations
@@ -401,8 +378,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._seed, self._objective = seed, objective
         self._scenarios = read_scenarios(scenarios, costs, windows_of(model))
         self._cache = ResultCache.of_user() if cache else None
-        given = zip(THEIRS, (proposer, partitioner, performance_model), strict=True)
-        replaced = [name for name, part in given if part]
+        given = dict(
+            proposer=proposer, partitioner=partitioner, performance_model=performance_model
+        )
+        replaced = [name for name, part in given.items() if part]
         if replaced:
             logger.warning(
                 "%s: shardopt's search takes the place; only tables that it has no model for are "
@@ -424,7 +403,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._example_inputs = example_inputs
         self._ceiling_s: float | None = timeout_seconds
         self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
-        self._searched: _Searched | None = None
+        self._searched: tuple[Problem, Result | None, OurPlan] | None = None
         self.found: LastSearch | None = None
         self._confirm = confirm
         self.confirmed: Confirmation | None = None
@@ -537,7 +516,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
-        return reasons_of(options, self._topology, self._asked[1])
+        return reasons_of(options, self._topology, by_module(self._asked[1]))
 
     def _choose(self, space: Options, left: TorchRecTopology) -> tuple[Options, float]:
         """What the search chooses for tables that shardopt predicts."""
@@ -557,11 +536,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 error,
             )
             too_little = isinstance(error, InfeasibleError)
-        problem = with_room_for(plan_of(theirs, problem), problem)
+        problem = with_room_for(to_plan(theirs, problem.workload, problem.topology), problem)
         if too_little:
             with suppress(InfeasibleError, PlannerError):
                 return self._search_in(problem, space, left)
-        self._searched = _Searched(problem, None, plan_of(theirs, problem))
+        self._keep(problem, None, theirs)
         return theirs, 0.0
 
     def _problem(self, workload: Workload, left: TorchRecTopology) -> Problem:
@@ -587,7 +566,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)
         check_storage(options, left)
-        self._searched = _Searched(problem, result, plan_of(options, problem))
+        self._keep(problem, result, options)
         if self._confirm is not None and self.replicas is None:
             self._rivals = self._rivals_of(result, problem, space)
         return options, result.best.iteration_ms
@@ -601,6 +580,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         }
         theirs = torchrecs_plan(space, problem.topology)
         return found if theirs is None else {**found, TORCHREC: theirs}
+
+    def _keep(self, problem: Problem, result: Result | None, options: Options) -> None:
+        """What was chosen, before callbacks see it."""
+        plan = to_plan(options, problem.workload, problem.topology)
+        self._searched = problem, result, plan
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
@@ -640,21 +624,19 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         mine = [option for option in options if (option.path, option.name) not in left]
         if not mine:
             return None
-        searched = self._searched
-        if searched is None:
+        problem, result, before = self._searched or (None, None, None)
+        if problem is None:
             workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
             problem = self._problem(workload, reserved)
-        else:
-            problem = searched.problem
-        plan = plan_of(mine, problem)
-        before = plan if searched is None else searched.plan
+        plan = to_plan(mine, problem.workload, problem.topology)
+        unchanged = (before or plan).tables
         return LastSearch(
             problem,
-            None if searched is None else searched.result,
+            result,
             plan,
             predict(problem.workload, self._installed(problem), problem.hardware, plan),
-            tuple(key for key, table in plan.tables.items() if table != before.tables[key]),
+            tuple(key for key, table in plan.tables.items() if table != unchanged[key]),
             left,
             self._stand_in,
         )

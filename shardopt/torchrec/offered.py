@@ -39,30 +39,27 @@ with needs_torchrec():
 Options = list[ShardingOption]
 
 
-def reasons_to_leave(
-    options: Sequence[ShardingOption], fused_params: Callable[[ShardingOption], Mapping[str, Any]]
+def reasons_of(
+    options: Sequence[ShardingOption],
+    topology: TorchRecTopology,
+    sharder_of: Callable[[ShardingOption], Any],
 ) -> dict[TableKey, str]:
-    """Tables that are left to TorchRec, and why.
+    """Tables that are left to TorchRec on some ranks, and why.
 
     Args:
-        options: of all tables.
-        fused_params: those of the sharder of an option.
+        sharder_of: an option's sharder, or TorchRec's data of it.
     """
     reasons = {
-        key: why_not_predicted(of_table, fused_params(of_table[0]))
+        key: why_not_predicted(of_table, fused_params_of(sharder_of(of_table[0])))
         for key, of_table in group_by_table(options).items()
     }
-    return {key: reason for key, reason in reasons.items() if reason}
+    return all_left(options, topology) or {key: why for key, why in reasons.items() if why}
 
 
-def reasons_of(
-    options: Sequence[ShardingOption], topology: TorchRecTopology, sharders: Sequence[Any]
-) -> dict[TableKey, str]:
-    """Tables that are left to TorchRec on some ranks, and why."""
+def by_module(sharders: Sequence[Any]) -> Callable[[ShardingOption], Any]:
+    """Finds the sharder of an option."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
-    return all_left(options, topology) or reasons_to_leave(
-        options, lambda o: fused_params_of(by_type.get(type(o.module[1])))
-    )
+    return lambda option: by_type.get(type(option.module[1]))
 
 
 def all_left(options: Sequence[ShardingOption], topology: TorchRecTopology) -> dict[TableKey, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import in_torchrec_order
+from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
 
@@ -110,25 +111,18 @@ def _to_option(
     return option
 
 
-def to_plan(
-    options: Sequence[ShardingOption], workload: Workload, world_size: int, local_world_size: int
-) -> ShardingPlan:
+def to_plan(options: Sequence[ShardingOption], workload: Workload, ranks: Topology) -> ShardingPlan:
     """The plan that placed options make.
 
     Args:
-        workload: of the same tables, in the order of the options.
+        workload: of the same tables.
     """
-    placed = _in_order(options, workload)
+    placed = {(option.path or "ebc", option.name): option for option in options}
     tables = {
-        key: to_table_plan(option, table.constraints.cache_load_factor)
-        for key, table, option in zip(workload.keys, workload.tables, placed, strict=True)
+        key: to_table_plan(placed[table.module, table.name], table.constraints.cache_load_factor)
+        for key, table in zip(workload.keys, workload.tables, strict=True)
     }
-    return ShardingPlan(tables, world_size, local_world_size)
-
-
-def _in_order(options: Sequence[ShardingOption], workload: Workload) -> list[ShardingOption]:
-    by_place = {(option.path or "ebc", option.name): option for option in options}
-    return [by_place[table.module, table.name] for table in workload.tables]
+    return ShardingPlan(tables, ranks.world_size, ranks.local_world_size)
 
 
 def to_table_plan(option: ShardingOption, load_factor: float | None = None) -> TablePlan:

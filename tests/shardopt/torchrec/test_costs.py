@@ -74,7 +74,7 @@ def test_a_table_alone_costs_what_its_launch_does() -> None:
         if (option.sharding_type, option.compute_kernel) != ("table_wise", "fused"):
             continue
         option.shards[0].rank = 2
-        plan = to_plan([option], problem.workload, 4, 4)
+        plan = to_plan([option], problem.workload, problem.topology)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         busy, perf = found.per_rank[2].busy_ms, option.shards[0].perf
         floors = (
@@ -120,7 +120,7 @@ def test_table_wise_plans_are_ordered_at_least_as_well_as_by_torchrecs_own() -> 
         for which, space in enumerate(spaces):
             chosen = [option for (option,) in space]
             rated[which].append(placed(chosen, places))
-        plan = to_plan(chosen, problem.workload, 4, 4)
+        plan = to_plan(chosen, problem.workload, problem.topology)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         rated[2].append(found.iteration_ms)
         # what the critical path is made of: kernels decide

@@ -500,8 +500,8 @@ def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
 
     def cut(options: list[Any]) -> list[Any]:
         """A plan that the search may find."""
-        problem = first.found or first._searched
-        space = whole_space(problem.problem)
+        problem = first.found.problem if first.found else first._searched[0]
+        space = whole_space(problem)
         wanted = ((2, 0.2), (4, 0.05))
         tables = {
             key: place(
@@ -511,7 +511,7 @@ def test_a_plan_with_what_no_enumerator_lists_loads_again() -> None:
             for key, options, want in zip(space.keys, space.options, wanted, strict=True)
         }
         plan = ShardingPlan(tables, 4, 4)
-        made = to_options(plan, problem.problem.workload, first._search.space)
+        made = to_options(plan, problem.workload, first._search.space)
         first._enumerator.populate_estimates(made)
         return made
 
