@@ -231,15 +231,14 @@ def _unlaunched(trace: RankTrace, steps: Sequence[TraceStep]) -> Iterator[tuple[
     """
     if not steps:
         return
-    launched = {e.correlation: e.end_us for e in trace.host if e.correlation is not None}
     first, last = min(s.start_us for s in steps), max(s.end_us for s in steps)
     busy = _running(trace.device)
     # start of device work -> when the host had launched the first that starts then
     next_launch: dict[float, float] = {}
     for event in trace.device:
-        if event.correlation is not None and event.correlation in launched:
-            launch = launched[event.correlation]
-            next_launch[event.start_us] = min(launch, next_launch.get(event.start_us, launch))
+        if (call := trace.launches.get(event.correlation)) is not None:
+            known = next_launch.get(event.start_us, call.end_us)
+            next_launch[event.start_us] = min(call.end_us, known)
     for start, end in zip([-inf, *busy.ends], [*busy.starts, inf], strict=True):
         launch = next_launch.get(end, start if end < inf else last)
         yield max(start, first), min(end, launch, last)

@@ -16,7 +16,7 @@ from functools import cache, reduce
 from math import prod
 from typing import Any
 
-from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, said_around
 
 KERNEL = re.compile(r"(void )?(nccl|rccl|mscclKernel)", re.IGNORECASE)
 HOST_NAME = re.compile(r"record_param_comms$|c10d::|nccl:")
@@ -213,7 +213,7 @@ def int_list(given: object) -> tuple[int, ...] | None:
 
 def infos_around(
     host: Iterable[HostEvent], described: Iterable[tuple[HostEvent, CommInfo]]
-) -> dict[int | None, CommInfo]:
+) -> Mapping[int | None, CommInfo]:
     """Correlation of a launch -> what the host events around it say, the innermost first.
 
     Args:
@@ -221,17 +221,8 @@ def infos_around(
         described: those of them that describe a collective.
     """
     infos = {id(event): info for event, info in described}
-    around: dict[int, list[tuple[HostEvent, CommInfo]]] = defaultdict(list)
-    found: dict[int | None, CommInfo] = {}
-    for event in host:
-        stack = around[event.thread]
-        while stack and stack[-1][0].end_us < event.start_us:
-            stack.pop()
-        if event.correlation is not None and stack:
-            found[event.correlation] = reduce(CommInfo.or_else, (i for _, i in reversed(stack)))
-        elif id(event) in infos:
-            stack.append((event, infos[id(event)]))
-    return found
+    around = said_around(host, infos)
+    return {launch: reduce(CommInfo.or_else, said) for launch, said in around.items()}
 
 
 def with_order(

@@ -5,9 +5,11 @@ Times are microseconds on the clock of the trace, as PyTorch's profiler writes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 HostKind = Literal["op", "annotation", "runtime"]
 DeviceKind = Literal["kernel", "memcpy", "memset"]
@@ -138,3 +140,42 @@ class RankTrace:
     steps: tuple[TraceStep, ...]
     notes: tuple[str, ...] = field(default=())
     memory: tuple[MemoryEvent, ...] = field(default=())
+
+    @cached_property
+    def launches(self) -> Mapping[int | None, HostEvent]:
+        """Correlation -> the runtime's call that launched device work."""
+        return {e.correlation: e for e in self.host if e.correlation is not None}
+
+    @cached_property
+    def launched(self) -> Mapping[int | None, list[DeviceEvent]]:
+        """Correlation -> the device work of that launch, by start."""
+        found: dict[int | None, list[DeviceEvent]] = {}
+        for event in self.device:
+            if event.correlation is not None:
+                found.setdefault(event.correlation, []).append(event)
+        return found
+
+
+Said = TypeVar("Said")
+
+
+def said_around(
+    host: Iterable[HostEvent], said: Mapping[int, Said]
+) -> dict[int | None, list[Said]]:
+    """Correlation of a launch -> what is said of the host events around it, the innermost first.
+
+    Args:
+        host: by start; events of a thread nest.
+        said: `id` of an event -> something.
+    """
+    around: dict[int, list[tuple[float, Said]]] = defaultdict(list)
+    found: dict[int | None, list[Said]] = {}
+    for event in host:
+        stack = around[event.thread]
+        while stack and stack[-1][0] < event.start_us:
+            stack.pop()
+        if event.correlation is not None and stack:
+            found[event.correlation] = [value for _, value in reversed(stack)]
+        elif id(event) in said:
+            stack.append((event.end_us, said[id(event)]))
+    return found

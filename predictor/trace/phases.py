@@ -253,7 +253,7 @@ class _Steps:
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
         self.parts = parts_of(trace)
-        self.launched = {
+        self.launched: dict[int | None, Part] = {
             part.event.correlation: part
             for part in self.parts
             if part.event.correlation is not None
@@ -290,7 +290,7 @@ class _Steps:
     def _add_device(self, found: _Step, step: TraceStep) -> None:
         """Device work by what launched it; copies within the device count as dense."""
         for event in self.trace.device:
-            part = self.launched.get(event.correlation) if event.correlation is not None else None
+            part = self.launched.get(event.correlation)
             if part is None or not step.start_us <= part.event.start_us < step.end_us:
                 continue
             took, call = event.end_us - event.start_us, event.collective

@@ -21,7 +21,7 @@ import numpy as np
 from predictor.errors import InputError
 from predictor.iteration.graph import Dep, Graph, Op
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
-from predictor.trace.simulate.host import JOINING, HostItem, Kind, Launches, Piece, Role, plain
+from predictor.trace.simulate.host import JOINING, HostItem, Kind, Piece, Role, plain
 from predictor.trace.simulate.overheads import Overheads, call_piece, gap_piece
 from predictor.units import us
 
@@ -176,7 +176,7 @@ class RankProgram:
         self.current: dict[int, str] = {}
         self.outstanding = OutstandingWork()
 
-    def add_backlog(self, step: TraceStep, launches: Launches, main: int) -> None:
+    def add_backlog(self, step: TraceStep, main: int) -> None:
         """Add the work that the device had not finished when a step began.
 
         Such work was launched earlier. It sets how long each stream is busy at the start of the
@@ -184,7 +184,7 @@ class RankProgram:
         """
         free: dict[str, float] = {}
         for event in self.trace.device:
-            call = launches.call_of.get(event.correlation)
+            call = self.trace.launches.get(event.correlation)
             if (call is None or call.start_us < step.start_us) and event.end_us > step.start_us:
                 if call is None and event.start_us > step.start_us:
                     continue  # its launch is not in the trace, so its time is unknown

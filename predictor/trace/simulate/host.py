@@ -127,33 +127,6 @@ def plain(name: str) -> str:
     return DIGITS.sub("", name)
 
 
-class Launches:
-    """Device work by the call that launched it, that call by the work's correlation, and the
-    thread that runs the program."""
-
-    def __init__(self, trace: RankTrace) -> None:
-        self.main = main_thread(trace)
-        self.call_of: dict[int | None, HostEvent] = {
-            e.correlation: e
-            for e in trace.host
-            if e.kind == "runtime" and e.correlation is not None
-        }
-        self.of_call: dict[int, list[DeviceEvent]] = {}
-        for event in trace.device:
-            if event.correlation is not None:
-                self.of_call.setdefault(event.correlation, []).append(event)
-
-    def role(self, event: HostEvent) -> Role | None:
-        """What a runtime call is; None if it only takes time."""
-        if event.kind != "runtime":
-            return None
-        if event.correlation in self.of_call:
-            return Role.LAUNCH
-        if SYNCS.match(event.name):
-            return Role.SYNC
-        return Role.WAIT if WAITS.match(event.name) else None
-
-
 def main_thread(trace: RankTrace) -> int:
     """The thread that runs the program: of those with operators, the one that least often runs
     autograd's."""
@@ -167,19 +140,21 @@ def main_thread(trace: RankTrace) -> int:
     return min(total, key=lambda t: (autograd[t] / total[t] > 0.05, -total[t]), default=0)
 
 
-def walk_host(trace: RankTrace, step: TraceStep, launches: Launches) -> list[HostItem]:
+def walk_host(trace: RankTrace, step: TraceStep, main: int) -> list[HostItem]:
     """What the threads of a rank issued in a step, in order of time.
 
     Threads that neither launch anything nor are the main one are left out.
+
+    Args:
+        main: `main_thread`.
     """
     threads: dict[int, list[HostEvent]] = {}
-    main = launches.main
     for event in trace.host:
         if step.start_us <= event.start_us < step.end_us:
             threads.setdefault(event.thread, []).append(event)
     items: list[HostItem] = []
     for thread, events in threads.items():
-        found = list(_Walk(thread, events, launches).items())
+        found = list(_Walk(thread, events, trace).items())
         if thread == main or any(i.role is Role.LAUNCH for i in found):
             items += found
     items.sort(key=lambda item: item.start_us)
@@ -222,10 +197,10 @@ def _handed_over(items: list[HostItem], step: TraceStep, main: int) -> Iterator[
 class _Walk:
     """One thread: nested events to items. Labels of operators start with < and >."""
 
-    def __init__(self, thread: int, events: list[HostEvent], launches: Launches) -> None:
+    def __init__(self, thread: int, events: list[HostEvent], trace: RankTrace) -> None:
         self.thread = thread
         self.events = sorted(events, key=lambda e: (e.start_us, -e.end_us))
-        self.launches = launches
+        self.trace = trace
         self.stack: list[HostEvent] = []
         self.top: HostEvent | None = None
         self.position = 0.0
@@ -246,8 +221,18 @@ class _Walk:
             joins = inner is not None and id(inner) in self.joining
             yield replace(item, joins=True) if joins else item
 
+    def _role(self, event: HostEvent) -> Role | None:
+        """What a runtime call is; None if it only takes time."""
+        if event.kind != "runtime":
+            return None
+        if event.correlation in self.trace.launched:
+            return Role.LAUNCH
+        if SYNCS.match(event.name):
+            return Role.SYNC
+        return Role.WAIT if WAITS.match(event.name) else None
+
     def _open(self, event: HostEvent) -> None:
-        role = self.launches.role(event)
+        role = self._role(event)
         if role is not None:
             self._stop(event, role)
         elif self.top is None and event.kind == "annotation":
@@ -278,7 +263,7 @@ class _Walk:
 
     def _stop(self, event: HostEvent, role: Role) -> None:
         kind = Kind.T1 if self.top is None else Kind.T5 if self.stops else Kind.T2
-        device = tuple(self.launches.of_call.get(event.correlation or -1, ()))
+        device = tuple(self.trace.launched.get(event.correlation, ()))
         around = [e for e in self.stack if e.kind != "runtime"]
         inner = next((e for e in reversed(around) if e.kind == "op"), None)
         if any(d.collective is not None for d in device):

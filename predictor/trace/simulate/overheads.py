@@ -15,7 +15,6 @@ from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import (
     HostItem,
     Kind,
-    Launches,
     Piece,
     Role,
     blocks,
@@ -105,9 +104,7 @@ def _quantile(ordered: list[float], share: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def overheads_of(
-    items: Iterable[HostItem], trace: RankTrace, step: TraceStep, launches: Launches
-) -> Overheads:
+def overheads_of(items: Iterable[HostItem], trace: RankTrace, step: TraceStep) -> Overheads:
     """Those of one step of a rank, from its host items and the device's side of them."""
     samples = Overheads()
     latest: dict[int, DeviceEvent] = {}
@@ -118,7 +115,7 @@ def overheads_of(
             samples.add(piece)
         if item.device and item.device[-1].collective is None:
             latest[item.thread] = item.device[-1]
-    for piece in _of_device(trace, step, launches):
+    for piece in _of_device(trace, step):
         samples.add(piece)
     return samples
 
@@ -140,12 +137,12 @@ def _of_call(item: HostItem, latest: DeviceEvent | None) -> Iterator[Piece]:
         yield call_piece(item)
 
 
-def _of_device(trace: RankTrace, step: TraceStep, launches: Launches) -> Iterator[Piece]:
+def _of_device(trace: RankTrace, step: TraceStep) -> Iterator[Piece]:
     """Gaps between queued work of a stream, and latencies from a call to an idle device."""
     streams: dict[int, DeviceEvent] = {}
     busy_until = 0.0
     for event in trace.device:
-        call = launches.call_of.get(event.correlation)
+        call = trace.launches.get(event.correlation)
         if call is not None and step.start_us <= call.start_us < step.end_us:
             before = streams.get(event.stream)
             if before is not None and before.end_us > call.end_us + QUEUED_US:

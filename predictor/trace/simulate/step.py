@@ -28,7 +28,7 @@ from predictor.trace.simulate.graph import (
     join_ranks,
     latency_us,
 )
-from predictor.trace.simulate.host import HostItem, Launches, Role, walk_host
+from predictor.trace.simulate.host import HostItem, Role, main_thread, walk_host
 from predictor.trace.simulate.overheads import Overheads, overheads_of
 from predictor.units import us
 
@@ -93,7 +93,6 @@ class TracedHosts:
     traces: tuple[RankTrace, ...]
     items: tuple[tuple[list[HostItem], ...], ...]
     samples: tuple[tuple[Overheads, ...], ...]
-    launches: tuple[Launches, ...]
 
     @classmethod
     def of(cls, traces: Sequence[RankTrace]) -> TracedHosts:
@@ -109,13 +108,13 @@ class TracedHosts:
             shown = ", ".join(f"{trace.source}: {len(trace.steps)}" for trace in traces)
             raise InputError(f"ranks of one job must have the same number of steps; here {shown}")
         items, samples = [], []
-        by_rank = tuple(Launches(trace) for trace in traces)
-        for trace, launches in zip(traces, by_rank, strict=True):
-            walked = tuple(walk_host(trace, step, launches) for step in trace.steps)
+        for trace in traces:
+            main = main_thread(trace)
+            walked = tuple(walk_host(trace, step, main) for step in trace.steps)
             items.append(walked)
             each = zip(walked, trace.steps, strict=True)
-            samples.append(tuple(overheads_of(of, trace, step, launches) for of, step in each))
-        return cls(tuple(traces), tuple(items), tuple(samples), by_rank)
+            samples.append(tuple(overheads_of(of, trace, step) for of, step in each))
+        return cls(tuple(traces), tuple(items), tuple(samples))
 
     def pooled(
         self, *, without_step: int | None = None, without_rank: int | None = None
@@ -208,7 +207,7 @@ def _programs(
             trace, overheads[rank], own_host=own_host, factor=factor, start_us=start_us
         )
         items = hosts.items[rank][step]
-        program.add_backlog(trace.steps[step], hosts.launches[rank], items[0].thread)
+        program.add_backlog(trace.steps[step], items[0].thread)
         program.add_step(items)
         programs.append(program)
     return programs
@@ -224,7 +223,7 @@ def _simulated_step(hosts: TracedHosts, step: int, rank: int, predicted_ms: floa
         measured[step],
         float(predicted_ms),
         median(others) if others else None,
-        begins_outside(trace, step, hosts.items[rank][step], hosts.launches[rank]),
+        begins_outside(trace, step, hosts.items[rank][step]),
     )
 
 
@@ -246,9 +245,7 @@ OUTSIDE_SHARE = 0.02
 """Share of its time from which on a step is said to begin outside."""
 
 
-def begins_outside(
-    trace: RankTrace, step: int, items: Sequence[HostItem], launches: Launches
-) -> bool:
+def begins_outside(trace: RankTrace, step: int, items: Sequence[HostItem]) -> bool:
     """Whether a step waited for work that was launched before the trace began.
 
     Only the first step of a trace can. It shows in device work whose launch the trace lacks, and in
@@ -262,7 +259,7 @@ def begins_outside(
         for event in trace.device
         if event.start_us < first.end_us
         and event.end_us > first.start_us
-        and event.correlation not in launches.call_of
+        and event.correlation not in trace.launches
     )
     begun = min((event.start_us for event in trace.device), default=float("inf"))
     waited_us = sum(

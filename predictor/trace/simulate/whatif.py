@@ -14,8 +14,8 @@ added; `PlanSwap.notes` lists it.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from predictor.cost.collectives import OPS, Collectives, Op
@@ -28,7 +28,7 @@ from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
-from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, said_around
 from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
 from predictor.units import us
 
@@ -168,28 +168,20 @@ class GemmCall:
 
 def gemm_calls(trace: RankTrace) -> list[GemmCall]:
     """Multiplications with shapes and kernels, in the order of the program."""
-    device: dict[int | None, list[DeviceEvent]] = {}
-    for event in trace.device:
-        device.setdefault(event.correlation, []).append(event)
-    threads: dict[int, list[HostEvent]] = {}
-    for call in trace.host:
-        if call.kind == "runtime" and call.correlation in device:
-            threads.setdefault(call.thread, []).append(call)
-    found = []
-    for op in trace.host:
-        shape = _shape(op)
-        if shape is None:
-            continue
-        kernels = tuple(
-            event
-            for call in _within(threads.get(op.thread, []), op)
-            for event in device[call.correlation]
-            if GEMM_KERNEL.search(event.name)
-        )
-        data_type = _data_type(op, kernels)
-        if kernels and data_type is not None:
-            found.append(GemmCall(*shape, data_type, kernels))
-    return found
+    found = {id(op): (op, shape) for op in trace.host if (shape := _shape(op)) is not None}
+    kernels: dict[int, list[DeviceEvent]] = defaultdict(list)
+    for correlation, ops in said_around(trace.host, {at: at for at in found}).items():
+        for event in trace.launched.get(correlation, ()):
+            if GEMM_KERNEL.search(event.name):
+                for around in ops:
+                    kernels[around].append(event)
+    calls = []
+    for at, (op, shape) in found.items():
+        ran = tuple(kernels[at])
+        data_type = _data_type(op, ran)
+        if ran and data_type is not None:
+            calls.append(GemmCall(*shape, data_type, ran))
+    return calls
 
 
 def _shape(op: HostEvent) -> tuple[int, int, int, int] | None:
@@ -209,13 +201,6 @@ def _data_type(op: HostEvent, kernels: tuple[DeviceEvent, ...]) -> str | None:
     if data_type == "fp32" and any(TENSOR_FLOAT.search(kernel.name) for kernel in kernels):
         return "tf32"
     return data_type
-
-
-def _within(calls: list[HostEvent], op: HostEvent) -> Iterator[HostEvent]:
-    position = bisect_left(calls, op.start_us, key=lambda call: call.start_us)
-    while position < len(calls) and calls[position].start_us < op.end_us:
-        yield calls[position]
-        position += 1
 
 
 ARITHMETIC = re.compile(r"conv|winograd|cudnn|wgrad|dgrad", re.IGNORECASE)
