@@ -121,7 +121,6 @@ class Graph:
         active: Mask | None = None,
         thread: str = MAIN,
         ranks: tuple[int, ...] | None = None,
-        fills: bool | None = None,
     ) -> int:
         """Append an operation and return its index; a dependency may be given as a bare index.
 
@@ -157,7 +156,6 @@ class Graph:
                 active,
                 thread,
                 ranks,
-                fills,
             )
         )
         return len(self.ops) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace
 from predictor.units import us
 
 Times = NDArray[np.float64]
@@ -141,16 +141,13 @@ class KernelTotal:
     collective: bool
 
 
-def breakdown(
-    trace: RankTrace, steps: Sequence[TraceStep] | None = None
-) -> tuple[StepBreakdown, ...]:
-    """Every step of a trace, or other stretches of it.
+def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
+    """Every step of a trace.
 
     Work that runs past the end of its step counts to the step it runs in. Where no device was
     traced, the ops of the host count as compute and what its communication threads do as exchange;
     the rest is the host's.
     """
-    steps = trace.steps if steps is None else steps
     if trace.device:
         compute = _running(e for e in trace.device if e.kind == "kernel" and e.collective is None)
         exchange = _running(e for e in trace.device if e.collective is not None)
@@ -163,11 +160,11 @@ def breakdown(
         "compute_ms": compute,
         "exposed_communication_ms": exchange - compute,
         "memcpy_ms": copies - running,
-        "host_bound_ms": Intervals.merged(_unlaunched(trace, steps)) - running,
+        "host_bound_ms": Intervals.merged(_unlaunched(trace)) - running,
     }
     hidden = exchange & compute
     found = []
-    for step in steps:
+    for step in trace.steps:
         start, end = step.start_us, step.end_us
         times = {part: us(of.within(start, end)) for part, of in parts.items()}
         measured = us(end - start)
@@ -224,14 +221,13 @@ def _running(events: Iterable[DeviceEvent | HostEvent]) -> Intervals:
     return Intervals.merged((e.start_us, e.end_us) for e in events)
 
 
-def _unlaunched(trace: RankTrace, steps: Sequence[TraceStep]) -> Iterator[tuple[float, float]]:
+def _unlaunched(trace: RankTrace) -> Iterator[tuple[float, float]]:
     """The part of each gap before the host had returned from launching what ends the gap.
 
     A gap that nothing ends is the host's: it has nothing in flight.
     """
-    if not steps:
-        return
-    first, last = min(s.start_us for s in steps), max(s.end_us for s in steps)
+    first = min((s.start_us for s in trace.steps), default=0.0)
+    last = max((s.end_us for s in trace.steps), default=0.0)
     busy = _running(trace.device)
     # start of device work -> when the host had launched the first that starts then
     next_launch: dict[float, float] = {}

@@ -30,7 +30,7 @@ def explain(
             chrome://tracing.
     """
     from predictor.errors import InputError
-    from predictor.trace import chrome_trace
+    from predictor.trace.chrome import chrome_trace
     from shardopt.api.cache import versions
     from shardopt.cli import output
     from shardopt.explain.explanation import explain_plan

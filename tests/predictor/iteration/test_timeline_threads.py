@@ -218,8 +218,10 @@ def test_a_rank_that_begins_late_delays_the_others_where_they_meet() -> None:
 
 def filled(fills: bool, *, other: bool | None = False) -> Timeline:
     graph = Graph(1, 1)
-    add(graph, "large", 5.0, "compute", host_ms=1.0, fills=fills)
-    add(graph, "small", 1.0, "side", host_ms=1.0, fills=other)
+    add(graph, "large", 5.0, "compute", host_ms=1.0)
+    add(graph, "small", 1.0, "side", host_ms=1.0)
+    both = zip(graph.ops, (fills, other), strict=True)
+    graph.ops = [replace(op, fills=value) for op, value in both]
     return simulate_once(graph)
 
 

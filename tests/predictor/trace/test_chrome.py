@@ -10,8 +10,7 @@ from predictor.iteration.critical_path import critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
 from predictor.predict import Prediction
-from predictor.trace import chrome_trace
-from predictor.trace.chrome import comparison_trace, process_names
+from predictor.trace.chrome import chrome_trace, comparison_trace, process_names
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import kineto, write

@@ -17,7 +17,6 @@ from predictor.predict import Prediction, predict
 from predictor.units import GIB
 from search.bound.lower_bound import LowerBound
 from search.problem import Problem
-from tests.quick import quick_first
 from tests.search.problems import a_table, a_workload, objective_of, random_plan
 
 H100 = load_hardware("h100-sxm")
@@ -109,7 +108,8 @@ def test_kernels_that_torchrec_does_not_average_are_neither_offered_nor_predicte
         predict(of.workload, of.topology, of.hardware, replace(cached, tables=tables))
 
 
-@pytest.mark.parametrize("size", quick_first(1, [2, 8]))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 8])
 def test_no_plan_is_below_the_bound(size: int) -> None:
     of = problem(size, 3)
     objective, _ = objective_of(of)
