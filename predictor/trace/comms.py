@@ -11,7 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cache, reduce
 from math import prod
 from typing import Any
@@ -47,31 +47,7 @@ ITEM_BYTES = {
 MAX_RANKS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class CommInfo:
-    """What one source says about a collective; None: nothing."""
-
-    op: str | None = None
-    size_bytes: int | None = None
-    output_bytes: int | None = None
-    group: tuple[int, ...] | None = None
-    group_name: str | None = None
-    send_bytes: tuple[int, ...] | None = None
-    receive_bytes: tuple[int, ...] | None = None
-
-    def or_else(self, other: CommInfo) -> CommInfo:
-        """These facts, completed from another source."""
-        missing = {
-            f.name: getattr(other, f.name) for f in fields(self) if getattr(self, f.name) is None
-        }
-        # splits of another iteration say nothing about this one
-        for splits, size in (("send_bytes", self.size_bytes), ("receive_bytes", self.output_bytes)):
-            if size is not None and missing.get(splits) and sum(missing[splits]) != size:
-                missing[splits] = None
-        return replace(self, **missing)
-
-
-NOTHING = CommInfo()
+NOTHING = CollectiveCall()
 
 
 def item_bytes(name: object) -> int | None:
@@ -92,40 +68,35 @@ def is_collective(name: str, args: Mapping[str, Any]) -> bool:
     return KERNEL.match(name) is not None or "Collective name" in args
 
 
-def info_of_args(args: Mapping[str, Any]) -> CommInfo | None:
+def info_of_args(args: Mapping[str, Any]) -> CollectiveCall | None:
     """From the arguments that kernels and `record_param_comms` carry since 2024."""
     name = args.get("Collective name")
     if not isinstance(name, str):
         return None
     item = item_bytes(args.get("dtype"))
     group_name = args.get("Process Group Name")
-    return CommInfo(
+    return CollectiveCall(
         collective_kind(name),
         _bytes(args.get("In msg nelems"), item),
-        _bytes(args.get("Out msg nelems"), item),
         _group(args),
-        group_name if isinstance(group_name, str) else None,
-        _splits(args.get("In split size"), item),
-        _splits(args.get("Out split size"), item),
+        output_bytes=_bytes(args.get("Out msg nelems"), item),
+        send_bytes=_splits(args.get("In split size"), item),
+        receive_bytes=_splits(args.get("Out split size"), item),
+        group_name=group_name if isinstance(group_name, str) else None,
     )
 
 
-def info_of_host(event: HostEvent) -> CommInfo:
+def info_of_host(event: HostEvent) -> CollectiveCall:
     """From the name and the shape of the first input of a host event."""
     kind = collective_kind(event.name)
-    op = None if kind == "other" else kind
+    op = "" if kind == "other" else kind
     if not event.shapes or not event.dtypes or not event.shapes[0]:
-        return CommInfo(op)
+        return CollectiveCall(op)
     item = item_bytes(event.dtypes[0])
     # the c10d ops that write into a given output take it first
     if event.name.startswith("c10d::"):
-        return CommInfo(op)
-    return CommInfo(op, None if item is None else item * prod(event.shapes[0]))
-
-
-def info_of_call(call: CollectiveCall) -> CommInfo:
-    """What is known so far."""
-    return CommInfo(*(getattr(call, f.name) for f in fields(CommInfo)))
+        return CollectiveCall(op)
+    return CollectiveCall(op, None if item is None else item * prod(event.shapes[0]))
 
 
 def size_notes(device: Iterable[DeviceEvent]) -> tuple[str, ...]:
@@ -157,7 +128,7 @@ def groups_of(config: object) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def in_group(info: CommInfo, groups: Mapping[str, tuple[int, ...]]) -> CommInfo:
+def in_group(info: CollectiveCall, groups: Mapping[str, tuple[int, ...]]) -> CollectiveCall:
     """With the ranks of its group, where only the name is known."""
     if info.group is not None or info.group_name is None:
         return info
@@ -212,8 +183,8 @@ def int_list(given: object) -> tuple[int, ...] | None:
 
 
 def infos_around(
-    host: Iterable[HostEvent], described: Iterable[tuple[HostEvent, CommInfo]]
-) -> Mapping[int | None, CommInfo]:
+    host: Iterable[HostEvent], described: Iterable[tuple[HostEvent, CollectiveCall]]
+) -> Mapping[int | None, CollectiveCall]:
     """Correlation of a launch -> what the host events around it say, the innermost first.
 
     Args:
@@ -222,11 +193,11 @@ def infos_around(
     """
     infos = {id(event): info for event, info in described}
     around = said_around(host, infos)
-    return {launch: reduce(CommInfo.or_else, said) for launch, said in around.items()}
+    return {launch: reduce(CollectiveCall.or_else, said) for launch, said in around.items()}
 
 
 def with_order(
-    device: Iterable[tuple[DeviceEvent, CommInfo]], launched: Mapping[int, HostEvent]
+    device: Iterable[tuple[DeviceEvent, CollectiveCall]], launched: Mapping[int, HostEvent]
 ) -> list[DeviceEvent]:
     """Collective kernels with their calls, counted per group in the order the host launched them.
 
@@ -234,8 +205,8 @@ def with_order(
     launched before the trace began, which may be more on one rank than on another, count
     backwards from -1.
     """
-    inside: list[tuple[float, DeviceEvent, CommInfo]] = []
-    before: list[tuple[float, DeviceEvent, CommInfo]] = []
+    inside: list[tuple[float, DeviceEvent, CollectiveCall]] = []
+    before: list[tuple[float, DeviceEvent, CollectiveCall]] = []
     for event, info in device:
         call = launched.get(event.correlation) if event.correlation is not None else None
         if call is None and launched:
@@ -246,13 +217,12 @@ def with_order(
 
 
 def _number_calls(
-    device: list[tuple[float, DeviceEvent, CommInfo]], forwards: bool
+    device: list[tuple[float, DeviceEvent, CollectiveCall]], forwards: bool
 ) -> Iterator[DeviceEvent]:
     counts: dict[object, int] = defaultdict(int)
     for _, event, info in sorted(device, key=lambda found: (found[0], found[1].start_us)):
         key = info.group_name or info.group
         order = counts[key] if forwards else -1 - counts[key]
         counts[key] += 1
-        facts = {f.name: getattr(info, f.name) for f in fields(info)}
-        facts |= {"op": info.op or collective_kind(event.name), "order": order}
-        yield replace(event, collective=CollectiveCall(**facts))
+        op = info.op or collective_kind(event.name)
+        yield replace(event, collective=replace(info, op=op, order=order))

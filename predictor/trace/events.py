@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -47,11 +47,11 @@ class HostEvent:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """What a collective exchanged.
+    """What a collective exchanged, or what one source says of it.
 
     Args:
         op: ``all_to_all``, ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
-            ``reduce``, ``send_recv`` or ``other``.
+            ``reduce``, ``send_recv`` or ``other``; empty where a source does not say.
         size_bytes: input bytes of this rank; None where the trace does not say.
         group: ranks that join; None: all, or not said.
         order: position among the collectives of its group, the same on every rank; negative
@@ -62,14 +62,27 @@ class CollectiveCall:
         group_name: of the process group, the same on every rank; None where not said.
     """
 
-    op: str
-    size_bytes: int | None
-    group: tuple[int, ...] | None
-    order: int
+    op: str = ""
+    size_bytes: int | None = None
+    group: tuple[int, ...] | None = None
+    order: int = 0
     output_bytes: int | None = None
     send_bytes: tuple[int, ...] | None = None
     receive_bytes: tuple[int, ...] | None = None
     group_name: str | None = None
+
+    def or_else(self, other: CollectiveCall) -> CollectiveCall:
+        """These facts, completed from another source."""
+        missing = {
+            f.name: getattr(other, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) in (None, "")
+        }
+        # splits of another iteration say nothing about this one
+        for splits, size in (("send_bytes", self.size_bytes), ("receive_bytes", self.output_bytes)):
+            if size is not None and missing.get(splits) and sum(missing[splits]) != size:
+                missing[splits] = None
+        return replace(self, **missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from predictor.errors import InputError
-from predictor.trace.comms import CommInfo, collective_kind, groups_of, in_group, info_of_args
+from predictor.trace.comms import collective_kind, groups_of, in_group, info_of_args
+from predictor.trace.events import CollectiveCall
 from predictor.trace.files import rank_of
 
 NODES = "nodes"
@@ -124,7 +125,7 @@ class Node:
     forward_thread: int = 0
     scope: int = 0
     schema: str = ""
-    comm: CommInfo | None = None
+    comm: CollectiveCall | None = None
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ def _tensors(value: Value) -> Iterator[Tensor]:
 
 def _comm(
     given: Mapping[str, Any], inputs: Sequence[Argument], outputs: Sequence[Argument]
-) -> CommInfo | None:
+) -> CollectiveCall | None:
     """From the attributes, or from the inputs ``tensor, sequence number, group, rank, name,
     input splits, output splits`` (PyTorch `torch/csrc/distributed/c10d/ParamCommsUtils.hpp`)."""
     described = info_of_args({ATTRS[k]: v for k, v in given.items() if k in ATTRS})
@@ -324,14 +325,12 @@ def _comm(
     sent, received = _bytes(inputs[:1]), _bytes(outputs[:1])
     at = [a.type for a in inputs].index("String")
     item = next((t.item_bytes for t in inputs[0].tensors()), None)
-    seen = CommInfo(
+    seen = CollectiveCall(
         collective_kind(name),
         sent,
-        received,
-        None,
-        None,
-        _splits(inputs[at + 1 : at + 2], item),
-        _splits(inputs[at + 2 : at + 3], item),
+        output_bytes=received,
+        send_bytes=_splits(inputs[at + 1 : at + 2], item),
+        receive_bytes=_splits(inputs[at + 2 : at + 3], item),
     )
     return described.or_else(seen) if described else seen
 

@@ -19,7 +19,6 @@ from predictor.errors import InputError
 from predictor.trace.comms import (
     HOST_NAME,
     NOTHING,
-    CommInfo,
     groups_of,
     in_group,
     info_of_args,
@@ -30,6 +29,7 @@ from predictor.trace.comms import (
     with_order,
 )
 from predictor.trace.events import (
+    CollectiveCall,
     DeviceEvent,
     DeviceKind,
     HostEvent,
@@ -89,8 +89,8 @@ class KinetoReader:
         self.args: dict[str, Args] = {}
         self.host: list[HostEvent] = []
         self.device: list[DeviceEvent] = []
-        self.comms: list[tuple[DeviceEvent, CommInfo]] = []
-        self.host_comms: list[tuple[HostEvent, CommInfo]] = []
+        self.comms: list[tuple[DeviceEvent, CollectiveCall]] = []
+        self.host_comms: list[tuple[HostEvent, CollectiveCall]] = []
         self.launched: dict[int, HostEvent] = {}
         self.threads: dict[str, int] = {}
         self.shapes: dict[Shapes, Shapes] = {}

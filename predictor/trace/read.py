@@ -17,13 +17,11 @@ from typing import TypeVar
 from predictor.errors import InputError
 from predictor.trace.comms import (
     NOTHING,
-    CommInfo,
-    info_of_call,
     infos_around,
     size_notes,
     with_order,
 )
-from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
+from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.execution import NODES, ExecutionTrace, Node, execution_trace
 from predictor.trace.files import TraceFile, open_traces, read_json
 from predictor.trace.kineto import TRACE_EVENTS, KinetoReader
@@ -319,13 +317,13 @@ def _dtype(kind: str) -> str:
 
 
 def _add_sizes(
-    trace: RankTrace, host: Sequence[HostEvent], found: Iterable[tuple[HostEvent, CommInfo]]
+    trace: RankTrace, host: Sequence[HostEvent], found: Iterable[tuple[HostEvent, CollectiveCall]]
 ) -> tuple[DeviceEvent, ...]:
     """Device events whose collectives know what the nodes around their launches say."""
     launched = {e.correlation: e for e in host if e.correlation is not None}
     around = infos_around(host, found)
     comms = [
-        (event, info_of_call(event.collective).or_else(around.get(event.correlation, NOTHING)))
+        (event, event.collective.or_else(around.get(event.correlation, NOTHING)))
         for event in trace.device
         if event.collective is not None
     ]

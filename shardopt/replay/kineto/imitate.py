@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.errors import InputError
-from predictor.trace.comms import CommInfo
-from predictor.trace.events import RankTrace
+from predictor.trace.events import CollectiveCall, RankTrace
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.kineto.arguments import MemoryPool
 from shardopt.replay.kineto.inputs import text_of
@@ -184,5 +183,5 @@ class _Nodes:
         self, values: tuple[int | str | None, ...], parent: int, group: tuple[int, ...]
     ) -> None:
         inputs = tuple(Argument(value, (), type(value).__name__) for value in values)
-        comm = CommInfo(group=group) if group else None
+        comm = CollectiveCall(group=group) if group else None
         self.nodes.append(Node(len(self.nodes) + 1, parent, COMMS, inputs, (), comm=comm))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from predictor.trace.comms import CommInfo, collective_kind, int_list, item_bytes
+from predictor.trace.comms import collective_kind, int_list, item_bytes
+from predictor.trace.events import CollectiveCall
 
 
 @pytest.mark.parametrize(
@@ -46,14 +47,14 @@ def test_lists_of_integers(given: object, found: tuple[int, ...] | None) -> None
 
 
 def test_what_says_it_first_counts() -> None:
-    first = CommInfo(op="all_reduce", size_bytes=8)
-    second = CommInfo(op="broadcast", size_bytes=4, output_bytes=4, group=(0, 1))
-    both = CommInfo("all_reduce", 8, 4, (0, 1))
+    first = CollectiveCall(op="all_reduce", size_bytes=8)
+    second = CollectiveCall(op="broadcast", size_bytes=4, output_bytes=4, group=(0, 1))
+    both = CollectiveCall("all_reduce", 8, (0, 1), output_bytes=4)
     assert first.or_else(second) == both
 
 
 def test_splits_of_another_iteration_are_left_out() -> None:
     """They must add up to what this one sent."""
-    first = CommInfo(size_bytes=8, output_bytes=6)
-    second = CommInfo(send_bytes=(4, 4), receive_bytes=(4, 4))
-    assert first.or_else(second) == CommInfo(size_bytes=8, output_bytes=6, send_bytes=(4, 4))
+    first = CollectiveCall(size_bytes=8, output_bytes=6)
+    second = CollectiveCall(send_bytes=(4, 4), receive_bytes=(4, 4))
+    assert first.or_else(second) == CollectiveCall(size_bytes=8, output_bytes=6, send_bytes=(4, 4))

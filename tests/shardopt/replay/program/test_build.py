@@ -16,7 +16,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from predictor.trace.comms import CommInfo
+from predictor.trace.events import CollectiveCall
 from predictor.trace.execution import COMMS, Node
 from shardopt.replay.generate import generate
 from shardopt.replay.program.build import PUBLIC, Annotations, NativePairs
@@ -167,7 +167,7 @@ def test_the_gradient_of_the_weights() -> None:
 def test_what_a_collective_says_of_its_group_and_number() -> None:
     sent = op(1, "c10d::allreduce_", [tensor(1, 2)])
     record = note(3, COMMS, parent=2, scope=0, inputs=[tensor(1, 2), plain(17), plain("pg", "S")])
-    told = replace(record, comm=CommInfo("all_reduce", 24, 24, (0, 2)))
+    told = replace(record, comm=CollectiveCall("all_reduce", 24, (0, 2), output_bytes=24))
     found = pairs(sent, note(2, "inner", parent=1), told)
     assert found.tree_comm(sent) == (0, 2)
     assert found.sequence(sent) == 17
