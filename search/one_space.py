@@ -60,6 +60,8 @@ CHOICE_TIME = 0.1
 """Share of all time that must be left for the choice among plans that tie."""
 ROUNDING = 1e-9
 """Share by which sums of the same times in another order may differ, and more."""
+IN_FULL = 20.0
+"""Times the work for what single ranks can hold, where the bound is to be proved in full."""
 BASELINES_TIME = 0.15
 """Share of the time that is left, for what other methods would choose."""
 
@@ -74,6 +76,7 @@ class SearchSettings:
     searchers: Sequence[str]
     in_use: PlanInUse | None
     wanted: PlanGoal
+    prove: bool
     progress: Progress
 
 
@@ -286,7 +289,7 @@ class SpaceSearcher:
             return self.bound.tighten(
                 steps,
                 best_ms,
-                stop.effort,
+                stop.effort * (IN_FULL if self.settings.prove else 1.0),
                 lambda bound: stop.reached(best_ms, bound),
                 lambda: stop.remaining_s,
             )

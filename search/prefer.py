@@ -27,7 +27,7 @@ from search.candidate import Candidate, signature
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective, RatedObjective, apply
 from search.problem import TieSummary
-from search.space.option import Choice
+from search.space.option import Choice, Option
 
 Array = NDArray[np.float64]
 
@@ -169,13 +169,11 @@ class _Preference:
         if self.host_bound:
             self._limit_devices(descent, ended)
         least = min(self.tied, key=lambda plan: (self.fullest(plan), self.tied[plan]))
-        for start in dict.fromkeys((least, self.fastest.assignment)):
-            if start in self.tied:
-                self._descend(TiedPlans(self, self._crowding), start, descent, ended)
+        self._descend(TiedPlans(self, self._crowding), least, descent, ended)
         least = self._best()
         simple = TiedPlans(self, self._pieces, self.fullest(least))
         self._descend(simple, least, descent, ended)
-        best = self._best()
+        best = self._table_wise(self._best())
         if best == self.fastest.assignment:
             return self.fastest
         return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
@@ -217,6 +215,23 @@ class _Preference:
         reached = [plan for plan, worth in search.visited.items() if worth < LATE]
         measures = self.search.objective.score(reached).tolist()
         self.tied.update(zip(reached, measures, strict=True))
+
+    def _table_wise(self, plan: Assignment) -> Assignment:
+        """The plan with all tables in one shard table-wise, if it ties. TorchRec stores and reads
+        these the same either way; column-wise they join the exchange of tables that are cut."""
+        options = self.nominal.space.options
+
+        def whole(option: Option) -> Option:
+            twins = [o for o in options[option.table] if o.way[1:] == option.way[1:]]
+            kinds = {o.sharding_type: o for o in twins}
+            return kinds.get(ShardingType.TABLE_WISE, option) if option.num_shards == 1 else option
+
+        found = tuple((whole(option), ranks) for option, ranks in plan)
+        measures = self.search.objective.score([found])
+        if found == plan or self.lateness(measures, [found])[0] > 1:
+            return plan
+        self.tied[found] = float(measures[0])
+        return found
 
     def _crowding(self, plan: Assignment, memory: Array) -> float:
         """Large where some rank is full."""

@@ -55,6 +55,7 @@ def solve(
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,
     tolerance: float | None = None,
+    prove: bool = False,
     aim: str = NOMINAL,
     scenarios: Sequence[Scenario] | None = None,
     progress: Progress = silent,
@@ -73,6 +74,7 @@ def solve(
             better by other rules (`search.prefer`), >= 0; never slower than a baseline. None for a
             fifth of the stated error. Without effect where a plan is in use, of which the best
             should move little.
+        prove: refine the bound in full, not only while that is worth it.
         aim: what is minimised, one of `search.choose.AIMS`: the nominal time, the mean over the
             scenarios, or the largest regret in them.
         scenarios: what else could be true; None for sixteen draws of the errors that the profile
@@ -89,7 +91,7 @@ def solve(
     check_aim(aim, scenarios)
     others = draw_scenarios(problem) if scenarios is None else scenarios
     wanted = PlanGoal(aim, others, tolerance)
-    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, progress)
+    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, prove, progress)
     return search_within_peak(problem, stop, lambda p: _search(p, settings), top_k)
 
 

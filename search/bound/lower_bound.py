@@ -36,12 +36,12 @@ FLOOR_STEPS = 20
 """Refinements that are made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
-KNAPSACKS = 240
+KNAPSACKS = 120
 """Knapsacks solved for that at effort 1; each takes hundredths of a second."""
 SMALL = 480
 """Tables times ranks up to which every shard is placed on a rank, of one host: 60 tables on 8. On
 two hosts the models are several times as large, and minutes brought three per cent."""
-PLACING = 10.0
+PLACING = 5.0
 """Deterministic time of CP-SAT for that at effort 1, about seconds on one core."""
 WIDE, NARROW = 0.05, 0.01
 """Gap from which on it has all of that time; less where it is smaller, and below the second none:

@@ -49,10 +49,14 @@ LEAST_WORK = 0.1
 """Of an answer: building the model takes time that CP-SAT does not count."""
 WIDE = 0.5
 """Share of the neighbourhoods in which tables that lie on other ranks, too, may change."""
-PATIENCE = 16
+FAILED = 16
 """Neighbourhoods of one size in a row that gain nothing before they become larger."""
-PATIENCE_OF_ALL = 2
+FAILED_OF_ALL = 2
 """The same where all ranks are free, so that only the tables differ."""
+PATIENCE, WORTH = 0.2, 0.002
+"""Share of the work in which plans must become so much faster, as a share, or it ends."""
+LEAST_PATIENCE = 1.0
+"""Deterministic time in which they need not, however little the work."""
 
 
 class CutModel(PlacementModel):
@@ -208,6 +212,7 @@ class Neighbourhoods:
         cuts: list[CycleCut] = []
         for one in (*others, best):
             cuts = self._learned(cuts, one)
+        gained_ms, left, patience = best_ms, work, max(LEAST_PATIENCE, PATIENCE * work)
         sizes, failed = sorted({min(most, self.world) for most in FREE}), 0
         while work > 0 and cuts and sizes and not stop(best_ms):
             before = best_ms
@@ -225,8 +230,12 @@ class Neighbourhoods:
                 cuts = self._learned(cuts, plan)
                 if ms < best_ms:
                     best, best_ms = plan, ms
+            if best_ms < gained_ms * (1 - WORTH):
+                gained_ms, left = best_ms, work
+            if left - work > patience:
+                break
             failed = 0 if best_ms < before else failed + 1
-            if failed >= (PATIENCE if sizes[0] < self.world else PATIENCE_OF_ALL):
+            if failed >= (FAILED if sizes[0] < self.world else FAILED_OF_ALL):
                 sizes, failed = sizes[1:], 0
         return best, best_ms
 

@@ -25,8 +25,10 @@ SEARCHERS = ("rounding", "cpsat")
 CPSAT_WORK = 20.0
 WIDE = 0.1
 """Gap from which on CP-SAT has all of that; less where it is smaller."""
-NARROW = 0.005
-"""Gap below which it has none."""
+NARROW = 0.02
+"""Gap below which it has none: what it could gain ties."""
+MANY = 2_000
+"""Tables times ranks from which on it has less, as its models take long."""
 OTHERS = 4
 """Plans of different exchanges whose cycles it knows from the start."""
 TRIALS = 6
@@ -108,7 +110,7 @@ def _replaced(
         groups = frozenset(surrogate.shard_loads(option)[0] for option, _ in one.assignment)
         others.setdefault(groups, one.assignment)
     late = stop.part(CPSAT_TIME)
-    work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE)
+    work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE) * min(1.0, MANY / size)
 
     def improve(start: Candidate) -> Candidate:
         found = Neighbourhoods(objective, surrogate, seed).improve(

@@ -195,6 +195,7 @@ def find_answer(
         aim=request.objective,
         top_k=request.top_k,
         tolerance=request.tie,
+        prove=request.prove,
         searchers=request.searchers,
         in_use=inputs.near,
         progress=progress,
@@ -213,6 +214,7 @@ def find_plans(
     aim: str,
     top_k: int = TOP_K,
     tolerance: float | None = None,
+    prove: bool = False,
     searchers: Sequence[str] = SEARCHERS,
     in_use: PlanInUse | None = None,
     progress: Progress = silent,
@@ -230,6 +232,7 @@ def find_plans(
             seed,
             top_k=top_k,
             tolerance=tolerance,
+            prove=prove,
             searchers=searchers,
             in_use=in_use,
             aim=aim,
@@ -239,7 +242,7 @@ def find_plans(
 
     if cache is None:
         return search(), False
-    budget = (stop.effort, seed, top_k, tolerance, tuple(searchers), aim)
+    budget = (stop.effort, seed, top_k, tolerance, prove, tuple(searchers), aim)
     return cache.recall((problem, in_use, budget, scenarios), search)
 
 

@@ -78,6 +78,7 @@ class PlanRequest(Machine):
         effort: work of the search, as a multiple of the default.
         time_limit: in seconds.
         top_k: number of plans to keep.
+        prove: refine the bound in full.
         tie: by which share a better plan by other rules may be slower than the fastest one.
         from_: path of the plan in use, to start from.
         max_moves: tables that may differ from it.
@@ -96,6 +97,7 @@ class PlanRequest(Machine):
     time_limit: float | None = None
     top_k: int = 3
     tie: float | None = None
+    prove: bool = False
     from_: Path | None = None
     max_moves: int | None = None
     max_gib: float | None = None

@@ -49,6 +49,8 @@ Search:
     effort (X): Work of the search, as a multiple of the default.
     time_limit (S): Stop the search after this many seconds; the plan may then differ from run to
         run.
+    prove: Raise the lower bound as far as it goes, which takes several times as long; the plan is
+        the same.
     top_k (K): Number of plans to show, best first.
     tie (SHARE): By which share the best plan may be slower than the fastest one found, if its
         fullest GPU holds less, or it has fewer sharding types or shards; unless given a fifth of

@@ -167,3 +167,20 @@ def test_the_tolerance_is_a_part_of_the_stated_error() -> None:
         found = tolerance_of(objective, Candidate(plan, 1.0, "x"))
         assert TOLERANCE <= found <= MOST_TOLERANCE
         assert expected is None or found == expected
+
+
+def test_a_table_in_one_column_shard_becomes_table_wise_where_that_ties() -> None:
+    tables = [a_table("a", 20_000_000, 64), *(a_table(n, 10_000_000, 32) for n in "bc")]
+    problem = a_problem(a_workload(*tables), hosts(2), H100)
+    objective, search, _ = two_plans(problem)
+    column = [
+        next(o for o in options if o.sharding_type == "column_wise")
+        for options in objective.space.options
+    ]
+    assert [option.num_shards for option in column] == [2, 1, 1]
+    plan = tuple(zip(column, ((0, 1), (0,), (1,)), strict=True))
+    ms = float(objective.score([plan])[0])
+    for limit, kept in ((ms / 2, True), (2 * ms, False)):
+        found, _ = prefer(search, objective, [Candidate(plan, ms, "x")], limit, 1.0, descent=20)
+        kinds = {o.sharding_type for o, _ in found[0].assignment if o.num_shards == 1}
+        assert ("column_wise" in kinds) is kept

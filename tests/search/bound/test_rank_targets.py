@@ -20,7 +20,7 @@ def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
     """Without and with shards placed on ranks."""
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     before = bound.solve(3000, upper_ms)
-    return before, bound.tighten(3000, upper_ms, 0.3, lambda _: False)
+    return before, bound.tighten(3000, upper_ms, 1.0, lambda _: False)
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
