@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from predictor.trace.events import HostEvent, RankTrace
-from predictor.trace.execution import Argument, ExecutionTrace, Node, Shape, Tensor, Value
+from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Value
 from shardopt.replay.program.schema import read_by
+from shardopt.replay.program.tensors import View, tensors_of
 
 NATIVE_BACKWARD = re.compile(r"torch::autograd::CppNode<.*?(Split\w*Lookup\w*)>")
 """A backward function in C++ that may launch kernels without passing through the dispatcher."""
 FUSED = "fbgemm::"
-
-
-class View(NamedTuple):
-    """How a tensor sees its storage; saved by autograd, it comes back with another id."""
-
-    storage: int
-    offset: int
-    shape: Shape
-    strides: Shape
-    item_bytes: int
 
 
 @dataclass(frozen=True)
@@ -91,29 +81,10 @@ def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chos
         opened |= more
 
 
-def views_of(argument: Argument) -> Iterator[tuple[Tensor, View]]:
-    """The tensors of an argument that are defined, and how each sees its storage."""
-    yield from _views(argument.value, argument.shape, argument.strides)
-
-
-def _views(value: Value, shape: Shape, strides: Shape) -> Iterator[tuple[Tensor, View]]:
-    if isinstance(value, Tensor):
-        if value.storage:
-            yield value, view_of(value, shape, strides)
-    elif isinstance(value, tuple):
-        for i, item in enumerate(value):
-            yield from _views(item, inner_shape(shape, i), inner_shape(strides, i))
-
-
-def view_of(tensor: Tensor, shape: Shape, strides: Shape) -> View:
-    """How a tensor sees its storage."""
-    return View(tensor.storage, tensor.offset, shape, strides, tensor.item_bytes)
-
-
-def inner_shape(nested: Shape, i: int) -> Shape:
-    """Of an item of a list of tensors."""
-    inner = nested[i] if i < len(nested) else ()
-    return inner if isinstance(inner, tuple) else ()
+def views_of(arguments: Iterable[Argument]) -> set[View]:
+    """How the tensors of some arguments see their storages."""
+    uses = (use for argument in arguments for use in tensors_of(argument) if use is not None)
+    return {use.key[0] for use in uses if use.tensor.storage}
 
 
 def _outermost(tree: Tree, opened: set[int]) -> list[ChosenOp]:
@@ -212,15 +183,15 @@ def _drop_gloo(tree: Tree, chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
         while at < len(tree.nodes) and tree.nodes[at].id < of.node.id:
             maker.update(dict.fromkeys(_new_storages(tree.nodes[at]), tree.nodes[at].id))
             at += 1
-        taken = {view.storage for a in read_by(of.node) for _, view in views_of(a)}
+        taken = {view.storage for view in views_of(read_by(of.node))}
         if any(maker.get(store) in own for store in taken):
             continue
         if busy and of.node.thread not in busy:
             continue
         # the record of an op may end early for the same reason; then its last child stands alone
         before = kept[-1].node if kept else of.node
-        made = {view for a in of.node.outputs for _, view in views_of(a)}
-        same = made == {view for a in before.outputs for _, view in views_of(a)}
+        made = views_of(of.node.outputs)
+        same = made == views_of(before.outputs)
         if made and same and _new_storages(of.node) and before.name != of.node.name:
             continue
         kept.append(of)
@@ -232,7 +203,7 @@ def _drop_barrier_tensors(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
     kept: list[ChosenOp] = []
     for of in chosen:
         if of.node.name in BARRIERS and kept and kept[-1].node.name == "aten::empty":
-            taken = {view.storage for a in of.node.inputs for _, view in views_of(a)}
+            taken = {view.storage for view in views_of(of.node.inputs)}
             if _new_storages(kept[-1].node) & taken:
                 kept.pop()
         kept.append(of)
@@ -254,8 +225,8 @@ def _own_calls(tree: Tree, node: Node) -> list[Node]:
 
 def _new_storages(node: Node) -> set[int]:
     """Storages that an op gives and did not take."""
-    given = {view.storage for a in node.outputs for _, view in views_of(a)}
-    return given - {view.storage for a in node.inputs for _, view in views_of(a)}
+    given, taken = views_of(node.outputs), views_of(node.inputs)
+    return {view.storage for view in given} - {view.storage for view in taken}
 
 
 def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], bool]) -> set[int]:
@@ -264,8 +235,7 @@ def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], 
     more: set[int] = set()
     for of in chosen:
         node = of.node
-        taken = {view for a in read_by(node) for _, view in views_of(a)}
-        given = {view for a in node.outputs for _, view in views_of(a)}
+        taken, given = views_of(read_by(node)), views_of(node.outputs)
         for view in taken:
             owner = hidden[view.storage].pop(view, None)
             if owner is not None:
@@ -279,9 +249,8 @@ def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], 
         if of.native or not composite(node.name):
             continue
         for child in tree.below(node):
-            for view in (view for a in child.outputs for _, view in views_of(a)):
-                if view not in taken and view not in given:
-                    hidden[view.storage][view] = node
+            for view in views_of(child.outputs) - taken - given:
+                hidden[view.storage][view] = node
     return more
 
 

@@ -10,12 +10,24 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from predictor.trace.execution import Argument, Shape, Tensor, Value
 from shardopt.replay.program.program import ITEMS, TensorSpec
-from shardopt.replay.program.select import View, inner_shape, view_of
 
 KIND = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)|None")
+
+
+class View(NamedTuple):
+    """How a tensor sees its storage; saved by autograd, it comes back with another id."""
+
+    storage: int
+    offset: int
+    shape: Shape
+    strides: Shape
+    item_bytes: int
+
+
 Key = tuple[View, str]
 
 
@@ -30,7 +42,8 @@ class TensorUse:
 
     def __init__(self, tensor: Tensor, shape: Shape, strides: Shape, dtype: str) -> None:
         self.tensor = tensor
-        self.key: Key = (view_of(tensor, shape, strides), dtype)
+        view = View(tensor.storage, tensor.offset, shape, strides, tensor.item_bytes)
+        self.key: Key = (view, dtype)
         sizes = tuple(size for size in shape if isinstance(size, int))
         steps = tuple(step for step in strides if isinstance(step, int))
         if len(steps) != len(sizes):
@@ -60,8 +73,7 @@ def _tensors_of(
 ) -> Iterator[TensorUse | None]:
     if isinstance(value, tuple):
         for i, item in enumerate(value):
-            inner = (inner_shape(shape, i), inner_shape(strides, i))
-            yield from _tensors_of(item, *inner, kinds)
+            yield from _tensors_of(item, _inner(shape, i), _inner(strides, i), kinds)
         return
     kind = next(kinds, "")
     dtype = ITEMS.get(kind)
@@ -69,6 +81,12 @@ def _tensors_of(
         yield None
     else:
         yield TensorUse(value, shape, strides, dtype)
+
+
+def _inner(nested: Shape, i: int) -> Shape:
+    """Of an item of a list of tensors."""
+    inner = nested[i] if i < len(nested) else ()
+    return inner if isinstance(inner, tuple) else ()
 
 
 class Tensors:
