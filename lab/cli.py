@@ -151,6 +151,42 @@ def batch(
     measure_task_set(settings, lambda text: note([text], quiet=quiet))
 
 
+def advice(
+    folder: Path,
+    *,
+    tasks: str = "0-9",
+    hardware: str,
+    rounds: int = 10,
+    block: int = 6,
+    ranks: int = 2,
+    models: str = "shapes",
+    quiet: bool = False,
+) -> None:
+    """Measure whether advice is right: models with and without it, run for real.
+
+    After an interruption the same command continues with what is left.
+
+    Arguments:
+        folder (FOLDER): Folder for the measurements; it is created, or continued.
+
+    Measurement:
+        tasks (SEEDS): Models to draw, such as 0-9 or 3,7,10-12.
+        hardware (FILE): Profile of this machine, from `shardopt calibrate`.
+        ranks (N): Number of processes; each has one core.
+        models (NAME): Family that models are drawn from, as of `batch`.
+    """
+    from lab.advice import AdviceSettings, measure_advice, summary
+    from shardopt.cli.output import note
+
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    check_number("block", block, 1, MAX_BLOCK)
+    settings = AdviceSettings(
+        folder, seeds("--tasks", tasks), hardware, rounds, block, ranks, models
+    )
+    found = measure_advice(settings, lambda text: note([text], quiet=quiet))
+    print("\n".join(summary(found)))
+
+
 def search(
     *,
     suite: Path,
@@ -296,6 +332,7 @@ app = typer.Typer(
 app.command("validate", rich_help_panel=MEASURE, epilog=EPILOG)(command(validate))
 for function in (
     batch,
+    advice,
     search,
     compare,
     predict,

@@ -150,7 +150,7 @@ class Advisor:
 
     def advise(self) -> Advised:
         """All that is worth telling; deterministic unless it is late."""
-        tried = [found for step in self._steps() if (found := self.found([step], self.plan))]
+        tried = [found for step in self.steps() if (found := self.found([step], self.plan))]
         best = _one_a_name(a for a in tried if a.gain > TOLERANCE)
         best = [*map(self._again, best[:REPLANNED]), *best[REPLANNED:]]
         best.sort(key=lambda a: -a.gain)
@@ -183,7 +183,8 @@ class Advisor:
             costs[f"{format_bytes(more)} more on the fullest rank"] = None
         return Advice(tuple(steps), case, plan, ms, gain, tuple(costs), plan is self.plan)
 
-    def _steps(self) -> Iterable[Step]:
+    def steps(self) -> Iterable[Step]:
+        """All that is tried, one at a time."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
         for knob in KNOBS.values():
             if knob.name == "cache_ratio" and not cached:

@@ -39,6 +39,8 @@ NUMERICS = "changes numerics"
 CONVERGES = "check that training converges equally well"
 SINGLE = 3
 """Tables that are tried one by one."""
+RARELY = 10
+"""Steps between averagings of copies that are tried where the user has no copies."""
 NO_CACHE = "no table may be fused_uvm_caching"
 
 SWITCH = OFF, ON = ("false", "true")
@@ -462,6 +464,19 @@ class Groups(Knob):
     def advised(self, case: Case) -> Iterable[Value]:
         ranks = case.installed.world_size
         return tuple(n for n in (case.installed.local_world_size, ranks // 2) if n < ranks)
+
+    def steps(self, case: Case) -> Iterator[Step]:
+        """Groups whose copies meet in every step, and, where there are none yet, in every tenth: a
+        pair of settings of which neither gains alone."""
+        for step in super().steps(case):
+            yield step
+            if case.workload.replica_groups is None:
+
+                def turn(given: Case, step: Step = step) -> Case:
+                    return KNOBS["sync_interval"].turn(step.turn(given), "sync_interval", RARELY)
+
+                value = f"{{size: {step.value}, sync_interval: {RARELY}}}"
+                yield replace(step, value=value, turn=turn, how=_copies(turn(case)))
 
     def how(self, before: Case, after: Case) -> str:
         return _copies(after)

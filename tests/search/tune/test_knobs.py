@@ -15,7 +15,7 @@ from predictor.predict import predict
 from predictor.units import GIB
 from search.solve import solve
 from search.stop import Stop
-from search.tune.knobs import KNOBS, Case, grid_of
+from search.tune.knobs import KNOBS, RARELY, Case, grid_of
 from tests.search.problems import CPU, H100, a_table, a_workload, hosts
 
 
@@ -168,3 +168,12 @@ def test_unequal_ranks_and_cpus() -> None:
     assert grid_of(on_cpu, {"pipeline": None}).values["pipeline"] == ("base", "sparse_dist")
     with pytest.raises(InputError, match=r"hbm .*memory"):
         grid_of(on_cpu, {"hbm": None})
+
+
+def test_groups_are_tried_with_copies_that_meet_rarely_where_there_are_none() -> None:
+    steps = list(KNOBS["groups"].steps(a_case(8, 4)))
+    tried = {step.turn(a_case(8, 4)).workload.replica_groups for step in steps}
+    assert tried == {ReplicaGroups(4), ReplicaGroups(4, RARELY)}
+    given = a_case(8, 4, replica_groups=ReplicaGroups(8, 5))
+    tried = {step.turn(given).workload.replica_groups for step in KNOBS["groups"].steps(given)}
+    assert tried == {ReplicaGroups(4, 5)}

@@ -1,0 +1,196 @@
+"""Whether advice is right: models of the task sets with and without it, measured on CPU ranks.
+
+For every model the best plan is searched on a calibrated profile, and of each of `SETTINGS` the
+step that changes most is run for real beside the model as it is, a few rounds of one after the
+other so that both meet the same noise. What is measured is in rows files in the folder, so that the
+same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lab.tasks.models import SHAPES, draw_model
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Workload
+from search.solve import solve
+from search.stop import Stop
+from search.tune.advice import Advice, Advisor
+from search.tune.knobs import Case
+from shardopt.bench.job import Job
+from shardopt.bench.rows import BenchRows, read_rows
+from shardopt.bench.run import run_bench
+from shardopt.config import load_model
+from shardopt.config.write import write_model
+from shardopt.files import atomic_write_text
+from shardopt.measure.machine import environment
+
+SETTINGS = ("index_dedup", "qcomm", "batch_size", "train_pipeline", "id_order")
+FORETOLD = 0.03
+"""Gains and losses that are larger must have the right sign."""
+NEAR = 0.05
+"""Points by which a foretold gain may be wrong."""
+EFFORT = 0.2
+"""Of the search of the plans."""
+AT_ONCE = 2
+"""Rounds of one model before the other has its turn."""
+AS_IS, PLAN = "as-is", "plan"
+REPORT = "advice.json"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AdviceSettings:
+    """What to measure.
+
+    Args:
+        folder: made if it is not there.
+        tasks: seeds of the models.
+        hardware: profile of this machine, from `shardopt calibrate`.
+        rounds, block: of each model, as `Job` has them.
+        models: the family that they are drawn from.
+    """
+
+    folder: Path
+    tasks: Sequence[int]
+    hardware: str
+    rounds: int = 10
+    block: int = 6
+    world_size: int = 2
+    models: str = SHAPES
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A step that was foretold and measured; gains are shares of the time per sample."""
+
+    task: int
+    name: str
+    target: str | None
+    value: str
+    foretold: float
+    measured: float
+
+    @property
+    def sign_right(self) -> bool:
+        """Or too little was foretold to tell."""
+        return abs(self.foretold) <= FORETOLD or self.foretold * self.measured > 0
+
+    @property
+    def near(self) -> bool:
+        """The size is right, too."""
+        return abs(self.foretold - self.measured) <= NEAR
+
+
+def measure_advice(settings: AdviceSettings, say: Say) -> list[Checked]:
+    """Measure what is missing and report all.
+
+    Raises:
+        ShardoptError: the ranks cannot be started, or one died; what is measured stays.
+    """
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    found: list[Checked] = []
+    for seed in settings.tasks:
+        found += _measure_task(settings, seed, say)
+        rows = [{**asdict(one), "sign_right": one.sign_right, "near": one.near} for one in found]
+        about = {"hardware": settings.hardware, "environment": environment("gloo"), "rows": rows}
+        atomic_write_text(settings.folder / REPORT, json.dumps(about, indent=1) + "\n")
+    return found
+
+
+def summary(found: Sequence[Checked]) -> list[str]:
+    """A line for each step, and the shares that are right."""
+    lines = [
+        f"task {one.task}: {one.name} {one.value}{f' on {one.target}' if one.target else ''}: "
+        f"foretold {one.foretold:+.1%}, measured {one.measured:+.1%}"
+        for one in found
+    ]
+    large = [one for one in found if abs(one.foretold) > FORETOLD]
+    signs, near = sum(one.sign_right for one in large), sum(one.near for one in found)
+    return [
+        *lines,
+        f"sign right in {signs} of {len(large)} where more than {FORETOLD:.0%} was foretold",
+        f"within {NEAR:.0%} of the time per sample in {near} of {len(found)}",
+    ]
+
+
+def _measure_task(settings: AdviceSettings, seed: int, say: Say) -> list[Checked]:
+    """The steps of one model."""
+    hardware = load_hardware(settings.hardware)
+    memory = environment("gloo")["memory_bytes"] // (2 * settings.world_size)
+    ranks = Topology.uniform(settings.world_size, hbm_bytes=0, ddr_bytes=memory)
+    case = Case(draw_model(settings.models, seed), ranks, hardware)
+    best = solve(case.problem(), Stop(EFFORT), seed=0).best
+    advisor = Advisor(case, best.plan, best.iteration_ms)
+    steps = list(_largest(advisor))
+    cases = {AS_IS: (case.workload, best.plan)}
+    cases |= {one.steps[0].name: (one.case.workload, one.plan) for one in steps}
+    rows = _run(settings, seed, cases, say)
+    before = _per_sample(rows[AS_IS])
+    return [
+        Checked(
+            seed,
+            one.steps[0].name,
+            one.steps[0].target,
+            str(one.steps[0].value),
+            one.gain,
+            1 - _per_sample(rows[one.steps[0].name]) / before,
+        )
+        for one in steps
+    ]
+
+
+def _largest(advisor: Advisor) -> Iterator[Advice]:
+    """Of each setting what changes most, for better or worse."""
+    tried: Iterable[Advice | None] = (
+        advisor.found([step], advisor.plan) for step in advisor.steps() if step.name in SETTINGS
+    )
+    largest: dict[str, Advice] = {}
+    for one in filter(None, tried):
+        name = one.steps[0].name
+        if name not in largest or abs(one.gain) > abs(largest[name].gain):
+            largest[name] = one
+    yield from largest.values()
+
+
+def _run(
+    settings: AdviceSettings,
+    seed: int,
+    cases: dict[str, tuple[Workload, ShardingPlan]],
+    say: Say,
+) -> dict[str, BenchRows]:
+    """The rows of every model, measured by turns until each has all rounds."""
+    paths = {name: settings.folder / f"task-{seed:03d}.{name}.rows.json" for name in cases}
+    for done in range(AT_ONCE, settings.rounds + AT_ONCE, AT_ONCE):
+        for name, (workload, plan) in cases.items():
+            path, rounds = paths[name], min(done, settings.rounds)
+            if path.exists() and len(read_rows(path).rounds) >= rounds:
+                continue
+            written = path.with_name(path.name.replace(".rows.json", ".yaml"))
+            if not written.exists():
+                write_model(written, workload)
+            job = Job(
+                load_model(written),
+                {PLAN: plan},
+                rounds=rounds,
+                block=settings.block,
+                seed=seed,
+            )
+            title = f"task {seed}, {name}, {rounds} of {settings.rounds} rounds"
+            run_bench(job, path, say=lambda text, title=title: say(f"{title}: {text}"))  # type: ignore[misc]
+    return {name: read_rows(path) for name, path in paths.items()}
+
+
+def _per_sample(rows: BenchRows) -> float:
+    """Median time of an iteration over all rounds, per sample of a rank, in ms."""
+    samples = [ms for of_round in rows.samples_ms(PLAN) for ms in of_round]
+    if not samples:
+        raise InputError("nothing was measured of a model; give at least one round")
+    return statistics.median(samples) / int(rows.model["batch_size"])

@@ -1,0 +1,89 @@
+"""Advice that is measured: by turns, resumable, and counted; nothing is run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import advice
+from lab.advice import AdviceSettings, Checked, measure_advice, summary
+from lab.cli import main
+from shardopt.bench.job import Job
+from shardopt.bench.rows import BenchRows, read_rows, write_rows
+from shardopt.bench.run import new_rows
+from tests.builders import a_table, a_workload
+
+
+class Ranks:
+    """Stand for what runs a job: an iteration takes a microsecond a sample, half with qcomm."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, int]] = []
+
+    def run(self, job: Job, path: Path, **_: Any) -> BenchRows:
+        self.order.append((path.name.split(".")[1], job.rounds))
+        rows = read_rows(path) if path.exists() else new_rows(job)
+        about = {"environment": {}, "started": "now", "load": 0.0, "warmup": WARM}
+        rows.sessions.append(about)
+        ms = 1e-3 * job.workload.batch_size * (0.5 if job.workload.qcomm.forward != "fp32" else 1)
+        for number in range(len(rows.rounds), job.rounds):
+            times = {"plan": [[ms] * job.block] * job.world_size}
+            rows.rounds.append(
+                {
+                    **{"round": number, "session": len(rows.sessions) - 1, "at": "now"},
+                    **{"load": 0.0, "other_cores": None, "order": ["plan"]},
+                    **{
+                        "lead_ms": {"plan": [ms] * job.world_size},
+                        "ranks_ms": times,
+                        "reference_ms": {},
+                    },
+                }
+            )
+        write_rows(path, rows)
+        return rows
+
+
+WARM = {"rounds": 1, "settled": True}
+
+
+def test_models_take_turns_and_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, small = Ranks(), a_workload(a_table("t", rows=1000, dim=8))
+    monkeypatch.setattr(advice, "run_bench", ranks.run)
+    monkeypatch.setattr(advice, "EFFORT", 0.001)
+    monkeypatch.setattr(advice, "draw_model", lambda models, seed: small)
+    settings = AdviceSettings(tmp_path / "made", [1], "cpu-gloo", rounds=3)
+    found = {one.name: one for one in measure_advice(settings, lambda text: None)}
+    assert {"qcomm", "batch_size"} <= found.keys() <= set(advice.SETTINGS)
+    assert found["qcomm"].measured == pytest.approx(0.5)
+    assert found["batch_size"].measured == pytest.approx(0.0)
+    names = [advice.AS_IS, *found]
+    assert ranks.order == [(name, rounds) for rounds in (2, 3) for name in names]
+    kept = json.loads((settings.folder / advice.REPORT).read_text())["rows"]
+    assert {row["name"] for row in kept} == set(found)
+    before = len(ranks.order)
+    assert measure_advice(settings, lambda text: None) == list(found.values())
+    assert len(ranks.order) == before
+
+
+def test_signs_and_sizes_are_counted_where_they_can_be_told() -> None:
+    def one(foretold: float, measured: float) -> Checked:
+        return Checked(0, "qcomm", None, "bf16", foretold, measured)
+
+    assert one(0.10, 0.06).sign_right
+    assert one(0.10, 0.06).near
+    assert not one(0.10, -0.01).sign_right
+    assert one(0.02, -0.01).sign_right
+    assert not one(0.02, -0.04).near
+    *_, signs, sizes = summary([one(0.1, 0.06), one(0.1, -0.01), one(0.02, -0.01)])
+    assert "1 of 2" in signs
+    assert "2 of 3" in sizes
+
+
+def test_the_command_names_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advice", str(tmp_path), "--hardware", "no-such-profile"]) == 4
+    assert "no-such-profile" in capsys.readouterr().err
