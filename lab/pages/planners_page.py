@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lab.planners.rows import (
     MANY_TABLES,
@@ -22,9 +22,6 @@ from lab.planners.rows import (
     against,
     gaps,
     others,
-    ours_predicted,
-    ours_rated,
-    ours_rated_same,
     planners_of,
     rated_ms,
     rows_by_instance,
@@ -112,10 +109,10 @@ def summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     """Lines on who is better by how much, and how soon."""
     yield f"## In short: {len(fields)} instances\n"
     yield "### (a) by shardopt's prediction\n"
-    yield from _against(fields, ours_predicted, time_ms, SHARDOPT)
+    yield from _against(fields, (SHARDOPT,), time_ms)
     yield from _gap_words(fields, SHARDOPT, time_ms)
     yield "### (b) by TorchRec's rating\n"
-    yield from _against(fields, ours_rated, rated_ms, RATED)
+    yield from _against(fields, (RATED, RATED_SAME), rated_ms)
     yield from _same_options(fields)
     yield from _gap_words(fields, RATED, rated_ms)
     yield "### Search and model apart\n"
@@ -127,14 +124,11 @@ def summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
 
 
 def _against(
-    fields: Mapping[str, InstanceRows],
-    ours: Callable[[InstanceRows], float | None],
-    value: Value,
-    needs: str,
+    fields: Mapping[str, InstanceRows], ours: Sequence[str], value: Value
 ) -> Iterator[str]:
     """A line for every other planner."""
     names = others(row for field in fields.values() for row in field.values())
-    found = [against(fields, name, ours, value, needs) for name in names]
+    found = [against(fields, name, ours, value) for name in names]
     yield "| against | instances | better | equal | worse | median gain | least | most | only us |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for one in found:
@@ -157,7 +151,7 @@ def _against_line(one: HeadToHead) -> str:
 
 
 def _same_options(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
-    one = against(fields, TORCHREC, ours_rated_same, rated_ms, RATED_SAME)
+    one = against(fields, TORCHREC, (RATED_SAME,), rated_ms)
     if one.median_gain is not None:
         yield (
             f"Among the options that TorchRec lists, the median gain over its default is "
@@ -167,8 +161,8 @@ def _same_options(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
 
 def _apart(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     """What better search on TorchRec's numbers is worth by the predictor."""
-    by_rating = against(fields, TORCHREC, lambda f: f[RATED_SAME].time_ms, time_ms, RATED_SAME)
-    by_time = against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT)
+    by_rating = against(fields, TORCHREC, (RATED_SAME,), time_ms)
+    by_time = against(fields, TORCHREC, (SHARDOPT,), time_ms)
     if by_rating.median_gain is None or by_time.median_gain is None:
         yield "Not enough rows.\n"
         return

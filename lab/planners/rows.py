@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -252,30 +253,10 @@ def rows_by_instance(rows: Iterable[SearchRow]) -> dict[str, InstanceRows]:
     return dict(found)
 
 
-def time_ms(row: SearchRow) -> float | None:
-    """Objective (a): predicted time of a plan that fits."""
-    return row.time_ms
-
-
-def rated_ms(row: SearchRow) -> float | None:
-    """Objective (b): TorchRec's rating of a plan that fits by its count."""
-    return row.rated_ms
-
-
-def ours_predicted(rows: InstanceRows) -> float | None:
-    """Our search's predicted time."""
-    return rows[SHARDOPT].time_ms if SHARDOPT in rows else None
-
-
-def ours_rated(rows: InstanceRows) -> float | None:
-    """The better rating of our two searches on TorchRec's cost."""
-    values = (rows[name].rated_ms for name in (RATED, RATED_SAME) if name in rows)
-    return min((v for v in values if v is not None), default=None)
-
-
-def ours_rated_same(rows: InstanceRows) -> float | None:
-    """The rating of our search on TorchRec's cost among TorchRec's own options."""
-    return rows[RATED_SAME].rated_ms if RATED_SAME in rows else None
+time_ms: Value = attrgetter("time_ms")
+"""Objective (a): predicted time of a plan that fits."""
+rated_ms: Value = attrgetter("rated_ms")
+"""Objective (b): TorchRec's rating of a plan that fits by its count."""
 
 
 def others(rows: Iterable[SearchRow]) -> list[str]:
@@ -287,21 +268,21 @@ def others(rows: Iterable[SearchRow]) -> list[str]:
 def against(
     instances: Mapping[str, InstanceRows],
     planner: str,
-    ours: Callable[[InstanceRows], float | None],
+    ours: Sequence[str],
     value: Value,
-    needs: str,
 ) -> HeadToHead:
     """Ours against one planner by one objective.
 
     Args:
-        needs: planner of ours that must have run on an instance for it to count.
+        ours: planners, of which the best plan counts; the first must have run on an instance.
     """
-    both = {name: f for name, f in instances.items() if planner in f and needs in f}
+    both = {name: f for name, f in instances.items() if planner in f and ours[0] in f}
     gains: list[float] = []
     worse: list[str] = []
     only = 0
     for name, rows in both.items():
-        mine, theirs = ours(rows), value(rows[planner])
+        found = (value(rows[one]) for one in ours if one in rows)
+        mine, theirs = min(filter(None, found), default=None), value(rows[planner])
         if mine is None or theirs is None:
             only += mine is not None
             worse += [name] if theirs is not None else []

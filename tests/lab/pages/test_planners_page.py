@@ -19,8 +19,6 @@ from lab.planners.rows import (
     SearchRow,
     against,
     gaps,
-    ours_predicted,
-    ours_rated,
     rated_ms,
     rows_by_instance,
     shares,
@@ -81,7 +79,7 @@ FIELDS = rows_by_instance([*BETTER, *WORSE, *ONLY_OURS, *NOT_RUN, *MISFIT])
 
 
 def test_against_one_planner_by_the_prediction() -> None:
-    found = against(FIELDS, TORCHREC, ours_predicted, time_ms, SHARDOPT)
+    found = against(FIELDS, TORCHREC, (SHARDOPT,), time_ms)
     # w has no row of ours; v and z have no plan of theirs that fits
     assert (found.instances, found.answered, found.better, found.equal) == (4, 2, 1, 0)
     assert found.worse == ("y",)
@@ -91,19 +89,19 @@ def test_against_one_planner_by_the_prediction() -> None:
 
 
 def test_against_one_planner_by_the_rating() -> None:
-    found = against(FIELDS, TORCHREC, ours_rated, rated_ms, RATED)
+    found = against(FIELDS, TORCHREC, (RATED, RATED_SAME), rated_ms)
     assert (found.instances, found.better, found.worse) == (3, 1, ("y",))
     assert found.most_gain == pytest.approx(0.25)
 
 
 def test_no_plan_of_ours_where_they_have_one_is_worse() -> None:
     fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, None, None)])
-    assert against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT).worse == ("x",)
+    assert against(fields, TORCHREC, (SHARDOPT,), time_ms).worse == ("x",)
 
 
 def test_rounding_is_no_difference() -> None:
     fields = rows_by_instance([row("x", TORCHREC, 1.0, 1.0), row("x", SHARDOPT, 1.0 + 1e-12, 1.0)])
-    found = against(fields, TORCHREC, ours_predicted, time_ms, SHARDOPT)
+    found = against(fields, TORCHREC, (SHARDOPT,), time_ms)
     assert (found.equal, found.worse, found.least_gain) == (1, (), 0.0)
 
 
