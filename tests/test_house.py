@@ -129,8 +129,13 @@ CODE_METHODS = {"pickle.load", "pickle.loads", "marshal.loads", "runpy.run_path"
 def test_nothing_that_is_read_runs() -> None:
     """SECURITY.md promises it of every file that comes from elsewhere."""
     found = set()
+    names = {name.partition(".")[0] for name in CODE_CALLS | CODE_METHODS}
+    may_run = re.compile(rf"\b({'|'.join(sorted(names))}|torch\.load|allow_pickle)\b")
     for path in files(*PACKAGES, suffixes={".py"}):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        if not may_run.search(source):
+            continue
+        for node in ast.walk(ast.parse(source)):
             if not isinstance(node, ast.Call):
                 continue
             called, words = ast.unparse(node.func), {k.arg: k.value for k in node.keywords}

@@ -119,25 +119,41 @@ def main(
         if word == CONFIRM and not "".join(words[at + 1 : at + 2]).lstrip("-").isdigit():
             words[at] = f"{CONFIRM}={COUNT}"
     open_streams()
-    with remember_interrupts() as interrupts, inputs_remembered():
-        try:
-            # without standalone mode typer raises usage errors and returns the code of an Exit
-            command = typer.main.get_command(commands)
-            code = command.main(words, prog_name=name, standalone_mode=False)
-            sys.stdout.flush()
-        except (KeyboardInterrupt, typer.Abort):
-            code = EXIT_INTERRUPTED
-        except SystemExit:  # rich, with which typer prints, ends so where nobody reads
-            code = EXIT_BROKEN_PIPE
-        except Exception as error:
-            # C code that Ctrl-C interrupts may raise an error of its own in its place
-            if not interrupts and debug:
-                raise
-            code = EXIT_INTERRUPTED if interrupts else _explain(error)
-        close_stdout()
+    interrupts: list[int] = []
+    try:
+        with remember_interrupts(interrupts), inputs_remembered():
+            code = _run(words, commands, name, debug, interrupts)
+    except KeyboardInterrupt:  # as the blocks above begin or end
+        code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         code = interrupts[0] if interrupts else code
         return _fail(MESSAGES[code], code)
+    return code
+
+
+def _run(
+    words: list[str], commands: typer.Typer, name: str, debug: bool, interrupts: Sequence[int]
+) -> int:
+    """The exit code of a command, whose errors are told here.
+
+    Args:
+        interrupts: that came so far.
+    """
+    try:
+        # without standalone mode typer raises usage errors and returns the code of an Exit
+        command = typer.main.get_command(commands)
+        code = command.main(words, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = EXIT_INTERRUPTED
+    except SystemExit:  # rich, with which typer prints, ends so where nobody reads
+        code = EXIT_BROKEN_PIPE
+    except Exception as error:
+        # C code that Ctrl-C interrupts may raise an error of its own in its place
+        if not interrupts and debug:
+            raise
+        code = EXIT_INTERRUPTED if interrupts else _explain(error)
+    close_stdout()
     return code if isinstance(code, int) else 0
 
 

@@ -37,10 +37,9 @@ def end_at_interrupts() -> None:
 
 
 @contextmanager
-def remember_interrupts() -> Iterator[list[int]]:
-    """A list of the exit codes of the signals that come meanwhile; the first of them raise
-    KeyboardInterrupt all the same."""
-    seen: list[int] = []
+def remember_interrupts(seen: list[int]) -> Iterator[None]:
+    """Append the exit codes of the signals that come meanwhile to ``seen``; the first of them raise
+    KeyboardInterrupt all the same, in the block or as it begins."""
     terminated: list[int] = []
     last: list[int] = []
     hook = sys.unraisablehook
@@ -73,7 +72,7 @@ def remember_interrupts() -> Iterator[list[int]]:
     with _sigterm_as_sigint(terminated) if len(ours) == len(DEFAULTS) else nullcontext():
         sys.unraisablehook = again
         try:
-            yield seen
+            yield
         finally:
             sys.unraisablehook = hook
             for number, handler in before.items():

@@ -53,7 +53,7 @@ def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 
 def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    bound.solve(200)
+    bound.solve(50)
     return [c.assignment for c in Rounding(objective, surrogate, 0).propose(bound)]
 
 
@@ -137,9 +137,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "two hosts, tied": spanning,
     "UVM needed": uvm_needed,
     "uneven caps": uneven,
-    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(8)},
+    **{f"random {seed}": lambda seed=seed: random_problem(seed) for seed in range(4)},
 }
-QUICK = [name for name in PROBLEMS if "random" not in name]
+QUICK = ["UVM needed", "uneven caps"]
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)

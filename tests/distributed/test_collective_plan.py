@@ -9,7 +9,7 @@ pytest.importorskip("torchrec")
 
 from tests.distributed.ranks import run_ranks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,6 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((job / f"met.{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.slow
 def test_without_a_group_the_way_to_one_is_named(met: list[dict[str, Any]]) -> None:
     assert "init_process_group" in met[0]["no group"]
 

@@ -15,19 +15,19 @@ pytestmark = pytest.mark.distributed
 
 DENSE = {"replicated as asked": {"t0"}, "replicated by TorchRec": {"t0", "t1", "t2", "t3"}}
 """Tables that the dense optimizer steps, under TorchRec's plan as under ours."""
-QUICK = ("towers", "replicated by TorchRec", "replicated as asked")
-SLOW = ("pooled", "weighted", "sequences", "two modules", "position weighted")
+KINDS = (
+    "towers", "replicated by TorchRec", "replicated as asked",
+    "pooled", "weighted", "sequences", "two modules", "position weighted",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_two_ranks_lose_what_they_lose_under_torchrecs_plan(
-    tmp_path: Path, kinds: tuple[str, ...]
-) -> None:
+@pytest.mark.slow
+def test_two_ranks_lose_what_they_lose_under_torchrecs_plan(tmp_path: Path) -> None:
     """Replicated, a table would leave RowWiseAdagrad for SGD and part from the second step on."""
-    run_ranks("optimizer_worker", tmp_path, *kinds)
+    run_ranks("optimizer_worker", tmp_path, *KINDS)
     for rank in range(2):
         found = json.loads((tmp_path / f"found.{rank}.json").read_text())
-        assert set(found) == set(kinds)
+        assert set(found) == set(KINDS)
         for kind, of_kind in found.items():
             ours, theirs = of_kind["ours"], of_kind["theirs"]
             assert len(ours["losses"]) == 20

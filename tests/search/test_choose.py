@@ -21,7 +21,7 @@ from search.stop import Stop
 from tests.quick import quick_first
 from tests.search.problems import large_tables, several_lookups, some_plan
 
-QUICK = 0.01
+QUICK = 0.002
 
 
 def mean_ms(result: Result) -> float:
@@ -77,6 +77,7 @@ def test_moving_must_pay_in_the_scenarios_too() -> None:
     assert free.best.iteration_ms < short.best.iteration_ms
 
 
+@pytest.mark.slow
 def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
     """Windows that hardly differ give no reason to leave the plan of the nominal time."""
     problem = several_lookups(1, 6)

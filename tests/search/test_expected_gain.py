@@ -96,7 +96,7 @@ def test_a_plan_of_another_model_is_refused() -> None:
 
 def test_the_gain_over_a_baseline_is_that_of_the_best_plan() -> None:
     problem = several_lookups(2)
-    result = solve(problem, Stop(effort=0.02), 0)
+    result = solve(problem, Stop(effort=0.002), 0)
     found = gain_over_baseline(problem, result)
     assert found is not None
     assert found.baseline == TORCHREC
@@ -171,7 +171,7 @@ def solved(forward_ms: float) -> tuple[Problem, Result]:
     dense = MeasuredDense(16384, forward_ms, 2 * forward_ms, 0.1, 2**20)
     workload = replace(a_workload(*tables, batch_size=16384), dense=dense)
     problem = a_problem(workload, hosts(4))
-    return problem, solve(problem, Stop(effort=0.02), 0)
+    return problem, solve(problem, Stop(effort=0.002), 0)
 
 
 def test_beside_a_long_dense_part_plans_are_alike() -> None:

@@ -146,13 +146,14 @@ def test_the_time_limit_is_a_ceiling(hardware: str) -> None:
     """Of the H100 the host sets the pace: the bound is soon met, and thousands of plans tie."""
     problem = a_problem(several(24), hosts(8), hardware)
     before = time.monotonic()
-    result = solve(problem, Stop(effort=50, time_limit_s=1.0), 0)
-    assert time.monotonic() - before < 10.0  # of minutes
+    result = solve(problem, Stop(effort=50, time_limit_s=0.3), 0)
+    assert time.monotonic() - before < 30.0  # of minutes
     assert result.stopped_by == "time" or hardware == "h100-sxm"
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
 
 
-@pytest.mark.parametrize("ticks", [150, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ticks", [150, 600])
 def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
     ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,8 @@ def test_thousands_of_random_plans_on_real_sizes(ranks: int, pipeline: str) -> N
     assert bound_of(objective, 400) <= times.min() * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", quick_first(1, range(8)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_dividing_the_plans_proves_what_every_set_alone_does(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

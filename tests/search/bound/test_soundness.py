@@ -29,7 +29,7 @@ from search.problem import Problem
 from search.solve import solve
 from search.space.enumerate import whole_space
 from search.stop import Stop
-from tests.quick import quick_first, quick_only
+from tests.quick import quick_first
 from tests.search.bound.plans_of_sets import rank_loads, sets_with_plans
 from tests.search.problems import (
     H100,
@@ -152,7 +152,8 @@ def test_concave_costs(ramp_us: float, pipeline: str) -> None:
     assert_below(a_problem(workload, hosts(4), profile))
 
 
-@pytest.mark.parametrize("ramp_us", quick_only([500.0], [0.0, 500.0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ramp_us", [0.0, 500.0])
 def test_many_modules(ramp_us: float) -> None:
     tables = [
         a_table(f"t{i}", 20_000 * (1 + i), 32, 4.0, module=f"m{i % 3}", constraints=FUSED)
@@ -352,7 +353,8 @@ def _any_table(
     )
 
 
-@pytest.mark.parametrize("seed", quick_first(1, range(64)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(32))
 def test_any_problem(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans of a few tables, or many random ones, are above what each way proves."""
     monkeypatch.setattr(exchange_set, "WHOLE", 0.0)

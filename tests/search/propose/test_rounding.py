@@ -38,6 +38,7 @@ def test_many_like_tables_come_close_to_the_bound() -> None:
     assert proven <= best <= proven * 1.05
 
 
+@pytest.mark.slow
 def test_sets_that_the_clock_cut_short_are_solved_first() -> None:
     objective, surrogate = many_tables()
     best = []
@@ -57,6 +58,7 @@ def test_sets_that_cannot_hold_a_better_plan_are_left_out() -> None:
     assert list(rounding.propose(bound, proven * 1.2))
 
 
+@pytest.mark.slow
 def test_of_many_sets_the_cheapest_is_tried_first_however_little_the_bound_was_solved() -> None:
     tables = [a_table(f"t{i}", 100_000 + 1000 * i, 64, 2.0 + i % 7) for i in range(8)]
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(4, 2)))
@@ -107,6 +109,7 @@ def test_solving_in_parts_proves_what_solving_at_once_does() -> None:
     assert proven[-1] == pytest.approx(whole.solve(300))
 
 
+@pytest.mark.slow
 def test_where_memory_is_scarce_rounding_with_room_left_places_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,8 +25,14 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs `shardopt` with the given words in an empty directory."""
+def run(
+    kept_answers: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Run:
+    """Runs `shardopt` with the given words in an empty directory. What one test searched is not
+    searched again for another."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 

@@ -1,7 +1,7 @@
 """Commands on mutated input, many in one process: whatever it is, no traceback and no hang.
 
-Run as ``python -m tests.shardopt.cli.fuzz FOLDER FAMILY SEED COUNT [FAMILY ...]``; prints a line of
-JSON each: what went wrong, the exit codes, and the most memory the process had.
+Run as ``python -m tests.shardopt.cli.fuzz FOLDER FAMILY SEED COUNT``; prints a line of JSON: what
+went wrong, the exit codes, and the most memory the process had.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ from tests.shardopt.bench import test_learn as job
 from tests.shardopt.conftest import MODEL
 
 ALLOWED = frozenset({0, 2, 3, 4})
+STARTS_PROCESSES = (
+    (bench_run, "run_ranks"),
+    (bench_confirm, "run_ranks"),
+    (replay_predict, "list_ranks"),
+)
+"""Functions that start processes; families put others in their place."""
 HANG_S = 60
 Words = list[str]
 Family = Callable[[random.Random, Path], Words]
@@ -531,6 +537,5 @@ def _most_bytes() -> int:
 
 
 if __name__ == "__main__":
-    place, *words = sys.argv[1:]
-    for name, first, count in zip(words[::3], words[1::3], words[2::3], strict=True):
-        print(json.dumps(run(name, int(first), int(count), Path(place))))
+    place, family, first, count = sys.argv[1:]
+    print(json.dumps(run(family, int(first), int(count), Path(place))))

@@ -28,19 +28,6 @@ def lopsided(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
     return path
 
 
-def test_report(run, model: Path, plan: Path) -> None:
-    done = run("explain", model, plan)
-    assert done.code == 0, done.err
-    for words in (
-        "Critical path",
-        "What would help most",
-        "Sensitivity",
-        "Ranks",
-        "The largest part is",
-    ):
-        assert words in done.out
-
-
 def test_json_path_fills_the_iteration_and_a_page_is_written_whole(
     run, model: Path, plan: Path, tmp_path: Path
 ) -> None:
@@ -62,17 +49,15 @@ def test_who_waits_for_whose_tables(run, model: Path, lopsided: Path) -> None:
     assert (first["rank"], first["late_rank"]) == (1, 0)
     assert "items" in first["causes"][0]["tables"]
     assert "days" not in first["causes"][0]["tables"]
-    words = " ".join(run("explain", model, lopsided).out.split())
-    assert "Rank 1 waits" in words
-    assert "for rank 0's" in words
+    shown = run("explain", model, lopsided).out
+    for word in ("Rank 1 waits", "Critical path", "Sensitivity"):
+        assert word in " ".join(shown.split())
 
 
 def test_changes_come_as_tables_of_a_plan_that_is_that_much_faster(
     run, model: Path, lopsided: Path, tmp_path: Path
 ) -> None:
-    once, again = (run("explain", model, lopsided, "--json").out for _ in range(2))
-    assert once == again
-    data = json.loads(once)
+    data = json.loads(run("explain", model, lopsided, "--json").out)
     found = data["changes"]["found"]
     assert 1 <= len(found) <= 3
     savings = [change["saving_ms"] for change in found]
@@ -92,8 +77,6 @@ def test_further_plans_are_compared(run, model: Path, plan: Path, lopsided: Path
     (other,) = data["others"]
     alone = json.loads(run("predict", model, lopsided, "--json").out)["predictions"][0]
     assert other == alone
-    done = run("explain", model, plan, lopsided)
-    assert "vs best" in done.out
     assert run("explain", model, plan, lopsided, "--quiet").out.count(" ms") == 2
 
 

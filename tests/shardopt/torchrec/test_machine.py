@@ -21,6 +21,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from shardopt.torchrec import ReplicaGroups, ShardoptPlanner
 from tests.shardopt.torchrec.hook_models import (
+    EFFORT,
     SHARDERS,
     Model,
     bag,
@@ -115,7 +116,7 @@ def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagColle
 def grouped_planner(groups: ReplicaGroups, job: Topology | None = None) -> ShardoptPlanner:
     ranks = job or Topology(16, "cuda", local_world_size=8)
     return ShardoptPlanner(
-        ranks, 64, constraints=RULES, replica_groups=groups, effort=0.02, debug=False, cache=False
+        ranks, 64, constraints=RULES, replica_groups=groups, effort=EFFORT, debug=False, cache=False
     )
 
 

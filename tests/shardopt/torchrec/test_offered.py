@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torchrec")
 
 import logging
+from itertools import product
 from typing import Any
 
 import torch
@@ -72,8 +73,9 @@ def plans_of(module: nn.Module, sharders: list[Any], batch: int, **more: Any) ->
     return EmbeddingShardingPlanner(**given).plan(module, sharders), ours.plan(module, sharders)
 
 
-@pytest.mark.parametrize("device", quick_first(1, ["cuda", "cpu"]))
-@pytest.mark.parametrize("make", [small, with_towers, sequences])
+@pytest.mark.parametrize(
+    ("make", "device"), quick_first(1, product([small, with_towers, sequences], ["cuda", "cpu"]))
+)
 def test_no_table_leaves_the_optimizer_of_its_backward(make: Any, device: str) -> None:
     """The search would replicate all of them: that is fewer launches, and other training."""
     for sharders in (

@@ -135,6 +135,7 @@ def test_no_plan_fits(run, model: Path) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_without_torchrec_it_says_how_to_install_it(model: Path, tmp_path: Path) -> None:
     (tmp_path / "stub").mkdir()
     (tmp_path / "stub" / "torch.py").write_text("raise ImportError('no torch here')\n")

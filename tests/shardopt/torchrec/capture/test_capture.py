@@ -68,7 +68,7 @@ def test_as_many_as_pytorch_counts(name: str) -> None:
 
 def test_another_batch_is_what_a_capture_there_finds() -> None:
     here, there = (
-        capture_dense(Encoder(), (), batch, example_inputs=(torch.empty(batch, 10, 32),))
+        capture_dense(Attention(), (), batch, example_inputs=(torch.empty(batch, 12, 32),))
         for batch in (BATCH, 200)
     )
     assert here.program(AtBatch(200)) == there.program(AtBatch(200))
