@@ -15,10 +15,10 @@ MANY = {
     **dict.fromkeys(FAMILIES, 1000),
     **{
         "plan_fields": 2000,
-        "names": 1500,
+        "names": 1000,
         "traces": 1500,
         "profiles": 900,
-        "storages": 100,
+        "storages": 60,
         "confirms": 100,
     },
 }
