@@ -102,7 +102,9 @@ def test_predict_repeats_the_time_of_the_file(run, model: Path, tmp_path: Path) 
 
 def test_same_seed_same_plan(run, model: Path, tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
-        assert run("plan", model, *QUICK, "--no-cache", "--seed", 7, "-o", name).code == 0
+        done = run("plan", model, *QUICK, "--no-cache", "--seed", 7, "-o", name)
+        assert (done.code, done.err) == (0, ""), "no progress where stderr is no terminal"
+    assert load_plan(tmp_path / "a.json").meta["seed"] == 7
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 
 
