@@ -302,9 +302,8 @@ def _check_folder(place: Path) -> None:
 
 
 def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
-    from lab.replay.calibrate import prepare, replays, side_by_side, time_rounds
     from lab.replay.calls import FILE, write_models
-    from lab.replay.side_by_side import summary
+    from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
     from shardopt.api.cache import versions
     from shardopt.cli.output import note, write_json
 

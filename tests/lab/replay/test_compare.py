@@ -7,17 +7,18 @@ import pytest
 
 pytest.importorskip("torchrec")
 
-from lab.replay import calibrate
-from lab.replay.calibrate import (
+from lab.replay import compare
+from lab.replay.calls import FIT, TEST
+from lab.replay.compare import (
     LISTED,
+    capture,
     folder_of,
+    measure,
     prepare,
     replays,
     side_by_side,
     time_rounds,
 )
-from lab.replay.calls import FIT, TEST
-from lab.replay.side_by_side import capture, measure
 
 NAMES = ("mlp", "mlp a")
 
@@ -49,10 +50,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     op = {"call": 0, "kind": "mul c>1", "sizes": [1, 8, 8, 0], "reuse": [0.0] * 12}
     listed = {"ops": [op], "events": [], "replaced": [], "groups": [], "left_out": []}
-    monkeypatch.setattr(calibrate, "capture", captured)
-    monkeypatch.setattr(calibrate, "measure", measured)
+    monkeypatch.setattr(compare, "capture", captured)
+    monkeypatch.setattr(compare, "measure", measured)
     monkeypatch.setattr(
-        calibrate, "list_ranks", lambda _: [{**listed, "calls": [["aten::mul", 1.0, None]]}]
+        compare, "list_ranks", lambda _: [{**listed, "calls": [["aten::mul", 1.0, None]]}]
     )
     return found
 
@@ -102,11 +103,11 @@ def test_rounds_that_other_work_disturbed_do_not_count(
         return [timed(10.0, 5.0 + len(made), others=0.5 if len(made) < 6 else 0.0)]
 
     assert list(prepare(("mlp",), tmp_path)) == ["mlp"]
-    monkeypatch.setattr(calibrate, "measure", disturbed_at_first)
+    monkeypatch.setattr(compare, "measure", disturbed_at_first)
     made.clear()
     rounds = time_rounds(("mlp",), tmp_path, 3)
     next(rounds)
-    assert len(made) == calibrate.TRIES
+    assert len(made) == compare.TRIES
     (model,) = replays(("mlp",), tmp_path)
     assert len(model.replay_ms) == 1
     assert len(list(rounds)) == 2
