@@ -187,6 +187,39 @@ def advice(
     print("\n".join(summary(found)))
 
 
+def confirm(
+    *,
+    folder: Path,
+    tasks: str = "0-19",
+    models: str = "shapes",
+    minutes: float = 3.0,
+    measure_minutes: float = 3.0,
+    quiet: bool = False,
+) -> None:
+    """Learn from one trace, plan, confirm, and hold what is foretold against what is measured.
+
+    After an interruption the same command continues with what is left. Prints what must be reached
+    beside what was. Of four tasks one needs root and iproute2, for its emulated link.
+
+    Arguments:
+        folder (FOLDER): Folder for the measurements; it is created, or continued.
+
+    Measurement:
+        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
+        models (NAME): Family that models are drawn from, as for batch.
+        minutes (M): Of plan --confirm, in each task.
+        measure_minutes (M): That twelve plans and TorchRec's once more run afterwards.
+    """
+    from lab.tasks.confirmed import ConfirmedTasks, run_tasks, table
+    from shardopt.bench.confirm import check_minutes
+    from shardopt.cli.output import note
+
+    for given in (minutes, measure_minutes):
+        check_minutes(given, 1)
+    asked = ConfirmedTasks(folder, seeds("--tasks", tasks), models, minutes, measure_minutes)
+    print(table(run_tasks(asked, lambda text: note([text], quiet=quiet))))
+
+
 def search(
     *,
     suite: Path,
@@ -332,6 +365,7 @@ app.command("validate", rich_help_panel=MEASURE, epilog=EPILOG)(command(validate
 for function in (
     batch,
     advice,
+    confirm,
     search,
     compare,
     predict,

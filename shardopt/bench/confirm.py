@@ -35,6 +35,7 @@ from shardopt.files import atomic_write_text
 from shardopt.measure.machine import available_bytes
 from shardopt.race import SHORTEST_S, TORCHREC, Confirmation, Entrant, Race, Sessions, run_race
 from shardopt.ranks.calls import CallError, CallServer
+from shardopt.ranks.hosts import Link
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, RankDiedError, errors_of, join_group, prepare
 from shardopt.ranks.realtime import Runtime
@@ -99,6 +100,7 @@ def confirm(
 
     Raises:
         InputError: this machine cannot run the plans, or none could be timed.
+        KeyboardInterrupt: before any was.
     """
     race, deadline = Race(), time.time() + 60 * minutes
     race.enter(plans)
@@ -108,7 +110,7 @@ def confirm(
         last = plan_again is None or turn == TURNS - 1
         now = time.time()
         run_race(race, sessions, deadline if last else now + FIRST_SHARE * (deadline - now), say)
-        learned, told = _learned(setting, race, folder)
+        learned, told = learned_from(setting, race, folder)
         left = deadline - time.time()
         if last or race.interrupted or learned is None or left < SHORTEST_S + SEARCH_S:
             break
@@ -123,9 +125,11 @@ def confirm(
         if not fresh:
             say("the best plan stays the same")
             run_race(race, sessions, deadline, say)
-            learned, told = _learned(setting, race, folder)
+            learned, told = learned_from(setting, race, folder)
             break
         race.enter(fresh)
+    if race.interrupted and race.leader is None:
+        raise KeyboardInterrupt
     race.notes += told
     return race.confirmation(), learned
 
@@ -153,11 +157,19 @@ def _fresh(result: Result, race: Race, setting: Setting) -> dict[str, Entrant]:
 
 @dataclass
 class StartedSessions:
-    """`shardopt.race.Sessions` on ranks that are started for each."""
+    """`shardopt.race.Sessions` on ranks that are started for each.
+
+    Args:
+        folder: for the traces of each plan, recorded the first time that it runs.
+        link: between the ranks, each a host.
+        traced: whether they are recorded.
+    """
 
     setting: Setting
     folder: Path
     silence_s: float = SILENCE_S
+    link: Link | None = None
+    traced: bool = True
     current: str = ""
 
     def now(self) -> float:
@@ -189,6 +201,7 @@ class StartedSessions:
                 job.world_size,
                 job,
                 local_world_size=job.local_world_size,
+                link=job.link,
                 on_report=hear,
                 silence_s=self.silence_s,
             )
@@ -197,6 +210,7 @@ class StartedSessions:
         return {}
 
     def _job(self, race: Race, order: Sequence[str], until: float) -> Job:
+        new = [name for name in order if self.traced and not race.times[name]]
         return Job(
             self.setting.workload,
             {name: race.entrants[name].plan for name in order},
@@ -204,7 +218,8 @@ class StartedSessions:
             rounds=MOST_ROUNDS,
             warmup=1,
             until=until,
-            traces={n: str(traces_of(self.folder, n)) for n in order if not race.times[n]},
+            link=self.link,
+            traces={n: str(traces_of(self.folder, n)) for n in new},
         )
 
 
@@ -315,7 +330,7 @@ def sessions_of(
     led.joined.share(None)
 
 
-def _learned(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:
+def learned_from(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:
     """From the traces of every plan, with the steps that no profiler watched; and what to say."""
     found, notes = None, []
     for name, one in race.entrants.items():

@@ -98,6 +98,12 @@ def lesson_of(
             "plan of the traced job",
             inputs=("plan",),
         )
+    bare = [t.rank for t in found.traces if not t.device and not any(e.shapes for e in t.host)]
+    if bare:
+        raise InputError(
+            f"the trace of rank {bare[0]} holds no shapes of ops, which tell exchanges apart; "
+            "record it with record_shapes=True"
+        )
     workload, topology = setting.workload, setting.topology
     phases = measured_phases(found.traces, workload.modules, workload.batch_size)
     measured = list(phases.measured)

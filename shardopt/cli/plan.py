@@ -187,7 +187,12 @@ def plan(
         from shardopt.bench.confirm import confirm_answer
 
         say = partial(_say, quiet=quiet)
-        answer, measured = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
+        try:
+            answer, measured = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
+        except KeyboardInterrupt:  # before any plan was timed
+            if output is not None:
+                atomic_write_text(output, answer.plan_text())
+            raise
     answer = with_advice(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:

@@ -16,12 +16,14 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.learn import STEP, learn, predicted_parts, update
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.predict import predict
-from predictor.trace.phases import Measured
+from predictor.trace.phases import Measured, measured_phases
+from predictor.trace.read import load_traces
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
+from tests.public_data import TRACES, needs_public_data
 
 DIM = 64
 ROWS = (400_000, 60_000, 800_000, 5_000)
@@ -266,3 +268,61 @@ def test_times_that_no_model_is_wrong_by_teach_nothing() -> None:
     measured = [replace(one, ms=one.ms * 1e12) for one in measure(MIXED, base)]
     with pytest.raises(InputError, match="that is not learned"):
         lesson(MIXED, base, measured)
+
+
+V100 = Topology.uniform(8, 8, hbm_bytes=2**34, ddr_bytes=2**34)
+SMALL = (1000, 16)
+"""Rows are not in the trace; the tables are small enough to be in cache either way."""
+
+
+def dlrm_of_the_traces() -> tuple[Workload, ShardingPlan]:
+    """MLPerf's DLRM-DCNv2, 16 samples a rank and 16 columns: three tables a rank, two copied."""
+    tables = tuple(Table(f"t{i}", *SMALL, (Feature(f"f{i}", 1.0),)) for i in range(26))
+    dense = DenseArch(
+        13, (512, 256, 16), (1024, 1024, 512, 256, 1), DcnV2(3, 512), optimizer="adagrad"
+    )
+    plan = {}
+    for i in range(26):
+        ranks = range(8) if i >= 24 else (i // 3,)
+        kind, kernel = (
+            (ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
+            if i >= 24
+            else (ShardingType.TABLE_WISE, ComputeKernel.FUSED)
+        )
+        plan[f"t{i}"] = TablePlan(kind, kernel, tuple(Shard(r, (0, 0), SMALL) for r in ranks))
+    return Workload("dlrm", 16, tables, dense), ShardingPlan(plan, 8, 8)
+
+
+@needs_public_data
+def test_half_of_the_ranks_of_a_v100_job_tell_the_dense_part_of_the_others() -> None:
+    """The shipped profile is off by a third: each op has so few samples that its floor is all.
+
+    Learned from four ranks, the dense part of the other four is within 5 %, in the mean over four
+    halves; of single halves 3 to 6 %. Lookups of this TorchRec carry no annotation, and exchanges
+    hold the wait for other ranks: neither is compared.
+    """
+    workload, plan = dlrm_of_the_traces()
+    hardware = load_hardware("v100-32gb")
+    traces = load_traces([TRACES / "dlrm_kineto.tar.gz"]).traces
+    parts = predicted_parts(workload, V100, hardware, plan)
+
+    def dense(ranks: set[int]) -> list[Measured]:
+        phases = measured_phases([t for t in traces if t.rank in ranks], ["ebc"])
+        return [one for one in phases.measured if one.what.startswith("dense.")]
+
+    before, after = [], []
+    for half in ({0, 1, 2, 3}, {4, 5, 6, 7}, {0, 2, 4, 6}, {1, 3, 5, 7}):
+        learned, _ = learn(
+            workload, V100, hardware, plan, dense(half),
+            name="p", steps=1, machine="V100", date="2023-09-08",
+        )  # fmt: skip
+        others = dense(set(range(8)) - half)
+        for rank in set(range(8)) - half:
+            of_rank = [one for one in others if one.rank == rank]
+            measured = sum(one.ms for one in of_rank)
+            raw = [parts[one.what, rank] for one in of_rank]
+            told = sum(ms * learned.factor(part) for of in raw for part, ms in of.items())
+            before.append(abs(sum(sum(of.values()) for of in raw) / measured - 1))
+            after.append(abs(told / measured - 1))
+    assert np.mean(before) > 0.3
+    assert np.mean(after) < 0.05

@@ -69,6 +69,8 @@ class Play:
     ) -> Confirmation:
         def ranks(body: object, count: int, job: Job, *, on_report: Any, **given: object) -> None:
             self.sessions.append(list(job.plans))
+            if not ends:
+                raise KeyboardInterrupt
             for name in job.plans:
                 on_report(0, {"kind": "plan", "name": name})
                 if times[name] is None:
@@ -85,7 +87,7 @@ class Play:
 
         self.patch.setattr(room, "run_ranks", ranks)
         self.patch.setattr(room, "check_job", check)
-        self.patch.setattr(room, "_learned", lambda *_: (learned, []))
+        self.patch.setattr(room, "learned_from", lambda *_: (learned, []))
         sessions = StartedSessions(self.setting, self.folder)
         found, _ = confirm(self.setting, PLANS, sessions, self.folder, 1.0, plan_again=again)
         return found
@@ -131,6 +133,11 @@ def test_an_interrupt_leaves_the_best_so_far(play: Play) -> None:
     found = play({"plan 1": 10.0, "plan 2": 9.9, "torchrec": 10.0}, ends=1)
     assert found.interrupted
     assert found.best.name == "plan 2"
+
+
+def test_an_interrupt_before_any_plan_was_timed_ends_the_command(play: Play) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(dict.fromkeys(PLANS, 10.0), ends=0)
 
 
 def test_plans_that_do_not_fit_together_run_in_halves(play: Play) -> None:

@@ -135,6 +135,12 @@ def test_a_profile_that_has_learned_learns_more(job: Path) -> None:
     assert learned.steps == 2 * STEPS
 
 
+def without_shapes(one: dict[str, Any]) -> dict[str, Any]:
+    for event in one["traceEvents"]:
+        event["args"] = {k: v for k, v in event["args"].items() if not k.startswith("Input")}
+    return one
+
+
 @pytest.mark.parametrize(
     ("planned", "traces", "says"),
     [
@@ -143,6 +149,7 @@ def test_a_profile_that_has_learned_learns_more(job: Path) -> None:
         (plan(2, "row_wise"), [trace(0), trace(1)], "hold lookups of ebc.TW"),
         (plan(), [trace(0, module="sparse.other")], "hold lookups of sparse.other.TW"),
         (plan(), [trace(0, batch=64), trace(1, batch=64)], "of 64 samples per rank"),
+        (plan(), [trace(0), without_shapes(trace(1))], "rank 1 holds no shapes"),
     ],
 )
 def test_traces_of_something_else_are_refused(

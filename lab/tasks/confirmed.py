@@ -1,0 +1,280 @@
+"""Tasks drawn by seed: what learning and confirming promise, held against what is then measured.
+
+Each task goes from the shipped profile. One trace of TorchRec's plan teaches it, the search plans
+with that, and `plan --confirm` runs. Then twelve plans run in turn: TorchRec's, that planned after
+learning, that confirmed, and random ones; beside them TorchRec's once more under another name,
+whose difference from itself is the noise. Every session builds them in another order, and all
+rounds count. Of four tasks one has hosts joined by a slow emulated link (which needs root and
+iproute2) and one has memory that is 80 % full: there is room for a better plan.
+
+A task is a file in the folder, written when it is complete; the same command goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.tasks.models import draw_model
+from lab.tasks.plans import random_plans
+from predictor.errors import InfeasibleError, InputError
+from predictor.model.memory.ranks import plan_memory
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from search.problem import RankedPlan
+from search.solve import solve
+from search.stop import Stop
+from shardopt.api.request import Machine
+from shardopt.api.setting import Setting, resolve
+from shardopt.bench.confirm import StartedSessions, confirm, entrants, learned_from, with_learned
+from shardopt.config.write import write_model
+from shardopt.files import atomic_write_text
+from shardopt.race import TORCHREC, Entrant, Race
+from shardopt.ranks.hosts import Link
+from shardopt.ranks.scratch import scratch_folder
+
+AGAIN, OURS, CONFIRMED = "torchrec again", "learned", "confirmed"
+ROOM: Mapping[int, str] = {1: "slow link", 3: "memory 80 % full"}
+"""Number of a task modulo four -> why there is room."""
+LINK_GBIT_S, FULL = 2.0, 0.8
+PLANS, RANKS = 12, 2
+TRACE_S, SEARCH_S, SESSIONS = 20.0, 30.0, 6
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ConfirmedTasks:
+    """What to measure.
+
+    Args:
+        minutes: of `confirm`, in each task.
+        measure_minutes: that the twelve plans run afterwards.
+    """
+
+    folder: Path
+    tasks: Sequence[int]
+    models: str
+    minutes: float = 3.0
+    measure_minutes: float = 3.0
+
+
+def run_tasks(given: ConfirmedTasks, say: Say) -> list[dict[str, Any]]:
+    """Measure the tasks that the folder lacks; all of them as they are in their files."""
+    given.folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for seed in given.tasks:
+        path = given.folder / f"task_{seed:06d}.json"
+        if not path.exists():
+            started = time.time()
+            try:
+                task = _run(given, seed, partial(_told, say, f"task {seed}"))
+            except (InputError, InfeasibleError) as error:
+                task = {"seed": seed, "left_out": str(error)}
+            task["seconds"] = round(time.time() - started, 1)
+            atomic_write_text(path, json.dumps(task, indent=1) + "\n")
+        found.append(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def _told(say: Say, what: str, text: str) -> None:
+    say(f"{what}: {text}")
+
+
+def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
+    room = ROOM.get(seed % 4)
+    setting = _setting(given, seed, room)
+    link = Link(LINK_GBIT_S) if room == ROOM[1] else None
+    with scratch_folder() as folder:
+        sessions = StartedSessions(setting, folder, link=link)
+        theirs = entrants(setting, [], None)
+        if TORCHREC not in theirs:
+            raise InputError("TorchRec's planner finds no plan that fits")
+        say("a trace of TorchRec's plan")
+        race = Race()
+        race.enter(theirs)
+        sessions.run(race, 1, [TORCHREC], time.time() + TRACE_S)
+        learned, notes = learned_from(setting, race, folder)
+        if learned is None:
+            raise InputError(f"nothing was learned; {'; '.join(notes)}")
+        taught = with_learned(setting, learned)
+        ours, foretold = _plan_with(taught, theirs[TORCHREC].plan)
+    with scratch_folder() as folder:
+        sessions = StartedSessions(setting, folder, link=link)
+        plans = entrants(setting, _search(setting), None)
+        began = time.time()
+        found, _ = confirm(
+            setting, plans, sessions, folder, given.minutes, plan_again=_result, say=say
+        )
+        spent = time.time() - began
+        if found.interrupted:
+            raise KeyboardInterrupt
+    every = {
+        TORCHREC: theirs[TORCHREC].plan,
+        # another plan by its name, so that it is built once more
+        AGAIN: replace(theirs[TORCHREC].plan, meta={"name": AGAIN}),
+        OURS: ours,
+        CONFIRMED: found.best.plan,
+    }
+    known = [theirs[TORCHREC].plan, ours, found.best.plan]
+    every |= random_plans(seed, setting.workload, setting.topology, PLANS - 3, known)
+    race = _measure(given, setting, every, link, say)
+    return {
+        "seed": seed,
+        "model": setting.workload.name,
+        "room": room,
+        "foretold": foretold,
+        "confirmed_gain": found.gain,
+        "confirm_seconds": round(spent, 1),
+        "rounds": len(race.times[TORCHREC]),
+        "plans": {
+            name: {
+                "median_ms": race.median_ms(name),
+                "interval_ms": race.interval_ms(name),
+                "predicted_ms": taught.predict(plan).iteration_ms,
+                "types": sorted({t.sharding_type.short for t in plan.tables.values()}),
+            }
+            for name, plan in every.items()
+        },
+        "gain": {name: _gain(race, name) for name in (AGAIN, OURS, CONFIRMED)},
+    }
+
+
+def _setting(given: ConfirmedTasks, seed: int, room: str | None) -> Setting:
+    path = given.folder / f"task_{seed:06d}.yaml"
+    write_model(path, draw_model(given.models, seed))
+    one_a_host = room == ROOM[1]
+    machine = Machine(gpus=RANKS, gpus_per_node=1 if one_a_host else RANKS, hardware="cpu-gloo")
+    setting = resolve(path, machine)
+    if room != ROOM[3]:
+        return setting
+    device = setting.hardware.device
+    wide = Topology.uniform(RANKS, RANKS, hbm_bytes=2**50, ddr_bytes=2**50)
+    [best, *_] = _search(replace(setting, topology=wide))
+    needs = sum(m.hbm_bytes for m in plan_memory(setting.workload, wide, best.plan, device))
+    cap = math.ceil(needs / FULL / RANKS)
+    tight = Topology.uniform(RANKS, RANKS, hbm_bytes=cap, ddr_bytes=setting.hardware.ddr_bytes)
+    return replace(setting, topology=tight)
+
+
+def _result(setting: Setting, seconds: float = SEARCH_S) -> Any:
+    return solve(setting.problem(), Stop(time_limit_s=seconds), 0, top_k=4)
+
+
+def _search(setting: Setting) -> Sequence[RankedPlan]:
+    plans: Sequence[RankedPlan] = _result(setting).plans
+    return plans
+
+
+def _plan_with(setting: Setting, theirs: ShardingPlan) -> tuple[ShardingPlan, dict[str, float]]:
+    """The plan with what was learned, and the gain that is foretold of it."""
+    from search.expected_gain import expected_gain
+
+    best = _search(setting)[0].plan
+    gain = expected_gain(setting.problem(), best, theirs, TORCHREC)
+    low, high = gain.interval
+    return best, {"value": gain.mean, "low": low, "high": high}
+
+
+def _measure(
+    given: ConfirmedTasks,
+    setting: Setting,
+    every: Mapping[str, ShardingPlan],
+    link: Link | None,
+    say: Say,
+) -> Race:
+    """Times of all plans, in sessions that begin with one after the other."""
+    race, names = Race(), list(every)
+    # a plan that is there twice runs twice: that is the noise
+    race.enter({n: Entrant(plan, n, what=n) for n, plan in every.items()})
+    began, seconds = time.time(), 60 * given.measure_minutes
+    with scratch_folder() as folder:
+        sessions = StartedSessions(setting, folder, link=link, traced=False)
+        for session in range(SESSIONS):
+            turn = session * len(names) // SESSIONS
+            say(f"session {session + 1} of {SESSIONS}")
+            until = began + seconds * (session + 1) / SESSIONS
+            order = [*names[turn:], *names[:turn]]
+            for name, why in sessions.run(race, session, order, until).items():
+                race.drop(name, why)
+                names.remove(name)
+                say(race.notes[-1])
+    return race
+
+
+def _gain(race: Race, name: str) -> dict[str, float | None] | None:
+    """Over TorchRec's plan, with the noise of the measurement."""
+    ratio = race.ratio(name, TORCHREC)
+    if ratio is None:
+        return None
+    low, high = (None, None) if ratio.interval is None else ratio.interval
+    return {
+        "value": 1 - ratio.value,
+        "low": None if high is None else 1 - high,
+        "high": None if low is None else 1 - low,
+    }
+
+
+def table(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """What must be reached, and what was."""
+    done = [task for task in tasks if "left_out" not in task and task["gain"][OURS] is not None]
+    lines = [f"{len(done)} tasks, {sum(t['room'] is not None for t in done)} with room"]
+    lines += [f"left out: task {t['seed']}: {t['left_out']}" for t in tasks if "left_out" in t]
+    if not done:
+        return "\n".join(lines)
+    gains = [task["gain"][OURS]["value"] for task in done]
+    told = [task["foretold"] for task in done]
+    apart = [t["value"] - gain for t, gain in zip(told, gains, strict=True)]
+    noise = statistics.fmean(abs(task["gain"][AGAIN]["value"]) for task in done)
+    inside = [t["low"] <= gain <= t["high"] for t, gain in zip(told, gains, strict=True)]
+    slower = [task["seed"] for task in done if (task["gain"][OURS]["high"] or 0.0) < 0]
+    confirmed = [task["gain"][CONFIRMED]["value"] for task in done]
+    room = [task["gain"][CONFIRMED]["value"] for task in done if task["room"] is not None]
+    errors, by_type = _shape_errors(done)
+    lines += [
+        f"TorchRec's plan against itself: {noise:.1%} in the mean",
+        "from the shipped profile and one trace of TorchRec's plan:",
+        f"  gain {statistics.fmean(gains):+.1%} ({min(gains):+.1%} to {max(gains):+.1%})",
+        f"  foretold minus measured {100 * statistics.fmean(apart):+.1f} points (1.5)",
+        f"  slower beyond noise: {slower or 'none'}",
+        f"  gains inside their 90 % interval: {statistics.fmean(inside):.0%} (85 to 97 %)",
+        "with --confirm:",
+        f"  gain {statistics.fmean(confirmed):+.1%} over all (2 %), worst {min(confirmed):+.1%}",
+        f"  where there is room {statistics.fmean(room):+.1%} (5 %)" if room else "  no room",
+        f"  behind the best of twelve {statistics.fmean(map(_behind, done)):.1%} (1 %)",
+        f"  minutes {statistics.fmean(t['confirm_seconds'] for t in done) / 60:.1f} (3)",
+        "learned from one plan, the other eleven predicted:",
+        f"  shape error {statistics.fmean(errors):.1%} (3 %)",
+        *(f"  {kind}: {statistics.fmean(of):+.1%} (4 %)" for kind, of in sorted(by_type.items())),
+    ]
+    return "\n".join(lines)
+
+
+def _behind(task: Mapping[str, Any]) -> float:
+    """How much longer the confirmed plan takes than the fastest of all."""
+    times = {name: one["median_ms"] for name, one in task["plans"].items() if one["median_ms"]}
+    return float(times[CONFIRMED] / min(times.values()) - 1)
+
+
+def _shape_errors(tasks: Sequence[Mapping[str, Any]]) -> tuple[list[float], dict[str, list[float]]]:
+    """Absolute errors of predicted against measured times, each over TorchRec's plan; and signed
+    ones of plans by each sharding type that they hold."""
+    errors, by_type = [], defaultdict(list)
+    for task in tasks:
+        of = {n: one for n, one in task["plans"].items() if one["median_ms"] and n != AGAIN}
+        base = of[TORCHREC]["predicted_ms"] / of[TORCHREC]["median_ms"]
+        for name, one in of.items():
+            if name == TORCHREC:
+                continue
+            error = one["predicted_ms"] / one["median_ms"] / base - 1
+            errors.append(abs(error))
+            for kind in one["types"]:
+                by_type[kind].append(error)
+    return errors, dict(by_type)
