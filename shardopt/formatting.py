@@ -80,7 +80,7 @@ def points(fraction: float) -> str:
 
 def at_most(fraction: float) -> str:
     """``at most 5.3 %``, or ``less than 0.1 %``."""
-    return "less than 0.1 %" if 0 < 100 * fraction < 0.05 else f"at most {percent(fraction)}"
+    return "less than 0.1 %" if 100 * fraction < 0.05 else f"at most {percent(fraction)}"
 
 
 def gap_of(iteration_ms: float, bound_ms: float) -> float | None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
@@ -16,19 +15,19 @@ from shardopt.explain.critical_path import PathSection, host_work, path_sections
 from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Wait
 from shardopt.explain.whatif import WhatIf
-from shardopt.formatting import interval, ms, number, percent, phase_words, plural
+from shardopt.formatting import ms, number, percent, phase_words, plural
 from shardopt.report.advice import advice_object, show_advice
 from shardopt.report.console import heading, line, show, table
 from shardopt.report.objects import deciding_object, prediction_object, tables_object
 from shardopt.report.plan import show_deciding
 from shardopt.report.prediction import (
     misfit_text,
-    provenance_text,
     show_breakdown,
     show_breakdowns,
     show_comparison,
     show_doubts,
     show_ranks,
+    show_time,
 )
 
 MAX_SECTIONS = 24
@@ -42,15 +41,7 @@ NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % o
 def show_explanation(console: Console, explanation: Explanation) -> None:
     """The whole report."""
     name, prediction = explanation.given.name, explanation.given.prediction
-    console.print()
-    console.print(
-        Text.assemble(
-            "Predicted ",
-            (ms(prediction.iteration_ms), "bold green"),
-            f" per iteration with {name} (90 % interval "
-            f"{interval(prediction.interval_ms)} ms). {provenance_text(prediction)}",
-        )
-    )
+    show_time(console, prediction, name)
     show_deciding(console, explanation.deciding)
     problem = misfit_text(prediction)
     if problem:

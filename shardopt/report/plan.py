@@ -38,6 +38,7 @@ from shardopt.report.prediction import (
     show_doubts,
     show_memory,
     show_setting,
+    show_time,
     sync_text,
 )
 
@@ -142,15 +143,7 @@ def preferred_text(result: Result) -> str | None:
 def show_verdict(console: Console, answer: Answer) -> None:
     """The headline number, what decides it, what it is based on and what is proved."""
     result, best = answer.result, answer.best
-    console.print()
-    console.print(
-        Text.assemble(
-            ("Predicted ", ""),
-            (ms(best.iteration_ms), "bold green"),
-            f" per iteration (90 % interval {interval(best.interval_ms)} ms). "
-            f"{provenance_text(best)}",
-        )
-    )
+    show_time(console, best)
     show_deciding(console, answer.deciding)
     line(console, _claim(best.iteration_ms, result))
     for text in (

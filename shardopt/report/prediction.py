@@ -71,6 +71,23 @@ class RankTimes:
         return self.embedding_forward + self.embedding_backward
 
 
+def show_time(console: Console, prediction: Prediction, name: str = "") -> None:
+    """The headline number, its interval and what it is based on.
+
+    Args:
+        name: of the plan, where it needs one.
+    """
+    of = f" with {name}" if name else ""
+    between = f" (90 % interval {interval(prediction.interval_ms)} ms). "
+    time_ms = (ms(prediction.iteration_ms), "bold green")
+    console.print()
+    console.print(
+        Text.assemble(
+            "Predicted ", time_ms, f" per iteration{of}{between}{provenance_text(prediction)}"
+        )
+    )
+
+
 def show_breakdown(console: Console, prediction: Prediction) -> None:
     """The critical path by phase; the parts sum to the iteration time."""
     parts = prediction.breakdown
@@ -290,15 +307,7 @@ def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
         show_ranks(console, best)
     else:
         show_breakdowns(console, ranked)
-    console.print()
-    console.print(
-        Text.assemble(
-            "Predicted ",
-            (ms(best.iteration_ms), "bold green"),
-            f" per iteration with {ranked[0].name} (90 % interval "
-            f"{interval(best.interval_ms)} ms). {provenance_text(best)}",
-        )
-    )
+    show_time(console, best, ranked[0].name)
     for item in ranked:
         problem = misfit_text(item.prediction)
         if problem:
