@@ -229,6 +229,7 @@ def test_an_overlay_is_read_back_and_dropped_with_its_constants(tmp_path: Path) 
     assert load_hardware(str(tmp_path / "new.yaml")).learned is None
 
 
+@pytest.mark.slow
 def test_a_bound_under_learned_factors_is_below_its_plans() -> None:
     hardware = lesson(MIXED, load_hardware("cpu-gloo"), measure(MIXED, profile(TRUE)))
     result = solve(Problem(workload(), RANKS, hardware), Stop(effort=0.1), 0)

@@ -21,7 +21,7 @@ from search.stop import Stop
 from tests.quick import quick_first
 from tests.search.problems import large_tables, some_plan
 
-QUICK = 0.01
+QUICK = 0.003
 ENDLESS = 10**12
 
 

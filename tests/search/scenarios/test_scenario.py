@@ -68,7 +68,8 @@ def test_one_pass_scores_what_each_scenarios_own_problem_does(seed: int) -> None
     assert (times[:, -2] >= nominal * (1 - 1e-9)).all()
 
 
-@pytest.mark.parametrize("seed", quick_only((1,), range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_no_plan_is_below_the_bound_of_its_scenario(seed: int) -> None:
     problem = random_problem(seed, tables=3)
     objective, rng = Objective(problem, whole_space(problem)), random.Random(seed)

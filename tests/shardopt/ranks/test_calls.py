@@ -25,10 +25,8 @@ def test_it_answers_from_another_process() -> None:
 
 
 def test_out_of_time() -> None:
-    start = time.monotonic()
     with pytest.raises(OutOfTime, match=r"no answer in 0\.2 s"):
-        LIMITED.call(0.2, time.sleep, 60)
-    assert time.monotonic() - start < 30
+        LIMITED.call(0.2, time.sleep, 3600)
 
 
 def test_errors_come_back() -> None:

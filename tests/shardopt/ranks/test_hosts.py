@@ -204,6 +204,7 @@ def measured_gbit_s(link: Link, seconds: float) -> float:
             return float(receiver.stdout.readline())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_make_hosts")
 def test_a_link_carries_no_more_than_its_rate_and_a_faster_one_carries_more() -> None:
     # other work on this machine may slow a transfer, nothing hastens it

@@ -131,15 +131,17 @@ def test_a_rank_that_is_killed(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (caught.value.rank, caught.value.signal) == (1, signal.SIGKILL)
 
 
-def test_ranks_that_hang(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_hang(bodies) -> None:
     with pytest.raises(RankDiedError, match="no rank reported anything"):
         run_ranks(bodies.hang, 1, True, silence_s=0.5)
-    # to begin they have more time, and what they said by then is shown
-    monkeypatch.setattr(launch, "START_S", 5.0)
-    began = time.monotonic()
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_begin(bodies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have more time for that, even on a busy machine, and what they said is shown."""
+    monkeypatch.setattr(launch, "START_S", 30.0)
     with pytest.raises(RankDiedError, match=r"no rank had begun.*rank 0: cannot find the disk"):
         run_ranks(bodies.hang, 1, False, silence_s=0.5)
-    assert time.monotonic() - began > 5.0
 
 
 def alive(pid: int) -> bool:

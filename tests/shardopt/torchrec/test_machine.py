@@ -56,6 +56,7 @@ hardware: a100-80gb
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_file_says_what_the_topology_cannot(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(CLUSTER)

@@ -139,7 +139,7 @@ def test_nothing_is_chained(traces: Path) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    "captured", quick_first(1, ["transformer", "bags", "convnet"]), indirect=True
+    "captured", quick_first(1, ["bags", "transformer", "convnet"]), indirect=True
 )
 def test_it_runs(captured: Path, tmp_path: Path) -> None:
     generate([alone(captured)], tmp_path / "b", strict=True)
