@@ -37,7 +37,7 @@ def one_is_killed(storage: str) -> list[optuna.trial.FrozenTrial]:
         assert victim.stdout.readline() == "hangs\n", victim.communicate()[1]
         before = a_tuning(storage, "s", TRIALS).study.get_trials()
         victim.send_signal(signal.SIGKILL)
-        out, errors = survivor.communicate(timeout=60)
+        out, errors = survivor.communicate(timeout=240)
         assert (survivor.returncode, out.strip()) == (0, "trials"), errors
     finally:
         for worker in (survivor, victim):
@@ -83,7 +83,7 @@ def test_a_killed_worker_on_a_database(tmp_path: Path) -> None:
         # the other was done before the heartbeat was missed for long enough
         time.sleep(4)  # longer than the worker's grace
         another = start(storage, "s", -1, TRIALS + 1)
-        _, errors = another.communicate(timeout=60)
+        _, errors = another.communicate(timeout=240)
         assert another.returncode == 0, errors
         after = a_tuning(storage, "s", TRIALS + 1).study.get_trials()
     (again,) = (t for t in after if "failed_trial" in t.system_attrs)

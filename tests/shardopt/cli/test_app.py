@@ -183,7 +183,7 @@ def test_an_interrupt_during_imports_is_the_interrupt(model: Path, after_s: floa
     time.sleep(after_s)  # an interrupt at any moment has the same words
     process.send_signal(signal.SIGINT)
     try:
-        shown, said = process.communicate(timeout=60)
+        shown, said = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 130, said
@@ -248,7 +248,7 @@ def test_an_interrupted_search_writes_the_best_plan_so_far(
     process = searching(model, tmp_path / "plan.json")
     process.send_signal(number)
     try:
-        shown, said = process.communicate(timeout=60)
+        shown, said = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == code, said
@@ -295,7 +295,7 @@ def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path) -> None:
         while process.poll() is None:
             process.send_signal(signal.SIGINT)
             time.sleep(0.02)
-        shown, said = process.communicate(timeout=60)
+        shown, said = process.communicate(timeout=240)
     finally:
         process.kill()
     assert (process.returncode, shown) == (130, ""), said
@@ -459,5 +459,5 @@ with remember_interrupts(seen):
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
     assert process.returncode == 143
