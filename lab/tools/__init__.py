@@ -1,5 +1,4 @@
-"""What builds the shipped profiles and the pages of the docs, and tries the wheel; not shipped.
+"""The README's picture, TorchRec's own tests with our planner, and every command of the wheel.
 
-Run each as ``python -m lab NAME``; ``--help`` says what it needs. `fit_profiles` and
-`profile_facts` are no programs: `derive`, `known_errors` and the tests use them.
+Run each as ``python -m lab NAME``; ``--help`` says what it needs.
 """

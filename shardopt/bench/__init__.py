@@ -1,6 +1,5 @@
 """Runs plans and planners for real and keeps what they took.
 
-`run` times plans side by side (`worker` is one rank of it), `tasks` does so for sets of random
-tasks, `planners` compares planners, `transformers` times transformers. Imports `calibrate`,
-`replay`, `measure` and `ranks`; `lab.validate` holds predictions against its rows.
+`run` times plans side by side and `confirm` until the fastest is known; `worker` is one rank of
+both. `planners` times our search beside TorchRec's planner, `learn` corrects a profile by traces.
 """
