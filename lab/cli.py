@@ -383,6 +383,7 @@ PROGRAMS = {
     "fit tables": ("lab.fit.tables", "Prints constants fitted to the public tables."),
     "figure": ("lab.tools.figure", "The picture of the README."),
     "readme": ("lab.pages.accuracy", "The README's tables of accuracy, from docs/accuracy."),
+    "strangers": ("lab.tools.strangers", "Training scripts of others, under both planners."),
     "torchrec-own": ("lab.tools.torchrec_own", "TorchRec's own tests, with our planner."),
     "try-wheel": ("lab.tools.try_wheel", "Every command of a wheel, without torch and scipy."),
 }

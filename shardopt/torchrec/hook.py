@@ -80,7 +80,6 @@ with needs_torchrec():
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.constants import BATCH_SIZE
     from torchrec.distributed.planner.planners import to_sharding_plan
-    from torchrec.distributed.planner.stats import EmbeddingStats
     from torchrec.distributed.planner.types import (
         Enumerator,
         ParameterConstraints,
@@ -253,7 +252,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         enumerator, storage_reservation, debug, callbacks, plan_loader: as in
             `EmbeddingShardingPlanner`. Of a table, only what the enumerator offers is considered,
             and constraints that it alone was given count, too.
-        stats: what the plan is told to; by default TorchRec's table and `ShardoptStats`.
+        stats: what the plan is told to; by default `ShardoptStats`.
         proposer, partitioner, performance_model: decide over tables that shardopt has no model
             for; for all others the search replaces them.
         constraints: TorchRec's, by table name; all fields are honoured.
@@ -353,7 +352,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             proposer=proposer,
             partitioner=partitioner,
             performance_model=performance_model,
-            stats=[EmbeddingStats(), ShardoptStats()] if stats is None else stats,
+            stats=ShardoptStats() if stats is None else stats,
             constraints=constraints,
             debug=debug,
             callbacks=[*(callbacks or []), self._note],

@@ -165,7 +165,8 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
 
 class ShardoptPlannerExecutor(DefaultPlannerExecutor or object):  # type: ignore[misc]
     """A `DefaultPlannerExecutor` whose results say what is predicted: throughput, the critical path
-    and its part in collectives, and, as warnings, what the numbers lack.
+    and its part in collectives, and, as warnings, what the numbers lack. Where a reporter has
+    statistics of its own, they need a `ShardoptStats` for it.
 
     TorchRec leaves ``estimated_qps`` empty, and takes the critical path from sums of shards.
 
@@ -178,13 +179,11 @@ class ShardoptPlannerExecutor(DefaultPlannerExecutor or object):  # type: ignore
         super().__init__(ShardoptPlannerProvider() if provider is None else provider)
 
     def run(self, sku: str, ctx: Any, pg: Any = None) -> Any:
-        """As TorchRec's; what the planner tells its plan to includes a `ShardoptStats`."""
-        given = [EmbeddingStats()] if ctx.stats is None else ctx.stats
-        ours = next((s for s in given if isinstance(s, ShardoptStats)), None)
-        if ours is None:
-            ours = ShardoptStats()
-            ctx.stats = [*given, ours]
-        result, found = super().run(sku, ctx, pg), ours.found
+        """As TorchRec's; a `ShardoptStats` takes the place of TorchRec's statistics."""
+        if ctx.stats is None or [type(sink) for sink in ctx.stats] == [EmbeddingStats]:
+            ctx.stats = [ShardoptStats()]
+        ours = next((sink for sink in ctx.stats if isinstance(sink, ShardoptStats)), None)
+        result, found = super().run(sku, ctx, pg), ours and ours.found
         if found is None or not result.success:
             return result
         path_ms = found.prediction.iteration_ms

@@ -181,9 +181,9 @@ class Writer(Protocol):
         """Write one number."""
 
 
-class ShardoptStats(Stats):
-    """Adds what is predicted to TorchRec's table of the plan: give it to a planner as one of its
-    ``stats``, where it is by default.
+class ShardoptStats(EmbeddingStats):
+    """TorchRec's table of the plan, and one of what is predicted behind it: a planner's ``stats``,
+    where a script gives none.
 
     Args:
         writer: takes the numbers too, under ``planner/``.
@@ -193,6 +193,7 @@ class ShardoptStats(Stats):
     """
 
     def __init__(self, writer: Writer | None = None) -> None:
+        super().__init__()
         self.writer = writer
         self.found: LastSearch | None = None
         self._ask: Callable[[], LastSearch | None] = lambda: None
@@ -201,8 +202,9 @@ class ShardoptStats(Stats):
         """Take what is told from here: the planner's, which says what it found last."""
         self._ask = ask
 
-    def log(self, *_: Any, **__: Any) -> None:
-        """Write to the log of TorchRec's table, in its form."""
+    def log(self, *told: Any, **more: Any) -> None:
+        """Write both tables to the log of TorchRec's."""
+        super().log(*told, **more)
         self.found = self._ask()
         if self.found is None:
             return
@@ -262,4 +264,4 @@ class ShardoptPlanReporter:
 
     def build_stats(self, ctx: Any, sku: str) -> list[Stats]:
         """What the planner of a SKU tells its plan to."""
-        return [EmbeddingStats(), ShardoptStats(self._writer_of(sku))]
+        return [ShardoptStats(self._writer_of(sku))]

@@ -15,6 +15,7 @@ pytest.importorskip("torchrec")
 
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from torchrec.distributed.planner.types import (
     PlanLoader,
@@ -210,6 +211,15 @@ def test_statistics_are_told_the_plan_with_estimates(make: Make) -> None:
     assert {option.name for option in sink.told["best_plan"]} == {"t0", "t1", "t2", "t3"}
     for option in sink.told["best_plan"]:
         assert all(shard.perf.total > 0 and shard.storage.hbm > 0 for shard in option.shards)
+
+
+def test_without_statistics_given_there_is_one_with_torchrecs_table(make: Make) -> None:
+    made = make()
+    made.plan(tables(1), [Fused("table_wise")])
+    (stats,) = made._stats
+    assert isinstance(stats, EmbeddingStats)
+    assert any("Planner Statistics" in row for row in stats._stats_table)
+    assert make(stats=[])._stats == []
 
 
 def test_what_is_not_used_is_no_reason_to_refuse(make: Make) -> None:

@@ -18,6 +18,7 @@ from shardopt.torchrec.private import TOUCHED, Private
 
 ROOT = Path(__file__).parents[3] / "shardopt"
 TORCH = {"_C", "_cdata", "_ops", "_schema", "_subclasses"}
+TORCH |= {"_current_autograd_node", "_get_sequence_nr", "_sequence_nr"}
 """Of PyTorch itself, in what records ops."""
 PYTHON = {"_asdict", "_fields", "_replace"}
 EXTENDED = {name for of in TOUCHED for name in of.names}
