@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import CostErrors
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
 from search.side_by_side import CutPiece, side_by_side
@@ -94,11 +93,6 @@ class Objective:
             np.array(self.numbers(base)),
             [{t: self.number(*choice) for t, choice in change.items()} for change in changes],
         )
-
-    def score_draws(self, assignments: Sequence[Assignment], errors: CostErrors) -> Array:
-        """Predicted iteration time in ms of each under draws of the errors, ``[plans, draws]``."""
-        numbers = np.array([self.numbers(a) for a in assignments])
-        return self.problem.perturbed(self.scorer, errors).score_numbered(numbers)
 
     def side_by_side(self, pieces: Sequence[Callable[[], T]]) -> Iterator[T]:
         """As `search.side_by_side.side_by_side`; what the pieces evaluate is counted here."""

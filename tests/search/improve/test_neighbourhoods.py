@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from predictor.model.workload import Constraints
-from search.improve.neighbourhoods import Neighbourhoods
+from search.improve import neighbourhoods
+from search.improve.neighbourhoods import PATIENCE, CutModel, Neighbourhoods
 from search.objective import Assignment, Objective
 from search.space.option import ChoicesInUse
 from search.surrogate import Surrogate
@@ -57,3 +58,18 @@ def test_no_more_tables_move_than_may() -> None:
     plan, ms = Neighbourhoods(near, surrogate, 0).improve(start, [], 2.0)
     assert len(limit.moved(plan)) == 1
     assert ms < float(objective.score([start])[0])
+
+
+def test_it_ends_once_a_part_of_its_work_gained_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, surrogate = setting()
+    asked: list[float] = []
+
+    def find(self: CutModel, below_ms: float, *_: object) -> tuple[None, float]:
+        asked.append(below_ms)
+        return None, 1.0
+
+    monkeypatch.setattr(CutModel, "find", find)
+    monkeypatch.setattr(neighbourhoods, "FAILED_OF_ALL", 1000)
+    start = all_on_the_first_rank(objective)
+    Neighbourhoods(objective, surrogate, 0).improve(start, [], 50.0)
+    assert PATIENCE * 50 < len(asked) <= PATIENCE * 50 + 2
