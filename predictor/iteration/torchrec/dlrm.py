@@ -176,9 +176,21 @@ class DlrmBuilder:
     def _recats(
         self, sending: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
     ) -> dict[str, int]:
-        """Exchange name -> reordering of its received ids."""
-        sent = {e.name: [Dep(ids[e.name])] if ids else [] for e in sending}
-        return {e.name: self._recat(e, stream, sent[e.name]) for e in sending}
+        """Exchange name -> reordering of its received ids by feature."""
+        return {
+            exchange.name: self.graph.add(
+                f"{exchange.name} permute received ids",
+                phase="input_dist",
+                resource="elementwise",
+                stream=stream,
+                cost_ms=exchange.recat_ms(),
+                host_ms=self.host_ms(HOST_OPS.recat, kernels=7),
+                kernels=7,
+                deps=[ids[exchange.name]] if ids else [],
+                active=exchange.active,
+            )
+            for exchange in sending
+        }
 
     def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
         """Fetch the next batch's rows into the UVM caches."""
@@ -238,22 +250,21 @@ class DlrmBuilder:
         return [Dep(splits)]
 
     def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
+        """Where rows are split, a feature processor's positions are prepared as well."""
+        host_ms = self.host_ms(HOST_OPS.permute, kernels=7)
+        if exchange.processed and exchange.sharding_type in ROW_SPLITS:
+            host_ms += self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS)
         return self.graph.add(
             f"{exchange.name} permute ids",
             phase="input_dist",
             resource="elementwise",
             stream=stream,
             cost_ms=exchange.permute_ms(),
-            host_ms=self.host_ms(HOST_OPS.permute, kernels=7) + self._prepare_ms(exchange),
+            host_ms=host_ms,
             kernels=7,
             deps=deps,
             active=exchange.active,
         )
-
-    def _prepare_ms(self, exchange: Exchange) -> float:
-        """Host time of the positions that a feature processor sends where rows are split."""
-        prepares = exchange.processed and exchange.sharding_type in ROW_SPLITS
-        return self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS) * prepares
 
     def _read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
         """The host must know the sizes before it can allocate: a device-to-host sync."""
@@ -287,20 +298,6 @@ class DlrmBuilder:
                 active=exchange.active,
             )
         return ids
-
-    def _recat(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
-        """Reorder the received ids by feature."""
-        return self.graph.add(
-            f"{exchange.name} permute received ids",
-            phase="input_dist",
-            resource="elementwise",
-            stream=stream,
-            cost_ms=exchange.recat_ms(),
-            host_ms=self.host_ms(HOST_OPS.recat, kernels=7),
-            kernels=7,
-            deps=deps,
-            active=exchange.active,
-        )
 
     # --- forward -------------------------------------------------------------------------------
 
@@ -388,24 +385,23 @@ class DlrmBuilder:
         self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
     ) -> int:
         """Copies of what a module's exchanges delivered, or of the gradient that they return."""
-        spread = [self._spread(module, backward=backward) for module in modules]
+        cost_ms, host_ms = np.zeros(1), 0.0
+        for module in modules:
+            exchanges = self.modules[module]
+            shared = np.sum([e.active for e in exchanges], axis=0) > 1
+            cost_ms = cost_ms + sum(e.unpack_ms(shared, backward=backward) for e in exchanges)
+            device_ms, issue_ms = self._spread(module, backward=backward)
+            cost_ms, host_ms = cost_ms + device_ms, host_ms + issue_ms
+        share = len(modules) / len(self.modules)
         return self.graph.add(
             name,
             phase="dense_backward" if backward else "dense_forward",
             resource="elementwise",
             stream=COMPUTE,
-            cost_ms=sum((self._unpack_ms(m, backward=backward) for m in modules), np.zeros(1))
-            + sum(ms for ms, _ in spread),
-            host_ms=self.host_ms(HOST_OPS.concat * len(modules) / len(self.modules), kernels=1)
-            + sum(ms for _, ms in spread),
+            cost_ms=cost_ms,
+            host_ms=host_ms + self.host_ms(HOST_OPS.concat * share, kernels=1),
             deps=deps,
         )
-
-    def _unpack_ms(self, module: str, *, backward: bool) -> Array:
-        """Copies of a module's outputs, or gradients, ``[plans, 1]``."""
-        found = self.modules[module]
-        used = np.sum([e.active for e in found], axis=0)
-        return np.asarray(sum(e.unpack_ms(used > 1, backward=backward) for e in found))
 
     def _segment(self, segment: Segment, *, backward: bool) -> int:
         self.segments += 1

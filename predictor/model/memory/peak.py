@@ -125,8 +125,15 @@ def leave_for_shards(
     caps = installed.hbm_cap_bytes
     limits = tuple(int((1 - reserve) * cap) - context_bytes for cap in caps)
     left = tuple(limit - taken for limit in limits)
-    if min(left) < 0:
-        raise _nothing_left(installed, left, reserve)
+    rank = left.index(min(left))
+    if left[rank] < 0:
+        raise InfeasibleError(
+            f"rank {rank} has {format_bytes(caps[rank])} of HBM; before any table is placed, the "
+            f"dense part, the input batch and the reserve of {reserve:.0%} need {-left[rank]} "
+            f"bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a smaller reserve or "
+            "more HBM",
+            inputs=("batch_size", "reserve", "hbm_gib"),
+        )
     return replace(installed, hbm_cap_bytes=left, installed_bytes=caps, limit_bytes=limits)
 
 
@@ -205,19 +212,3 @@ def _peak(
         trains=workload.training,
         cached=cached,
     ).run()
-
-
-def _nothing_left(topology: Topology, left: Sequence[int], reserve: float) -> InfeasibleError:
-    """The error for ranks that are full before any table is placed.
-
-    Args:
-        left: bytes of every rank, below 0 on some.
-    """
-    rank = min(range(len(left)), key=lambda r: left[r])
-    return InfeasibleError(
-        f"rank {rank} has {format_bytes(topology.hbm_cap_bytes[rank])} of HBM; before any "
-        f"table is placed, the dense part, the input batch and the reserve of {reserve:.0%} "
-        f"need {-left[rank]} bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a "
-        "smaller reserve or more HBM",
-        inputs=("batch_size", "reserve", "hbm_gib"),
-    )

@@ -37,19 +37,14 @@ class _Work:
     stack: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Wait:
-    stack: tuple[str, ...]
-    collective: bool
-
-
 @dataclass
 class OutstandingWork:
     """Work launched on each stream, and waits that no launch has followed yet."""
 
     collectives: list[_Work] = field(default_factory=list)
     latest: dict[str, _Work] = field(default_factory=dict)
-    waits: list[_Wait] = field(default_factory=list)
+    waits: list[tuple[tuple[str, ...], bool]] = field(default_factory=list)
+    """Names of the events around each, and whether it is for a collective."""
 
     def record_issue(
         self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]
@@ -65,7 +60,7 @@ class OutstandingWork:
         """Record a wait that is not part of launching a collective."""
         if not item.joins:
             collective = any(name.startswith("record_param_comms") for name in item.stack)
-            self.waits.append(_Wait(item.stack, collective or not item.stack))
+            self.waits.append((item.stack, collective or not item.stack))
 
     def release(self, stream: str, event: DeviceEvent) -> list[int]:
         """What the next work of ``stream`` has to wait for.
@@ -74,9 +69,9 @@ class OutstandingWork:
         """
         found: list[int] = []
         before = [w for w in self.collectives if w.event.start_us <= event.start_us]
-        for wait in self.waits:
-            if wait.collective:
-                found += (work.node for work in _find_awaited(wait, before, event))
+        for stack, collective in self.waits:
+            if collective:
+                found += (work.node for work in _find_awaited(stack, before, event))
             else:
                 found += (
                     work.node
@@ -87,13 +82,15 @@ class OutstandingWork:
         return list(dict.fromkeys(found))
 
 
-def _find_awaited(wait: _Wait, before: list[_Work], event: DeviceEvent) -> Iterator[_Work]:
+def _find_awaited(
+    stack: tuple[str, ...], before: list[_Work], event: DeviceEvent
+) -> Iterator[_Work]:
     """The collective launched in the most similar context, and all that had ended by then.
 
     Collectives share a stream and end in order. If none was launched in a context like that of the
     wait, it is the last.
     """
-    scored = [(_alike(wait.stack, work.stack), index) for index, work in enumerate(before)]
+    scored = [(_alike(stack, work.stack), index) for index, work in enumerate(before)]
     likeness, best = max(scored, default=(0, -1))
     if likeness < FEWEST_ALIKE:
         yield from before[-1:]

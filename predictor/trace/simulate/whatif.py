@@ -24,7 +24,7 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 from predictor.predict import Prediction, predict
@@ -93,7 +93,12 @@ def plan_swap(
         )
     old, new = (predict(workload, topology, hardware, plan) for plan in (before, after))
     forward, backward = (_ratios(old, new, f"embedding_{way}") for way in ("forward", "backward"))
-    exchange = _exchanges(new) / _exchanges(old) if _exchanges(old) else 1.0
+    exchanges = [
+        # they take as long on every rank
+        max(sum(load.busy_ms.get(p, 0.0) for p in EXCHANGES) for load in prediction.per_rank)
+        for prediction in (old, new)
+    ]
+    exchange = exchanges[1] / exchanges[0] if exchanges[0] else 1.0
     return PlanSwap(forward, backward, exchange, tuple(_notes(old, new, before, after)))
 
 
@@ -106,11 +111,6 @@ def _ratios(old: Prediction, new: Prediction, phase: str) -> tuple[float | None,
     return tuple(after / before if before > 0 else None for before, after in pairs)
 
 
-def _exchanges(prediction: Prediction) -> float:
-    """Time of all exchanges; they take as long on every rank."""
-    return max(sum(load.busy_ms.get(p, 0.0) for p in EXCHANGES) for load in prediction.per_rank)
-
-
 def _notes(
     old: Prediction, new: Prediction, before: ShardingPlan, after: ShardingPlan
 ) -> list[str]:
@@ -118,29 +118,21 @@ def _notes(
         f"lookups and all-to-alls scaled by the predicted ratio of both plans, which take "
         f"{old.iteration_ms:.3g} and {new.iteration_ms:.3g} ms when predicted as a whole"
     ]
-    idle = [
-        rank
-        for rank, (a, b) in enumerate(
-            zip(_busy(old, "embedding_forward"), _busy(new, "embedding_forward"), strict=True)
-        )
-        if not a and b
-    ]
+    busy = zip(*(_busy(of, "embedding_forward") for of in (old, new)), strict=True)
+    idle = [rank for rank, (was, will) in enumerate(busy) if will and not was]
     if idle:
         found.append(
             f"rank {', '.join(map(str, idle))} ran no lookups in the trace, so those that the new "
             "plan gives it are left out"
         )
-    kinds = _types(after) - _types(before)
+    types = [{table.sharding_type for table in plan.tables.values()} for plan in (before, after)]
+    kinds = types[1] - types[0]
     if kinds:
         found.append(
             f"{', '.join(sorted(kinds))} was not used when traced; collectives and kernels that "
             "only it needs are left out"
         )
     return found
-
-
-def _types(plan: ShardingPlan) -> set[ShardingType]:
-    return {table.sharding_type for table in plan.tables.values()}
 
 
 GEMM_KERNEL = re.compile(r"gemm|splitKreduce|cutlass|s884|s1688|gemv", re.IGNORECASE)
