@@ -32,6 +32,7 @@ class Card:
         link_factor: bandwidth of that NVLink over the card's own.
         l2_gb_s: where it was measured on the same chip.
         gemm: constants fitted for this very device, with their source.
+        tensor_floor_us: shortest product on tensor cores, where it was measured.
         gemm_error, gemm_note: assumed relative error, and what rows that were not fitted show.
         nic_gbit_s: as such hosts are sold.
         gddr: graphics memory instead of HBM.
@@ -62,6 +63,7 @@ class Card:
     l2_gb_s: float | None = None
     gemm: Mapping[str, Any] = field(default_factory=dict)
     gemm_source: str = ""
+    tensor_floor_us: float | None = None
     gemm_error: float = 0.2
     gemm_note: str = ""
     sheet: str = SHEET

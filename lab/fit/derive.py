@@ -25,6 +25,8 @@ HBM_SHARE = 0.8946
 """Of its datasheet bandwidth that A100-40GB streams (owensgroup/ml_perf_model)."""
 GEMM_SHARE = 0.826
 """Of its datasheet peak that A100's fp32 fit reaches."""
+FP32_SHARE = {"h100-sxm": 0.767, "h200-sxm": 0.767, "b200": 0.767}
+"""The same without tensor cores on these and on cards like them; H100's, of `lab fit tables`."""
 L2_GB_S, L2_SMS, L2_GHZ = 2270.9, 108, 1.095
 """L2 of A100-40GB and the core clock it was locked to (ml_perf_model)."""
 PCIE_GB_S = {3: 15.75, 4: 31.5, 5: 63.0}
@@ -126,12 +128,17 @@ def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
 
 
 def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
-    peaks = {name: round(GEMM_SHARE * peak, 3) for name, peak in card.tflops.items()}
+    plain = FP32_SHARE.get(card.like, GEMM_SHARE)
+    peaks = {
+        name: round((plain if name == "fp32" else GEMM_SHARE) * peak, 3)
+        for name, peak in card.tflops.items()
+    }
     peaks |= dict(card.gemm.get("tflops", {}))
     # without tensor cores for a type, the fp32 units do its work
     peaks = {name: peaks.get(name, peaks["fp32"]) for name in DATA_TYPES}
     source = card.gemm_source or (
-        f"Dense datasheet peaks times {GEMM_SHARE}, the fraction that A100's fp32 fit reaches; "
+        f"Dense datasheet peaks times {GEMM_SHARE}, the fraction that A100's fp32 fit reaches"
+        f"{'' if plain == GEMM_SHARE else f' (in fp32 {plain}, that of H100)'}; "
         f"tiles, prologue and floors of {card.like}.{card.gemm_note}"
     )
     group = like | dict(card.gemm) | {"tflops": peaks}
@@ -148,7 +155,7 @@ def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) 
     clock = card.boost_ghz / measured.boost_ghz
     rates = dict(peaks)
     for name, rate in like["tflops"].items():
-        if name in like["tensor_cores"]:
+        if name in like["tensor_cores"] and name not in card.gemm.get("tflops", {}):
             # the datasheets' fp8 is twice their bf16
             sheet = card.tflops.get(name, 2 * card.tflops["bf16"])
             rates[name] = round(sheet * rate / measured.tflops[name], 3)
@@ -156,6 +163,7 @@ def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) 
     for kind in ("tensor_cores", "tensor_batched"):
         found[kind] = {
             name: cores
+            | ({} if card.tensor_floor_us is None else {"floor_us": card.tensor_floor_us})
             | {
                 limit: round(cores[limit] * scale)
                 for limit, scale in (

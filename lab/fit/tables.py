@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lab.programs import existing_folder, make_parser
 from lab.validate.curves import Score, score_every_second, score_ranks
+from lab.validate.gemm import PROFILES, RATED, rate_rows, taken
 from lab.validate.public_tables import GEMM_FILE, by_split, read_collectives, read_gemm
+from predictor.cost.gemm import product_rate
 from predictor.csv_rows import skipped_lines
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import Curve
+from predictor.units import tflops
 from shardopt.calibrate.collectives import fit_curve
 from shardopt.calibrate.fitting import gmae, mape
 from shardopt.calibrate.products import fit_gemm, gemm_errors
@@ -27,6 +32,9 @@ FITTED_DEVICES = {
     "NVIDIA A100-PCIE-40GB": "a100-40gb",
     "Tesla V100-PCIE-32GB": "v100-32gb",
 }
+
+LARGE_GFLOP = 10.0
+"""Products that show the rate of a device without a train split."""
 
 
 def fit_lines(folder: Path) -> Iterator[str]:
@@ -80,6 +88,14 @@ def _gemm_lines(path: Path) -> Iterator[str]:
             f"    tflops: {fitted.tflops['fp32']:.4g}, prologue_k: {fitted.prologue_k:.4g}, "
             f"timing_floor_us: {fitted.timing_floor_us:.4g}, split_k: {fitted.split_k}"
         )
+    for device in sorted(RATED & {device for device, _ in tables}):
+        hw = load_hardware(PROFILES[device])
+        rows = tables[device, "test"]
+        rows = taken(rows, rate_rows(rows))
+        large = rows.m * rows.n * rows.k > 0.5e9 * LARGE_GFLOP
+        found = 1 + gemm_errors(hw.gemm, hw.sms, hw.memory.hbm, rows)[large]
+        rate = float(np.median(found)) * product_rate(hw.gemm, "fp32", hw.name) / tflops(1)
+        yield f"{device} fp32: {large.sum()} rows, tflops: {rate:.3g}"
     yield from read.skipped
 
 

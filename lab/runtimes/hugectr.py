@@ -283,7 +283,10 @@ class HugeCtrBuilder:
         self.widths = DlrmShape.of(workload)
         self.topology = topology
         self.hardware = hardware
-        scorer = PlanScorer(self.workload, topology, hardware)
+        # HugeCTR reduces the gradients of a row without FBGEMM's blocks
+        lookups = hardware.embedding.model_copy(update={"block_loads": 0.0})
+        kernels = hardware.model_copy(update={"embedding": lookups})
+        scorer = PlanScorer(self.workload, topology, kernels)
         self.costs = scorer.costs
         self.plan_loads = scorer.totals(match_plan(self.workload, topology, plan))[None]
         self.groups = scorer.groups

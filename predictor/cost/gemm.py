@@ -79,6 +79,38 @@ def batched_ms(
     return floor + count * (units.us(gemm.batched_us) + min(2 * m * n * k / rate, alone))
 
 
+def attention_ms(
+    hw: HardwareProfile,
+    heads: int,
+    shape: tuple[int, int, float],
+    dtype: str,
+    *,
+    backward: bool,
+    causal: bool = False,
+) -> float:
+    """Time of the arithmetic of fused attention.
+
+    Blocks of queries go over the SMs in waves, each past all of its keys; the threads of a CPU take
+    rows as they come.
+
+    Args:
+        heads: of all samples.
+        shape: queries, keys and columns of a head.
+        causal: the last query sees all keys, and one before it one key less.
+    """
+    gemm, (queries, keys, width) = hw.gemm, shape
+    rows, step = (1, 1) if hw.inline else gemm.attention_tile
+    tiles = math.ceil(queries / rows)
+    waves = 1.0 if hw.inline else math.ceil(heads * tiles / hw.sms) * hw.sms / (heads * tiles)
+    last = keys - queries + rows * np.arange(1, tiles + 1) if causal else np.full(tiles, keys)
+    seen = np.ceil(np.minimum(last, keys) / step) * step
+    pairs = rows * heads * waves * float((seen + gemm.attention_prologue).sum())
+    share = gemm.attention_backward if backward else gemm.attention_forward
+    flop = (10 if backward else 4) * pairs * width
+    floor = gemm.floor_us + heads * gemm.attention_head_us[backward]
+    return units.us(floor) + flop / (share * product_rate(gemm, dtype, hw.name))
+
+
 def small_product_ms(costs: Sequence[float], m: float, n: float, k: float) -> float:
     """One product of a batch: its operands are packed, whatever its depth (Goto and van de Geijn
     2008), and its result is computed in whole tiles."""
@@ -165,7 +197,9 @@ def tensor_times(
     depth = np.ceil(k / pieces / cores.k_step) * cores.k_step
     drained = depth + cores.prologue_k + np.where(pieces > 1, cores.split_cost_k, 0.0)
     operands = item * (rows + columns)
-    element = 2 * rows * columns / (units.tflops(tflops) / sms)
+    unaligned = ((item * n) % 16 > 0) | ((item * k) % 16 > 0)
+    share = np.where(unaligned, cores.unaligned_share, np.where(pieces > 1, cores.split_share, 1.0))
+    element = 2 * rows * columns / (share * units.tflops(tflops) / sms)
     if cores.sm_gb_s is not None:
         element = np.maximum(element, operands / units.gb_per_s(cores.sm_gb_s))
     wave = drained * element

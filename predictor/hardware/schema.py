@@ -172,6 +172,12 @@ class TensorKernels(StrictModel):
     """Largest number of pieces that K is split into to fill the device."""
     split_cost_k: NonNegative
     """Adding the partial sums of a split K costs as much as this many elements of K."""
+    split_share: Fraction = 1.0
+    """Share of the type's rate that kernels reach which split K, as for gradients of weights: small
+    tiles of a single SM, which nothing shares its operands with."""
+    unaligned_share: Fraction = 1.0
+    """The same where rows of an operand or of the result are no multiple of 16 bytes, which bulk
+    copies cannot load: kernels of an older generation, without a split of K, run then."""
     exposed: float = Field(default=0.0, ge=0, le=1)
     """Share of one wave's HBM traffic that hides behind no arithmetic."""
     floor_us: NonNegative
@@ -226,6 +232,12 @@ class Gemm(Group):
     section 4.1), over the share of it that large products reach, with the middle of its figures for
     sequences of 512 to 16384."""
     attention_backward: Fraction = 0.6
+    attention_tile: tuple[Size, Size] = (128, 64)
+    """Queries and keys that a block of a fused attention takes at once (Dao-AILab flash-attention,
+    flash_fwd_launch_template.h: 128 x 64 or 128 x 128 by head width; FlashAttention-4: two tiles of
+    128 queries)."""
+    attention_prologue: NonNegative = 0.0
+    """Filling and draining a block costs as much as this many keys."""
     attention_head_us: tuple[NonNegative, NonNegative] = (0.0, 0.0)
     """Time of each sample's head of fused attention on a CPU, forward and backward, beyond its
     arithmetic."""
@@ -311,6 +323,10 @@ class CudaEmbedding(Group):
     """Time to number up to 32 ids of each of a warp's bags, beyond ``kernel_us``."""
     segment_us: NonNegative = 0.0
     """Latency of one segment in the two update kernels, beyond ``kernel_us``."""
+    block_loads: NonNegative = 8.0
+    """Loads that wait for one another in a block that adds up a row of more than 32 ids: number of
+    the run, its bounds, its first id, the columns of its table, ids, gradients, the table's offset,
+    weights (embedding_backward_split_kernel_cta_template.cu); 0: another library without blocks."""
     update_latency_us: NonNegative = 0.0
     """Time that a warp spends on a distinct row beyond its bytes: the chain of loads to it."""
     kernel_us: NonNegative

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.runtimes.megatron import load_megatron
-from lab.validate import dlrm_published, public_tables, transformers
+from lab.validate import (
+    dlrm_published,
+    primus_step,
+    public_tables,
+    torchrec_steps,
+    transformers,
+)
 from lab.validate.links import NCCL_TESTS_FILE, XLA_FILE
 from predictor.csv_rows import read_table
 from tests.public_data import EXCERPTS, FULL
@@ -46,7 +52,7 @@ CONFIG_COLUMNS = (
     "dp_sharding_threshold_gb"
 )
 MATMUL_COLUMNS = "gpu b m n k lhs rhs out time_us date flag"
-EVERY_SMALL_PRODUCT = 8
+EVERY_SMALL_PRODUCT = 12
 EVERY_PRODUCT = 4
 """As of the fp32 test rows, so that errors over both count them alike."""
 EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 2
@@ -65,6 +71,16 @@ def predicted(rows: list[Row]) -> list[Row]:
         and row["collective"] != "permute"
         and row["ranks"] != "1"
     ]
+
+
+def steady(rows: list[Row]) -> list[Row]:
+    """Steps of more than one loop."""
+    return [row for row in rows if row["num_benchmarks"] not in ("", "1")]
+
+
+def no_rows(_: list[Row]) -> list[Row]:
+    """No plan was printed for the steps that are kept."""
+    return []
 
 
 def gpus_of_one_host(rows: list[Row]) -> list[Row]:
@@ -140,6 +156,9 @@ TABLES = {
     "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),
     "torchrec_dlrm_p4d_measured.csv": Excerpt(),
     dlrm_published.FILE: Excerpt(" ".join(dlrm_published.COLUMNS)),
+    primus_step.FILE: Excerpt(" ".join(primus_step.COLUMNS)),
+    torchrec_steps.FILE: Excerpt(rows=steady),
+    torchrec_steps.STATS_FILE: Excerpt(" ".join(torchrec_steps.STATS_COLUMNS), rows=no_rows),
     transformers.SINGLE_FILE: Excerpt(rows=fitted_and_some),
     transformers.MULTI_FILE: Excerpt(rows=some_large),
 }

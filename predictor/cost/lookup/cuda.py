@@ -39,6 +39,8 @@ ID_WEIGHT_BYTES = 4
 WARP = 32
 BLOCK_WARPS = 32
 """Warps of a thread block that adds up the gradients of one row (`kMaxThreads` / warp)."""
+WARP_RUN_IDS = 32
+"""Ids of one row that a warp adds up; more take a thread block (`max_segment_length_per_warp`)."""
 REQUEST_BYTES = 128
 """Most that a warp reads over the host link at once."""
 UNPOOLED_INFO_BYTES = 4
@@ -131,7 +133,7 @@ class CudaLookups(LookupModel):
         """Sort the ids, then gather gradients row by row and update each distinct row once."""
         if shard.ids <= 0 and shard.kernel is not ComputeKernel.DENSE:
             return 0.0
-        time = self.sort_ms(shard) + self._gradients_ms(shard) + self._updates_ms(shard)
+        time = self.sort_ms(shard) + self._reduce_ms(shard)
         if shard.mean:
             time += self._mean_gradient_ms(shard)
         if shard.weighted and shard.pooled:
@@ -269,6 +271,29 @@ class CudaLookups(LookupModel):
             one += self.sort_pass_ms(weighted=False, pooled=True)
         prepare = self.constants.prepare_bytes / self._sort_bandwidth
         return shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
+
+    def _reduce_ms(self, shard: LookupShard) -> float:
+        """Gradients of each row are added up, and the row is updated.
+
+        A row of up to `WARP_RUN_IDS` ids takes a warp, and so many run that bytes decide. A longer
+        one takes a block of 1024 threads, whose registers leave an SM room for one: then the chain
+        of its loads decides, unless its bytes take longer. Rows are drawn as often as a Poisson
+        variable, here a logistic one of the same mean and variance.
+        """
+        gradients, updates = self._gradients_ms(shard), self._updates_ms(shard)
+        mean, counts = shard.draws * shard.bins.probs, shard.bins.counts
+        beyond = (mean - WARP_RUN_IDS - 0.5) / np.sqrt(np.maximum(mean, 1.0))
+        long = counts / (1.0 + np.exp(-1.702 * beyond))
+        if not self.constants.block_loads or shard.distinct_rows <= 0 or long.sum() < 0.5:
+            return gradients + updates
+        of_ids = float((long * mean).sum()) / shard.ids
+        of_rows = min(1.0, float(long.sum()) / shard.distinct_rows)
+        segments = np.maximum(1.0, mean / self.constants.segment_rows)
+        loads = self.constants.block_loads + mean / segments / BLOCK_WARPS
+        waiting = float((long * segments * loads).sum()) / self.hw.sms
+        moving = of_ids * gradients + of_rows * updates
+        blocks = max(moving, units.us(self.constants.row_latency_us) * waiting)
+        return (1.0 - of_ids) * gradients + (1.0 - of_rows) * updates + blocks
 
     def _mean_gradient_ms(self, shard: LookupShard) -> float:
         """Gradients of means are divided by the lengths in a separate pass (`grad_mean`)."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from predictor import units
 from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
-from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
+from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
 from predictor.hardware.schema import Elementwise, HardwareProfile
 from predictor.model.op_calls import OpCall, Operand, letter
 
@@ -277,9 +277,6 @@ ADAPTERS = {"_index_put_impl": "index_put", "_unsafe_index_put": "index_put"}
 
 CONCATENATIONS = ("cat", "stack")
 ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
-ATTENTION_TILE = (128, 64)
-"""Queries and keys that a block of a flash-attention kernel takes at once (Dao-AILab
-flash-attention, flash_fwd_launch_template.h: 128 x 64 or 128 x 128 by head width)."""
 
 
 @dataclass(frozen=True)
@@ -371,24 +368,13 @@ class OpTimes:
         return OpCost(ms, max(1, len(shapes)), "gemm", shapes[0] if shapes else None)
 
     def _attention(self, call: OpCall, name: str) -> OpCost:
-        """Blocks of queries go over the SMs in waves; CPU threads take rows as they come."""
         backward = "backward" in name
         query, key, value = call.inputs[1:4] if backward else call.inputs[:3]
         rows, heads = (1, 2) if ATTENTION[name] else (2, 1)
-        batch, head_count = query.shape[0], query.shape[heads]
-        queries, keys = query.shape[rows], key.shape[rows]
-        gemm, hw = self.hardware.gemm, self.hardware
-        share = gemm.attention_backward if backward else gemm.attention_forward
-        blocks = batch * head_count * queries
-        if not hw.inline:
-            tile, step = ATTENTION_TILE
-            waves = math.ceil(batch * head_count * math.ceil(queries / tile) / hw.sms)
-            blocks, keys = waves * hw.sms * tile, math.ceil(keys / step) * step
-        flop = (10 if backward else 4) * blocks * keys * (query.shape[-1] + value.shape[-1]) / 2
-        rate = product_rate(gemm, self._type(query), hw.name) * share
-        streamed = float(memory_ms(hw, _touched(call)))
-        heads_us = batch * head_count * gemm.attention_head_us[backward]
-        ms = max(units.us(gemm.floor_us + heads_us) + flop / rate, streamed)
+        hw, count = self.hardware, query.shape[0] * query.shape[heads]
+        shape = (query.shape[rows], key.shape[rows], (query.shape[-1] + value.shape[-1]) / 2)
+        computed = attention_ms(hw, count, shape, self._type(query), backward=backward)
+        ms = max(computed, float(memory_ms(hw, _touched(call))))
         return OpCost(ms, 1 if hw.inline else KERNELS.get(name, 1), "gemm")
 
     # --- memory ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Optimizer
-from tests.public_data import FULL, needs_public_data
+from tests.public_data import EXCERPTS, FULL, needs_public_data
 
 CELLS = {
     **dict.fromkeys(COLUMNS, ""),
@@ -198,6 +198,14 @@ def test_rows_are_predicted_skipped_and_put_apart(tmp_path: Path) -> None:
     assert any(f"{STATS_FILE}:2: sharding is 'XY'" in text for text in report.skipped)
     with pytest.raises(InputError, match=r"docs/data\.md"):
         validate_torchrec_steps(tmp_path / "no")
+
+
+def test_steady_steps_are_as_good_as_they_were() -> None:
+    """Rows with more than 32 ids each, weighted bags, fp32 products: what one step takes."""
+    report = validate_torchrec_steps(EXCERPTS)
+    assert [row.part for row in report.rows] == [STEADY] * 3
+    assert all(abs(row.error) < 0.05 for row in report.rows)
+    assert report.summary.covered == 1.0
 
 
 @needs_public_data

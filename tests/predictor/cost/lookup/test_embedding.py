@@ -171,8 +171,11 @@ def test_small_reads_over_the_link_cost_a_request() -> None:
 def test_never_falls_with_the_rows_of_the_table(
     name: str, dim: int, kernel: ComputeKernel, alpha: float, factor: float
 ) -> None:
-    """More rows mean more distinct ones and more misses; the ids stay."""
+    """More rows mean more distinct ones and more misses; the ids stay. Blocks for rows of many ids
+    are another matter: with more rows fewer have so many."""
     hw = load_hardware(name)
+    lookups = hw.embedding.model_copy(update={"block_loads": 0.0})
+    hw = hw.model_copy(update={"embedding": lookups})
     few = shard(rows=10_000, alpha=alpha, dim=dim, kernel=kernel)
     many = shard(rows=int(10_000 * factor), alpha=alpha, dim=dim, kernel=kernel)
     model = lookup_model(hw)
@@ -288,6 +291,22 @@ def test_weights_are_sorted_along_and_get_gradients() -> None:
     plain, weighted = shard(), shard(weighted=True)
     more = lookup_model(hw).backward_ms(weighted) - lookup_model(hw).backward_ms(plain)
     assert more > 2.5 * lookup_model(hw).forward_ms(plain)
+
+
+def test_a_row_of_many_ids_takes_a_block_of_its_own() -> None:
+    """An SM holds one block, whose loads wait for one another, so rows count and not bytes; a row
+    of up to 32 ids takes a warp."""
+    hw = load_hardware("b200")
+    embedding = hw.embedding.model_copy(update={"block_loads": 0.0})
+    others = hw.model_copy(update={"embedding": embedding})
+
+    def added(ids_per_row: float) -> float:
+        rows = shard(rows=100_000, draws=1e5 * ids_per_row, bags=1e5 * ids_per_row / 30, dim=256)
+        return lookup_model(hw).backward_ms(rows) / lookup_model(others).backward_ms(rows)
+
+    assert added(10) == pytest.approx(1.0, rel=1e-3)
+    assert added(20) < 1.1
+    assert added(79) > 1.8
 
 
 def test_gradients_of_means_are_divided_in_a_pass_of_their_own() -> None:

@@ -1,0 +1,132 @@
+"""One traced step of a TorchRec model on eight B200, kernel class by kernel class.
+
+`primus_dlrm_step_measured.csv` says in its head what the model is: attention over sequences of
+tokens (OneTrans), TorchRec's embeddings row by row on eight ranks. Each product, layer of attention
+and collective of the trace is a row here. What is not predicted is its memory-bound kernels, since
+its module is not public in this form, and so the step.
+
+The rank of the trace holds the hot rows: its exchange of embeddings moves 7.81 GB in and out, but
+its own samples have 4,504 ids of 256 bytes, so it sends 6.6 GB and receives 1.2. Sending one way,
+it is a quarter faster than the exchange of equal parts that a prediction takes it for. Row-wise
+blocks keep the ids' order, and low ids are the popular ones: `HOT_SHARE` of all ids are on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lab.validate.gemm import profile_of_row
+from lab.validate.report import ComparedRow, Report, compare_tables, data_folder, kernel_interval
+from predictor.cost.collectives import Collectives
+from predictor.cost.gemm import attention_ms, gemm_ms
+from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.lookup.shard import LookupShard
+from predictor.csv_rows import Row, count, number
+from predictor.hardware.schema import HardwareProfile
+from predictor.model.distribution import Zipf
+from predictor.model.topology import Topology
+
+FILE = "primus_dlrm_step_measured.csv"
+COLUMNS = ("gpu", "kind", "name", "ms", "m", "n", "k", "q", "kv", "vol_per_call")
+RANKS, BATCH, HEADS, HEAD_WIDTH = 8, 1024, 6, 64
+TABLES = {9_390_624: 1501, 1_293_395: 1501, 3_367_692: 1501, 1_000_001: 1}
+"""Rows of a table -> ids of a sample."""
+ROW_BYTES = 256
+IDS = BATCH * sum(TABLES.values())
+"""Of a rank's samples."""
+BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+EXCHANGED = {"Embedding data": ROW_BYTES, "KJT lengths": 8}
+"""What is exchanged by ids -> bytes of an id; the row of the lengths has the size of the ids."""
+LOOKUPS = "Embeddings (FBGEMM)"
+PRODUCTS, ATTENTION, COLLECTIVES, CLASSES = "products", "attention", "collectives", "lookups"
+
+
+def validate_primus_step(folder: Path) -> Report:
+    """Predict what the trace has a row for.
+
+    Raises:
+        InputError: the folder or the table is not there.
+    """
+    data_folder(folder, [FILE])
+    rows, skipped = compare_tables(folder, {FILE: (COLUMNS, step_row)})
+    notes = (
+        "kernels of weight gradients and unaligned products, and two layers of attention, gave "
+        "constants of the profile b200: development",
+    )
+    return Report("primus-step", tuple(rows), PRODUCTS, tuple(skipped), notes)
+
+
+def step_row(row: Row) -> ComparedRow:
+    """A row with its prediction.
+
+    Raises:
+        ValueError: a column cannot be read, or nothing predicts what it is.
+    """
+    hw, kind = profile_of_row(row), row["kind"]
+    if kind == "kernels of a step" and row["name"] == LOOKUPS:
+        part, ms, group = CLASSES, _lookups_ms(hw), "embedding"
+    elif kind in _KINDS:
+        part, ms, group = _KINDS[kind](hw, row)
+    else:
+        raise ValueError(f"kind is '{kind}' and name '{row['name']}', which needs the whole model")
+    return ComparedRow(
+        {"kind": kind, "name": row["name"], **{c: row[c] for c in ("m", "n", "k", "q") if row[c]}},
+        number(row, "ms"),
+        ms,
+        family=kind,
+        part=part,
+        source="AMD-AGI/Primus-DLRM doc/perf_analysis.md",
+        interval_ms=kernel_interval(hw, [group], ms),
+    )
+
+
+def _product(hw: HardwareProfile, row: Row) -> tuple[str, float, str]:
+    m, n, k = (count(row, column, 2**40) for column in "mnk")
+    return PRODUCTS, gemm_ms(hw, m, n, k, "bf16"), "gemm"
+
+
+def _attention(hw: HardwareProfile, row: Row) -> tuple[str, float, str]:
+    shape = (count(row, "q"), count(row, "kv"), HEAD_WIDTH)
+    backward = row["kind"].endswith("backward")
+    time = attention_ms(hw, BATCH * HEADS, shape, "bf16", backward=backward, causal=True)
+    return ATTENTION, time, "gemm"
+
+
+def _collective(hw: HardwareProfile, row: Row) -> tuple[str, float, str]:
+    """``vol_per_call`` is what a rank sends and receives."""
+    figure, unit = row["vol_per_call"].split()
+    both = float(figure) * BYTES[unit]
+    engine = Collectives(hw, Topology.uniform(RANKS, RANKS, hbm_bytes=0, ddr_bytes=0))
+    if "AllReduce" in row["name"]:
+        return COLLECTIVES, float(engine.all_reduce(both / 2)), "collectives.intra"
+    own = next((IDS * size for name, size in EXCHANGED.items() if name in row["name"]), both / 2)
+    return COLLECTIVES, float(engine.all_to_all(both - own)), "collectives.intra"
+
+
+_KINDS: dict[str, Callable[[HardwareProfile, Row], tuple[str, float, str]]] = {
+    "product": _product,
+    "attention forward": _attention,
+    "attention backward": _attention,
+    "collective": _collective,
+}
+
+
+HOT_SHARE = (7.81e9 - IDS * ROW_BYTES) / (RANKS * IDS * ROW_BYTES)
+"""Of all ids, those on the rank of the trace."""
+ALPHA = 0.85
+"""Zipf exponent at which an eighth of the rows draws `HOT_SHARE` of the ids."""
+
+
+def _lookups_ms(hw: HardwareProfile) -> float:
+    """Forward and backward of the rank with the hot rows, one launch a direction."""
+    model = lookup_model(hw)
+    shards = []
+    for rows, ids in TABLES.items():
+        own = -(-rows // RANKS)
+        bins = Zipf(ALPHA).bins(rows).slice(0, own)
+        draws = float(RANKS * BATCH * ids)
+        shards.append(LookupShard(bins, draws, draws * bins.mass, own, 64, pooled=False))
+    forward = sum(model.forward_ms(shard) for shard in shards) + model.forward_floor_ms()
+    backward = sum(model.backward_ms(shard) for shard in shards) + model.backward_floor_ms()
+    return forward + backward

@@ -1,0 +1,28 @@
+"""One step of a TorchRec model on eight B200: how well each class of its kernels is predicted."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from lab.validate.primus_step import ATTENTION, PRODUCTS, validate_primus_step
+from tests.public_data import EXCERPTS
+
+
+def test_classes_are_as_good_as_they_were() -> None:
+    report = validate_primus_step(EXCERPTS)
+    assert len(report.rows) == 111
+    errors = {
+        part: [row.error for row in report.rows if row.part == part]
+        for part in (PRODUCTS, ATTENTION)
+    }
+    assert fmean(map(abs, errors[PRODUCTS])) < 0.18
+    assert sum(abs(error) < 0.15 for error in errors[PRODUCTS]) >= 53
+    assert fmean(map(abs, errors[ATTENTION])) < 0.13
+
+
+def test_what_the_kernels_of_a_class_take_together() -> None:
+    rows = validate_primus_step(EXCERPTS).rows
+    for way, bar in (("attention forward", 0.05), ("attention backward", 0.05)):
+        of = [row for row in rows if row.family == way]
+        measured, predicted = sum(r.measured_ms for r in of), sum(r.predicted_ms for r in of)
+        assert abs(predicted / measured - 1) < bar
