@@ -19,7 +19,8 @@ from lab.validate.collectives import (
     validate_collectives,
 )
 from lab.validate.curves import SMALL_BYTES
-from lab.validate.gemm import COLD, GAVE, SEEN, TENSOR, UNSEEN, validate_gemm
+from lab.validate.gemm import COLD, SEEN, TENSOR, UNSEEN, validate_gemm
+from lab.validate.gemm import GAVE as GAVE_RATE
 from lab.validate.links import XLA_FILE
 from lab.validate.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VTRAIN_FILE
 from lab.validate.report import Summary
@@ -98,7 +99,7 @@ def test_gemm_tells_seen_from_unseen_devices(tmp_path: Path) -> None:
     report = validate_gemm(tmp_path)
     assert {row.part for row in report.rows} == {SEEN, UNSEEN}
     (tmp_path / GEMM_FILE).write_text("".join([*lines, "test,NVIDIA L4,1,4096,4096,4096,9.0,k\n"]))
-    assert GAVE in {row.part for row in validate_gemm(tmp_path).rows}  # L4's rate
+    assert GAVE_RATE in {row.part for row in validate_gemm(tmp_path).rows}  # L4's rate
     assert report.summary.n == 1
     assert len(report.listed) == 2
     assert f"{GEMM_FILE}:5: M is 0; it must be above 0" in report.skipped
