@@ -21,6 +21,7 @@ from lab.validate.report import ComparedRow, Report, data_folder, geomean, kerne
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network
 from predictor.hardware.schema import Curve
 from predictor.model.topology import Topology
 from predictor.units import mib, us
@@ -195,7 +196,9 @@ def predicted_ms(row: LinkRow) -> float:
 @cache
 def _collectives(wiring: Wiring) -> Collectives:
     hardware = load_hardware(wiring.profile)
-    if wiring.nic_gbit_s is not None:
+    if wiring.kind is not None:
+        hardware = Network(wiring.kind, wiring.nic_gbit_s).joins(hardware)
+    elif wiring.nic_gbit_s is not None:
         hardware = hardware.with_nic(wiring.nic_gbit_s)
     topology = Topology.uniform(
         wiring.ranks,

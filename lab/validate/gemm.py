@@ -212,6 +212,8 @@ def _predict_product(product: Product) -> ComparedRow:
 
 
 def _part(product: Product) -> str:
+    if profile_of_device(product.gpu) == "mi300x":
+        return GAVE
     if product.data_type == "fp8":
         return FP8
     gpu = product.gpu, product.data_type

@@ -14,6 +14,7 @@ from predictor.cost.collectives import Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network
 from predictor.units import mib
 
 NCCL_TESTS_FILE = "nccl_tests_measured.csv"
@@ -27,8 +28,8 @@ NAMES: Mapping[str, Op] = {
     # dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s
     "allgather_or_alltoall": "all_gather",
 }
-TCPX = "h100-sxm-tcpx"
-"""Profile of H100 hosts whose NICs are reached over GPUDirect-TCPX."""
+KINDS = {"TCPXO": "tcpxo", "TCPX": "tcpx", "SLINGSHOT": "slingshot", "ROCE": "roce"}
+"""Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""
 NO_PEERS = "l40s-no-peers"
 """Profile of L40S hosts whose cards reach each other through the memory of the host."""
 UNSTATED_GBIT_S = {"unspecified IB": 800.0}
@@ -56,6 +57,12 @@ class Wiring:
     domain: int
     nic_gbit_s: float | None = None
     network: str = ""
+
+    @property
+    def kind(self) -> str | None:
+        """Of the network between hosts; None: as the profile has it."""
+        name = self.network.upper()
+        return next((kind for part, kind in KINDS.items() if part in name), None)
 
     @property
     def across(self) -> bool:
@@ -210,7 +217,7 @@ def _wiring(row: Row, column: str, hosts: int, ranks: int) -> Wiring:
         raise ValueError(f"{ranks} ranks do not fill {hosts} equal hosts")
     local = ranks // hosts
     network = row.get("network", "")
-    profile = TCPX if "TCPX" in network.upper() else _profile(row, column)
+    profile = _profile(row, column)
     hardware = load_hardware(profile)
     rack = hardware.nvlink_domain > hardware.gpus_per_host
     domain = joined_ranks(hardware.nvlink_domain, hosts if rack else 1, local)
@@ -218,9 +225,11 @@ def _wiring(row: Row, column: str, hosts: int, ranks: int) -> Wiring:
         domain = min(2, local)
     if hosts == 1:
         return Wiring(profile, hosts, ranks, domain, None, network)
-    own = profile == TCPX or "SLINGSHOT" in network.upper()
-    rate = hardware.collectives.inter.nic_gbit_s if own else line_rate(network, local)
-    return Wiring(profile, hosts, ranks, domain, rate, network)
+    wiring = Wiring(profile, hosts, ranks, domain, line_rate(network, local), network)
+    if wiring.nic_gbit_s is None and wiring.kind is not None:
+        usual = Network(wiring.kind).joins(hardware).collectives.inter.nic_gbit_s
+        return replace(wiring, nic_gbit_s=usual)
+    return wiring
 
 
 def joined_ranks(most: int, hosts: int, local: int) -> int:
@@ -284,7 +293,7 @@ def gave_constants(row: LinkRow) -> bool:
     """Whether a constant of the row's profile comes from this row."""
     if row.file == VTRAIN_FILE:
         return row.wiring.profile == "v100-32gb"
-    rules = (times_nccl, tree_of_hosts, racks, tcpx, slingshot, gave_line_rate)
+    rules = (times_nccl, tree_of_hosts, racks, tcpx, slingshot, gave_line_rate, xgmi)
     return any(rule(row) for rule in rules)
 
 
@@ -317,13 +326,19 @@ def racks(row: LinkRow) -> bool:
 def tcpx(row: LinkRow) -> bool:
     """The 16 MiB and the largest size of either table of GPUDirect-TCPX."""
     largest = mib(512) if "Google" in row.cells.get("source", "") else 2**33
-    return row.wiring.profile == TCPX and row.size_bytes in (mib(16), largest)
+    return row.wiring.kind == "tcpx" and row.size_bytes in (mib(16), largest)
 
 
 def slingshot(row: LinkRow) -> bool:
     """Every second size of all-reduces on two hosts of GH200."""
     known = row.wiring.profile == SLINGSHOT and row.op == "all_reduce" and row.wiring.hosts == 2
     return known and _octave(row) % 2 == 0
+
+
+def xgmi(row: LinkRow) -> bool:
+    """RCCL on eight MI355X, which also gave the bytes past a NIC, and large messages on MI300X."""
+    large = row.wiring.profile == "mi300x" and row.size_bytes >= mib(64)
+    return large or row.wiring.profile == "mi355x"
 
 
 def gave_line_rate(row: LinkRow) -> bool:

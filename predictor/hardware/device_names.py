@@ -1,4 +1,4 @@
-"""Hardware profiles by the name that CUDA gives a device (`torch.cuda.get_device_name`)."""
+"""Hardware profiles by the name that `torch.cuda.get_device_name` gives a device."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ PROFILES = (
     (("T4",), "t4"),
     (("P100",), "p100-pcie-16gb"),
     (("P4",), "p4"),
+    (("MI300X",), "mi300x"),
+    (("GFX942",), "mi300x"),
+    (("MI355X",), "mi355x"),
 )
 
 

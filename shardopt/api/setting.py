@@ -127,6 +127,7 @@ def resolve(
     windows = windows if len(windows) > 1 else {}
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
     name, hardware, origin = _hardware(machine, cluster, plan)
+    hardware = hardware if cluster is None else cluster.joined(hardware)
     installed = _topology(machine, cluster, job, hardware)
     if plan is not None:
         _check_ranks(workload.sharding_group(installed), plan, machine)

@@ -14,6 +14,7 @@ from predictor.csv_rows import MOST_RANKS
 from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network, list_networks
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import NetworkLevel
 from predictor.units import gib
@@ -62,6 +63,13 @@ class LevelSection(Section):
     latency_us: Annotated[float, real(0, 1e6)] | None = None
 
 
+class FabricSection(Section):
+    """What kind of network joins the hosts, and its rate for each GPU."""
+
+    kind: Annotated[str, choice(list_networks())]
+    per_gpu_gbps: Annotated[float, real(0, 1e6, above=True)] | None = None
+
+
 class ClusterSection(Section):
     """The keys of a cluster file."""
 
@@ -74,6 +82,7 @@ class ClusterSection(Section):
     nvlink_domain: Ranks | None = None
     nics_per_host: Ranks | None = None
     hardware: Name | None = None
+    network: FabricSection | None = None
     levels: Any = None
     hbm_gib: Any = None
     ddr_gib: Any = None
@@ -93,6 +102,7 @@ class ClusterConfig:
         hbm_bytes: device memory of each rank, None to take the profile's.
         ddr_bytes: host memory of each rank (its share of the host), None to take the profile's.
         network: levels of the network between hosts, or between NVLink domains that span hosts.
+        fabric: what kind of network that is; None: the one of the profile.
         host_hardware: of each host, if they differ; as ``hardware``.
     """
 
@@ -104,12 +114,17 @@ class ClusterConfig:
     hbm_bytes: tuple[int, ...] | None = None
     ddr_bytes: tuple[int, ...] | None = None
     network: tuple[NetworkLevel, ...] = ()
+    fabric: Network | None = None
     host_hardware: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.hosts * self.ranks_per_host
+
+    def joined(self, hardware: HardwareProfile) -> HardwareProfile:
+        """A profile in these hosts, whoever named it."""
+        return hardware if self.fabric is None else self.fabric.joins(hardware)
 
 
 def load_cluster(path: str | Path) -> ClusterConfig:
@@ -119,7 +134,8 @@ def load_cluster(path: str | Path) -> ClusterConfig:
         path: a YAML file with ``schema: 1``, ``hosts``, ``ranks_per_host``; optional are ``name``,
             ``nvlink_domain`` (ranks; divides a host or consists of whole hosts),
             ``nics_per_host`` (network cards, where a rank has none of its own), ``hardware``
-            (profile name, or path relative to this file), ``levels`` (what joins the hosts),
+            (profile name, or path relative to this file), ``network`` (its kind and rate),
+            ``levels`` (what joins the hosts),
             ``hbm_gib`` and ``ddr_gib`` (GiB per rank: one number, or a list with one per rank).
             ``hosts`` is their number, or a list of names or mappings, in the order of the ranks.
 
@@ -175,6 +191,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
         hbm_bytes=hbm,
         ddr_bytes=ddr,
         network=network,
+        fabric=Network(**section.network.values()) if section.network else None,
         host_hardware=mixed,
     )
 

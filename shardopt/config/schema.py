@@ -436,7 +436,8 @@ def _message(item: dict[str, Any], section: type[Section]) -> tuple[str, KeyPath
     where = tuple(part for part in item["loc"] if isinstance(part, int) or part.isidentifier())
     if item["type"] == "missing":
         names = {info.alias or name: info for name, info in section.model_fields.items()}
-        about = names[str(item["loc"][-1])].description
+        info = names.get(str(item["loc"][-1]))
+        about = info.description if info else None
         return (f"missing; give {about}" if about else "missing"), where
     if item["type"] == "extra_forbidden":
         key, keys = str(item["loc"][-1]), known_keys(section)

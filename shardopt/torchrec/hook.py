@@ -371,6 +371,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             _, hardware = hardware_of(links) or (None, None)
         device = self._topology.compute_device
         costs = detect_hardware(hardware, device)
+        costs = costs if links is None else links.joined(costs)
         self._stand_in = hardware is None and profile_of_here(device) is None
         self._hardware, self._links = costs, links
         self._effort = 1.0 if effort is None else effort

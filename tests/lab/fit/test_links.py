@@ -12,6 +12,7 @@ from lab.validate.links import read_links
 from predictor.cost.collectives import Collectives, latency_ms
 from predictor.csv_rows import Row, number, read_table
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network
 from predictor.model.topology import Topology
 from predictor.units import gb_per_s, us
 from tests.data.excerpt import SIMAI_FILE, SIMAI_HOSTS
@@ -40,7 +41,7 @@ def test_slingshot_and_tcpx_follow_their_rows(folder: Path) -> None:
     curve = slingshot(rows, within)
     assert node.inter.all_reduce.us_per_mib == pytest.approx(curve.us_per_mib, rel=1e-3)
     assert node.inter.all_gather.latency_per_rank_us == pytest.approx(curve.latency_us, rel=1e-2)
-    shipped = load_hardware("h100-sxm-tcpx").collectives
+    shipped = Network("tcpx").joins(load_hardware("h100-sxm")).collectives
     over_tcp, empty = tcpx(rows), latency_ms(shipped.intra.all_gather, 8) / us(1.0)
     found = shipped.inter.all_gather
     assert found.us_per_mib == pytest.approx(over_tcp.us_per_mib, rel=1e-3)

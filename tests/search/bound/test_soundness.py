@@ -16,6 +16,7 @@ import pytest
 
 from predictor.errors import InfeasibleError, InputError
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import STRATEGIES, ReplicaGroups, Topology
@@ -45,7 +46,7 @@ from tests.search.problems import (
 
 ONE_RANK = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
 FUSED = Constraints(compute_kernels=("fused",))
-TCPX = load_hardware("h100-sxm-tcpx")
+TCPX = Network("tcpx").joins(load_hardware("h100-sxm"))
 COPIES = {
     "copies on other hosts": ReplicaGroups(4, 1, use_inter_host_allreduce=True),
     "copies on neighbours": ReplicaGroups(4, 1),
@@ -296,7 +297,8 @@ def test_memory_caps_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 def any_problem(seed: int) -> Problem:
     """Devices, pipelines, modules, copies, types, processors, curves and memory at random."""
     rng = random.Random(seed)
-    hardware = load_hardware(rng.choice(["h100-sxm", "h100-sxm-tcpx", "v100-32gb", "cpu-gloo"]))
+    shipped = [load_hardware(name) for name in ("h100-sxm", "v100-32gb", "cpu-gloo")]
+    hardware = rng.choice([TCPX, *shipped])
     if rng.random() < 0.5:
         hardware = ramping(hardware, rng.choice([50.0, 500.0, 2000.0]))
     if rng.random() < 0.4:

@@ -40,6 +40,21 @@ def test_a_good_file(write: Callable[[str], Path]) -> None:
     )
 
 
+def test_the_kind_of_network_is_priced(write: Callable[[str], Path]) -> None:
+    cluster = load_cluster(write(GOOD + "network: {kind: tcpx, per_gpu_gbps: 50}\n"))
+    own = load_hardware("h100-sxm")
+    found = cluster.joined(own).collectives.inter
+    assert found.nic_gbit_s == 50
+    assert found.all_to_all.latency_us > own.collectives.inter.all_to_all.latency_us
+    assert load_cluster(write(GOOD)).joined(own) is own
+
+
+@pytest.mark.parametrize("given", ["{kind: token-ring}", "{per_gpu_gbps: 4}", "roce"])
+def test_a_network_that_is_none_is_refused(write: Callable[[str], Path], given: str) -> None:
+    with pytest.raises(InputError, match="network"):
+        load_cluster(write(GOOD + f"network: {given}\n"))
+
+
 def test_defaults(write: Callable[[str], Path]) -> None:
     cluster = load_cluster(write("schema: 1\nhosts: 3\nranks_per_host: 4\nhardware: mine.yaml\n"))
     assert (cluster.name, cluster.world_size, cluster.nvlink_domain) == ("model", 12, 4)

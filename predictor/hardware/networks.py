@@ -1,0 +1,65 @@
+"""The network between hosts by its kind, in place of the one that a profile is sold with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile, Inter
+
+
+@dataclass(frozen=True)
+class Network:
+    """A kind of network, and its rate.
+
+    Args:
+        kind: one of `list_networks`.
+        per_gpu_gbps: Gbit/s of NIC for each GPU; None: as such hosts are sold.
+    """
+
+    kind: str
+    per_gpu_gbps: float | None = None
+
+    def joins(self, hardware: HardwareProfile) -> HardwareProfile:
+        """The profile in hosts that this network joins.
+
+        Raises:
+            InputError: it is of CPU ranks, whose links a profile measures.
+        """
+        if hardware.inline:
+            raise InputError(
+                f"network {self.kind} joins GPUs, and hardware {hardware.name} is of CPU ranks; "
+                "leave it out",
+                inputs=("cluster",),
+            )
+        found = _kinds()[self.kind]
+        usual = found["per_gpu_gbps"]
+        about = {key: found[key] for key in ("rel_error", "provenance")}
+        if "inter" in found:
+            inter = Inter(nic_gbit_s=usual, **about, **found["inter"])
+        else:
+            own = load_hardware(found["curves"]).collectives.inter.at(usual)
+            tree_cost = hardware.collectives.inter.tree_cost
+            inter = Inter(**own.model_dump() | about | {"tree_cost": tree_cost})
+        rate = self.per_gpu_gbps or usual
+        inter = inter.at(rate / found.get("slower", 1.0)).model_copy(update={"nic_gbit_s": rate})
+        links = hardware.collectives.model_copy(update={"inter": inter})
+        return hardware.model_copy(update={"collectives": links})
+
+
+def list_networks() -> tuple[str, ...]:
+    """The kinds that networks.yaml describes."""
+    return tuple(_kinds())
+
+
+@cache
+def _kinds() -> dict[str, dict[str, Any]]:
+    file = resources.files("predictor.hardware") / "networks.yaml"
+    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found
