@@ -195,7 +195,35 @@ def _drop_gloo(tree: Tree, chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
         if made and same and _new_storages(of.node) and before.name != of.node.name:
             continue
         kept.append(of)
+    return _drop_unread(kept)
+
+
+def _drop_unread(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
+    """Leave out what a collective runs itself, if a trace shows it behind the collective.
+
+    Whether it stands inside depends on when gloo's threads end their records. It makes tensors
+    that only gloo reads; one of the program's own that nothing reads is as well left out.
+    """
+    kept: list[ChosenOp] = []
+    pattern = ""
+    for at, of in enumerate(chosen):
+        if f"{of.node.name} " in pattern and not _is_read(of.node, chosen[at + 1 :]):
+            continue
+        pattern = OWN.get(of.node.name, "")
+        kept.append(of)
     return kept
+
+
+def _is_read(node: Node, later: Sequence[ChosenOp]) -> bool:
+    """Whether a later op takes what this one gives, before its storage is used anew."""
+    given = views_of(node.outputs)
+    new = _new_storages(node)
+    for of in later:
+        if given & views_of(read_by(of.node)):
+            return True
+        if new & _new_storages(of.node):
+            return False
+    return False
 
 
 def _drop_barrier_tensors(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:

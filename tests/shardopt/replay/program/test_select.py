@@ -137,6 +137,18 @@ def test_what_came_after_a_collective_is_taken_out_of_it() -> None:
     assert names(sent, own, after, GLOO) == ["c10d::_allgather_base_", "aten::relu"]
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_what_a_collective_made_for_itself_is_left_out_where_nothing_reads_it(read: bool) -> None:
+    sent = op(1, "c10d::_allgather_base_", [tensor(1, 2)], [tensor(3, 4)])
+    own = op(2, "aten::empty", [], [tensor(5, 6)])
+    after = op(3, "aten::relu", [tensor(5, 6) if read else tensor(3, 4)], [tensor(7, 8)])
+    again = op(4, "aten::empty", [], [tensor(9, 6)])
+    later = op(5, "aten::relu", [tensor(9, 6)], [tensor(10, 11)])
+    rest = ["aten::relu", "aten::empty", "aten::relu"]
+    expected = ["c10d::_allgather_base_", *(["aten::empty"] if read else []), *rest]
+    assert names(sent, own, after, again, later, GLOO) == expected
+
+
 def test_what_gloo_does_on_its_threads_is_left_out() -> None:
     main = note(1, "forward")
     sent = op(2, "c10d::allreduce_", [tensor(1, 2)], [tensor(1, 2)], parent=1)
