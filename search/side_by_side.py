@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
+LOOK_S = 0.5
+"""A signal that another thread of this process took does not end a wait; it is seen after this."""
 
 
 class CutPiece(KeyboardInterrupt):
@@ -85,7 +87,7 @@ def _forked(pieces: Sequence[Callable[[], T]], shared: Sequence[object], count: 
                             break  # no more processes than these
                         found[begun] = pieces[begun]()
                     begun += 1
-                for pipe in wait(list(running)) if running else ():
+                for pipe in wait(list(running), LOOK_S) if running else ():
                     assert isinstance(pipe, Connection)
                     number, process = running.pop(pipe)
                     sent = _received(pipe)

@@ -55,7 +55,7 @@ FAILED_OF_ALL = 2
 """The same where all ranks are free, so that only the tables differ."""
 PATIENCE, WORTH = 0.2, 0.002
 """Share of the work in which plans must become so much faster, as a share, or it ends."""
-LEAST_PATIENCE = 1.0
+LEAST_PATIENCE = 2.0
 """Deterministic time in which they need not, however little the work."""
 
 
@@ -137,7 +137,8 @@ class CutModel(PlacementModel):
                     self.model.add(weighted(terms) <= room)
 
     def add_cut(self, cut: CycleCut) -> None:
-        """No plan is faster than the cut says."""
+        """No plan of at least the cut's lookup groups is faster than the cut says: its constant has
+        what the host takes for these."""
         world = self.topology.world_size
         constant = cut.constant + float((cut.even * self.loads.mean(axis=1)).sum())
         terms: list[Term] = [(-1, self.time)]
@@ -149,7 +150,19 @@ class CutModel(PlacementModel):
             fixed = np.rint(np.einsum("gc,grc->r", segment, self.loads) * UNITS_PER_MS)
             slowest = self._slowest(segment, fixed.astype(np.int64).tolist())
             terms.append((1, slowest))
-        self.model.add(weighted(terms) <= -round(constant * UNITS_PER_MS))
+        used = [one for one in map(self._used, cut.groups) if one is not None]
+        self.model.add(weighted(terms) <= -round(constant * UNITS_PER_MS)).only_enforce_if(*used)
+
+    def _used(self, group: int) -> cp_model.IntVar | None:
+        """True where a table that may change is in a lookup group; None if another one is."""
+        if self.loads[group].any():
+            return None
+        used = self.model.new_bool_var("")
+        for placed in self.placed:
+            if self.surrogate.shard_loads(placed.option)[0] == group:
+                for one in placed.chosen:
+                    self.model.add_implication(one, used)
+        return used
 
     def _slowest(self, segment: Array, fixed: Sequence[int]) -> cp_model.IntVar:
         """What the slowest rank takes in a segment."""

@@ -41,7 +41,7 @@ def test_random_plans_are_explained(
         assert change.iteration_ms + change.saving_ms == pytest.approx(iteration_ms)
     for item in explanation.what_if:
         assert item.iteration_ms - item.change_ms == pytest.approx(iteration_ms)
-    assert explain_object(explanation)["others"][0]["plan"] == "plan.json"
+    assert explain_object(explanation, {})["others"][0]["plan"] == "plan.json"
     text = page(a_setting(problem), explanation, {})
     assert text.rstrip().endswith("</html>")
     for key in workload.keys:
