@@ -131,8 +131,10 @@ def _option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
 
 
 def find_broken_constraint(table: Table, plan: TablePlan) -> str:
-    """Which constraint of a table its sharding breaks, or an empty string."""
+    """What the model says of a table that its sharding breaks, or an empty string."""
     wants = table.constraints
+    if wants.offered is None and plan.compute_kernel.is_hashed != (table.storage == "dynamicemb"):
+        return f"storage is {table.storage}, which has no kernel {plan.compute_kernel}"
     if wants.sharding_types and plan.sharding_type not in wants.sharding_types:
         return f"constraints.sharding_types allows {', '.join(wants.sharding_types)}"
     if wants.compute_kernels and plan.compute_kernel not in wants.compute_kernels:

@@ -207,6 +207,19 @@ def test_what_constraints_forbid_must_move() -> None:
     assert result.best.plan.tables["t0"].ranks == (1,)
 
 
+def test_a_table_of_another_storage_must_move() -> None:
+    """The plan is from before a table became a hash table."""
+    table = a_table("t", 400_000, 64)
+    problem = a_problem(a_workload(table, batch_size=64), hosts(2), H100)
+    plan = some_plan(problem, 0)
+    hashed = a_workload(replace(table, storage="dynamicemb"), batch_size=64)
+    problem = replace(problem, workload=hashed)
+    with pytest.raises(InfeasibleError, match=r"'t' cannot stay: storage is dynamicemb"):
+        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
+    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 1))
+    assert result.best.plan.tables["t"].compute_kernel.is_hashed
+
+
 @pytest.mark.slow
 def test_a_split_that_no_option_has_may_stay() -> None:
     """Columns 48 + 16: rated as `predict` does, and left alone where moves are limited."""
