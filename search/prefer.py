@@ -52,6 +52,7 @@ PIECES = 1e6
 UNSCORED = 8
 """Changes that bring no less memory, and are not scored, count as one plan."""
 FOUND_AMONG_TIES = "chosen among ties"
+DEVICE_TIME = "device time"
 RULES = ("memory", "sharding types", "shards", "balance")
 APART = dict(zip(RULES, (ALIKE, 0.0, 0.0, ALIKE), strict=True))
 """By how much plans that are alike by a rule may differ."""
@@ -102,7 +103,7 @@ class _Preference:
         tied: plans that tie, with what the search minimises.
         near: plans within the limit, whose devices may take too long.
         device_range_ms: what their devices take alone, as far as that was looked at.
-        device_limit: what the devices of no plan that ties take alone, in ms.
+        device_limit: the most that the devices of a plan that ties take alone, in ms.
         kind: of memory, that is scarce: 0 for HBM, 1 for host memory.
     """
 
@@ -265,8 +266,9 @@ class _Preference:
         values = self._values(two)
         decided = None
         if two[0] != two[1]:
+            late = float(self.device_ms(two[1:])[0]) > self.device_limit
             better = (r for r in RULES if values[r][0] < values[r][1] - APART[r])
-            decided = next(better, None)
+            decided = DEVICE_TIME if late else next(better, None)
         mine, fastest = (values["memory"] * self.most_bytes).round().astype(int).tolist()
         return TieSummary(
             plans=len(self.near),

@@ -87,13 +87,14 @@ class TieSummary:
     """Plans that were found to be as good as the best, and how one of them was chosen.
 
     Args:
-        plans: how many, the fastest among them.
+        plans: how many are within the tolerance, the fastest among them.
         tolerance: by which share they may be slower than the fastest.
         host_bound: the host sets the pace: the chosen plan's devices alone would be done earlier.
         device_ms: what the chosen plan's devices take alone.
-        device_range_ms: least and most of the tied plans.
-        decided_by: ``memory``, ``sharding types``, ``shards`` or ``balance``: by which the chosen
-            plan is better than the fastest one; None where it is the fastest, or alike by all.
+        device_range_ms: least and most of the plans within the tolerance that were looked at.
+        decided_by: ``device time``, ``memory``, ``sharding types``, ``shards`` or ``balance``: by
+            which the chosen plan is better than the fastest one; None where it is the fastest, or
+            alike by all.
         fullest_bytes: what shards take on the fullest rank, under the chosen plan and under the
             fastest one.
     """

@@ -124,7 +124,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> Object:
         objective: ``nominal``, ``mean`` or ``regret``.
         ties: null, or ``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms``
             (of the best plan, if the host took no time), ``device_range_ms`` (least and most of
-            the tied plans), ``decided_by`` and ``fullest_bytes`` (of shards on the fullest rank, of
+            these plans), ``decided_by`` and ``fullest_bytes`` (of shards on the fullest rank, of
             the best plan and of the fastest).
         scenarios: each with ``name``, ``weight``, ``iteration_ms`` (of the best plan),
             ``best_known_ms`` and ``lower_bound_ms`` (null where none was computed).

@@ -214,6 +214,7 @@ def _show_end(console: Console, answer: Answer, end: Sequence[str]) -> None:
 
 
 BETTER = {
+    "device time": "its devices have less to do",
     "sharding types": "it has fewer sharding types",
     "shards": "it has fewer shards",
     "balance": "its memory is better balanced",

@@ -129,6 +129,19 @@ def test_of_tied_plans_the_fullest_rank_decides() -> None:
     assert most <= objective.memory(spread)[0].max() * (1 + ALIKE)
 
 
+def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> None:
+    tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
+    problem = slow_host(a_problem(a_workload(*tables), hosts(2), H100))
+    objective, search, (_, together) = two_plans(problem)
+    ms = float(objective.score([together])[0])
+    found, ties = prefer(
+        search, objective, [Candidate(together, ms, "x")], ms * 1.5, TOLERANCE, descent=100
+    )
+    assert found[0].assignment != together
+    assert ties.device_ms * (1 + TOLERANCE) < ties.device_range_ms[1]
+    assert ties.decided_by == "device time"
+
+
 def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
     """Where even halves fit the limit, tables stay whole."""
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]

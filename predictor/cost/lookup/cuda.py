@@ -162,7 +162,7 @@ class CudaLookups(LookupModel):
         return units.us(numbering + constants.segment_us) + max(waiting, moving)
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
-        """Probe the UVM cache, then fetch the misses while evicted rows are written back.
+        """Probe the cache, then fetch the misses while evicted rows are written back.
 
         Args:
             fetched_rows: rows to fetch; None: as if no other table shared the cache.

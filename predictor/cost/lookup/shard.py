@@ -120,7 +120,7 @@ class LookupModel:
         raise NotImplementedError
 
     def prefetch_floor_ms(self) -> float:
-        """Shortest cache prefetch of a launch with ``fused_uvm_caching`` tables."""
+        """Shortest prefetch of a launch with cached tables."""
         return 0.0
 
     def hash_floor_ms(self) -> float:
@@ -141,7 +141,7 @@ class LookupModel:
         raise NotImplementedError
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
-        """Bring the rows that a UVM cache misses to the device; 0 for other kernels.
+        """Bring the rows that a cache misses to the device; 0 for kernels without one.
 
         Args:
             fetched_rows: rows to fetch; None: as if no other table shared the cache.
