@@ -186,8 +186,10 @@ def _usable(product: Product) -> str:
     profile = profile_of_device(product.gpu)
     if profile is None:
         return no_profile(product.gpu)
+    given = product.operands.split()[0]
+    if profile == "mi300x" and given == "f8e4m3fn":
+        return f"lhs is {given}, which MI300X does not multiply without converting it"
     if product.data_type not in load_hardware(profile).gemm.tflops:
-        given = product.operands.split()[0]
         return f"lhs is {given}, and {profile} has no rate of {product.data_type}"
     return ""
 

@@ -154,7 +154,10 @@ class Product:
     doubt: str
 
 
-OPERANDS = {"f32": "tf32", "bf16": "bf16", "f16": "fp16", "f8e4m3fn": "fp8", "f8e5m2": "fp8"}
+OPERANDS = {
+    **{"f32": "tf32", "bf16": "bf16", "f16": "fp16"},
+    **{"f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m3fnuz": "fp8"},
+}
 """Type of an operand in XLA -> name in a profile."""
 
 

@@ -130,6 +130,17 @@ def test_products_on_tensor_cores_lead_and_doubtful_ones_are_left_out(tmp_path: 
         assert words in text
 
 
+def test_mi300x_multiplies_fp8_of_its_own_kind_only(tmp_path: Path) -> None:
+    lines = [
+        f"MI300X-class(gfx942),1,4096,4096,4096,{kind},{kind},bf16,120,2026-06-11,\n"
+        for kind in ("f8e4m3fnuz", "f8e4m3fn")
+    ]
+    (tmp_path / MATMUL_FILE).write_text(MATMUL_HEADER + "".join(lines))
+    report = validate_gemm(tmp_path)
+    assert [str(row.name["operands"]).split()[0] for row in report.rows] == ["f8e4m3fnuz"]
+    assert [text.split(":")[1] for text in report.skipped] == ["3"]
+
+
 def test_missing_tables_are_said(tmp_path: Path) -> None:
     for suite in (validate_collectives, validate_gemm):
         with pytest.raises(InputError, match=r"docs/data\.md"):
