@@ -33,10 +33,10 @@ from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
 
 SETTINGS = ("index_dedup", "qcomm", "batch_size", "train_pipeline", "id_order")
-FORETOLD = 0.03
+EXPECTED = 0.03
 """Gains and losses that are larger must have the right sign."""
 NEAR = 0.05
-"""Points by which a foretold gain may be wrong."""
+"""Points by which an expected gain may be wrong."""
 EFFORT = 0.2
 """Of the search of the plans."""
 AT_ONCE = 2
@@ -69,24 +69,24 @@ class AdviceSettings:
 
 @dataclass(frozen=True)
 class Checked:
-    """A step that was foretold and measured; gains are shares of the time per sample."""
+    """A step with its expected and measured gain, shares of the time per sample."""
 
     task: int
     name: str
     target: str | None
     value: str
-    foretold: float
+    expected: float
     measured: float
 
     @property
     def sign_right(self) -> bool:
-        """Or too little was foretold to tell."""
-        return abs(self.foretold) <= FORETOLD or self.foretold * self.measured > 0
+        """Or the expected gain is too small to have a sign."""
+        return abs(self.expected) <= EXPECTED or self.expected * self.measured > 0
 
     @property
     def near(self) -> bool:
         """The size is right, too."""
-        return abs(self.foretold - self.measured) <= NEAR
+        return abs(self.expected - self.measured) <= NEAR
 
 
 def measure_advice(settings: AdviceSettings, say: Say) -> list[Checked]:
@@ -109,14 +109,14 @@ def summary(found: Sequence[Checked]) -> list[str]:
     """A line for each step, and the shares that are right."""
     lines = [
         f"task {one.task}: {one.name} {one.value}{f' on {one.target}' if one.target else ''}: "
-        f"foretold {one.foretold:+.1%}, measured {one.measured:+.1%}"
+        f"expected {one.expected:+.1%}, measured {one.measured:+.1%}"
         for one in found
     ]
-    large = [one for one in found if abs(one.foretold) > FORETOLD]
+    large = [one for one in found if abs(one.expected) > EXPECTED]
     signs, near = sum(one.sign_right for one in large), sum(one.near for one in found)
     return [
         *lines,
-        f"sign right in {signs} of {len(large)} where more than {FORETOLD:.0%} was foretold",
+        f"sign right in {signs} of {len(large)} where more than {EXPECTED:.0%} was expected",
         f"within {NEAR:.0%} of the time per sample in {near} of {len(found)}",
     ]
 

@@ -196,10 +196,10 @@ def confirm(
     measure_minutes: float = 3.0,
     quiet: bool = False,
 ) -> None:
-    """Learn from one trace, plan, confirm, and hold what is foretold against what is measured.
+    """Learn from one trace, plan, confirm, and compare expected with measured gains.
 
-    After an interruption the same command continues with what is left. Prints what must be reached
-    beside what was. Of four tasks one needs root and iproute2, for its emulated link.
+    After an interruption the same command continues with what is left. Prints targets beside
+    what was measured. Of four tasks one needs root and iproute2, for its emulated link.
 
     Arguments:
         folder (FOLDER): Folder for the measurements; it is created, or continued.

@@ -2,9 +2,9 @@
 
 A search balances the ranks by the predicted costs, so every error of a cost makes some rank of the
 chosen plan the slowest one; a baseline that was not balanced by these costs has no such loss. The
-foretold gain is therefore too high even where every cost is right in the mean: the optimizer's
+predicted gain is therefore too high even where every cost is right in the mean: the optimizer's
 curse (Smith and Winkler 2006). It is priced by a parametric bootstrap (Efron and Tibshirani 1993):
-the gain is computed again under draws of all costs, and its mean and spread are what is foretold.
+the gain is computed again under draws of all costs, and its mean and spread are what `plan` prints.
 
 How much the choice of a plan matters: sane plans compared, with what errors could hide.
 

@@ -149,7 +149,7 @@ def _plain(cell: Cell) -> str | int | float:
 
 
 START, END = "<!-- generated: {} -->", "<!-- end of {} -->"
-GAIN, FORETOLD = "against TorchRec's planner", "foretold gains"
+GAIN, EXPECTED = "against TorchRec's planner", "expected gains"
 OURS = "shardopt, machine calibrated"
 INDEPENDENT = (
     "| another harness, eight models of another generator | 8 | -1.6 % (-8.1 to +3.4) | +3.8 % "
@@ -188,25 +188,25 @@ def _errors(folder: Path) -> Iterator[str]:
 
 
 def _gain(folder: Path) -> Iterator[str]:
-    measured, foretold = (
+    measured, expected = (
         {
             (row["runtime"], row["models"], row["task set"]): row
             for row in _read(folder / scores_file("against-torchrec", name))
             if row["plans of"] == OURS
         }
-        for name in (GAIN, FORETOLD)
+        for name in (GAIN, EXPECTED)
     )
-    yield "| measured by | models | mean gain | foretold | |"
+    yield "| measured by | models | mean gain | expected | |"
     yield "|---|---|---|---|---|"
     for key, row in measured.items():
         runtime, models, task_set = key
         if task_set != "all":
             continue
         gain, low, high = (_share(row[column], "+") for column in ("mean gain", "from", "to"))
-        told = _share(foretold[key]["mean foretold"], "+")
+        of_plan = _share(expected[key]["mean expected"], "+")
         yield (
             f"| `python -m lab batch --against`: {runtime} runtime, {models} models "
-            f"| {row['tasks']} | {gain} ({low} to {high}) | {told} "
+            f"| {row['tasks']} | {gain} ({low} to {high}) | {of_plan} "
             f"| {row['faster']} faster, {row['equal']} equal, {row['slower']} slower |"
         )
     yield INDEPENDENT

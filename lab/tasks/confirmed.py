@@ -105,7 +105,7 @@ def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
         if learned is None:
             raise InputError(f"nothing was learned; {'; '.join(notes)}")
         taught = with_learned(setting, learned)
-        ours, foretold = _plan_with(taught, theirs[TORCHREC].plan)
+        ours, expected = _plan_with(taught, theirs[TORCHREC].plan)
     with scratch_folder() as folder:
         sessions = StartedSessions(setting, folder, link=link)
         plans = entrants(setting, _search(setting), None)
@@ -130,7 +130,7 @@ def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
         "seed": seed,
         "model": setting.workload.name,
         "room": room,
-        "foretold": foretold,
+        "expected": expected,
         "confirmed_gain": found.gain,
         "confirm_seconds": round(spent, 1),
         "rounds": len(race.times[TORCHREC]),
@@ -174,7 +174,7 @@ def _search(setting: Setting) -> Sequence[RankedPlan]:
 
 
 def _plan_with(setting: Setting, theirs: ShardingPlan) -> tuple[ShardingPlan, dict[str, float]]:
-    """The plan with what was learned, and the gain that is foretold of it."""
+    """The plan with what was learned, and its expected gain."""
     from search.expected_gain import expected_gain
 
     best = _search(setting)[0].plan
@@ -230,10 +230,10 @@ def table(tasks: Sequence[Mapping[str, Any]]) -> str:
     if not done:
         return "\n".join(lines)
     gains = [task["gain"][OURS]["value"] for task in done]
-    told = [task["foretold"] for task in done]
-    apart = [t["value"] - gain for t, gain in zip(told, gains, strict=True)]
+    expected = [task["expected"] for task in done]
+    apart = [t["value"] - gain for t, gain in zip(expected, gains, strict=True)]
     noise = statistics.fmean(abs(task["gain"][AGAIN]["value"]) for task in done)
-    inside = [t["low"] <= gain <= t["high"] for t, gain in zip(told, gains, strict=True)]
+    inside = [t["low"] <= gain <= t["high"] for t, gain in zip(expected, gains, strict=True)]
     slower = [task["seed"] for task in done if (task["gain"][OURS]["high"] or 0.0) < 0]
     confirmed = [task["gain"][CONFIRMED]["value"] for task in done]
     room = [task["gain"][CONFIRMED]["value"] for task in done if task["room"] is not None]
@@ -242,7 +242,7 @@ def table(tasks: Sequence[Mapping[str, Any]]) -> str:
         f"TorchRec's plan against itself: {noise:.1%} in the mean",
         "from the shipped profile and one trace of TorchRec's plan:",
         f"  gain {statistics.fmean(gains):+.1%} ({min(gains):+.1%} to {max(gains):+.1%})",
-        f"  foretold minus measured {100 * statistics.fmean(apart):+.1f} points (1.5)",
+        f"  expected minus measured {100 * statistics.fmean(apart):+.1f} points (1.5)",
         f"  slower beyond noise: {slower or 'none'}",
         f"  gains inside their 90 % interval: {statistics.fmean(inside):.0%} (85 to 97 %)",
         "with --confirm:",

@@ -1,8 +1,8 @@
 """The picture of the README: plans timed for real, beside what was predicted of them.
 
-Left, the plans of `validate torchrec-cpu` that are blind, predicted against measured. Right, every
-task of `validate against-torchrec` in the plain runtime, which users run: the time of TorchRec's
-plan and of ours, with the predictions as marks.
+Left, the plans of fresh task sets (`validate torchrec-cpu`), predicted against measured. Right,
+every task of `validate against-torchrec` in the plain runtime, which users run: the time of
+TorchRec's plan and of ours, with the predictions as marks.
 Both come from the committed rows:
 
     python -m lab figure docs/measured.svg

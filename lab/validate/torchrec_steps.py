@@ -830,7 +830,7 @@ Pair = tuple[tuple[Run, ComparedRow], tuple[Run, ComparedRow]]
 
 
 def order_scores(compared: Sequence[tuple[Run, ComparedRow]], noise: Summary) -> tuple[Scores, ...]:
-    """Pairs of runs of one commit on one GPU, by whether their order was foretold.
+    """Pairs of runs of one commit on one GPU, by whether their order was predicted.
 
     Args:
         noise: of repeats.

@@ -3,7 +3,7 @@
 With the best plan in hand every step of the knobs is tried: the same plan is predicted again, or
 placed again where the ranks differ or it no longer fits. The best steps are planned again with
 little effort, and joined while that helps. Ranked by time per sample; only what gains more than
-plans that tie may differ is told. Other machines are apart: they are no setting of a model file.
+plans that tie may differ is shown. Other machines are apart: they are no setting of a model file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVALUATIONS = 300
 JOINED = 4
 """Best steps that are tried together."""
 NAMED_BYTES = 64 * MIB
-"""Memory that a rank needs more is told from here on."""
+"""From here on more memory on a rank is mentioned."""
 FASTER = 2.0
 """Times the rate of the network that is tried."""
 MOST_WORK = 2**20
@@ -132,7 +132,7 @@ class Advisor:
         plan: a good one for the case.
         iteration_ms: of the plan.
         effort: of planning again, as a multiple of the default.
-        late: whether there is no time for more; what was found by then is told.
+        late: whether there is no time for more; what was found by then is returned.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def show_confirmed(
-    console: Console, found: Confirmation, foretold: ExpectedGain | None, *, quiet: bool
+    console: Console, found: Confirmation, expected: ExpectedGain | None, *, quiet: bool
 ) -> None:
-    """The measured plans, the fastest first, and the gain beside the one foretold."""
+    """The measured plans, the fastest first, and the measured gain beside the expected one."""
     if not quiet:
         table = Table("measured", "ms", "95 % interval", "found by", "", box=None)
         for one in sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0)):
@@ -34,7 +34,7 @@ def show_confirmed(
         return
     value, low, high = found.gain
     between = "" if low is None or high is None else f", 95 % interval {low:+.1%} to {high:+.1%}"
-    before = "" if foretold is None else f"; foretold {foretold.mean:+.1%}"
+    before = "" if expected is None else f"; expected {expected.mean:+.1%}"
     console.print(
         f"{found.best.name} is the fastest measured plan: gain over TorchRec's {value:+.1%}"
         f"{between}{before}."

@@ -69,8 +69,8 @@ def test_models_take_turns_and_go_on_where_they_were(
 
 
 def test_signs_and_sizes_are_counted_where_they_can_be_told() -> None:
-    def one(foretold: float, measured: float) -> Checked:
-        return Checked(0, "qcomm", None, "bf16", foretold, measured)
+    def one(expected: float, measured: float) -> Checked:
+        return Checked(0, "qcomm", None, "bf16", expected, measured)
 
     assert one(0.10, 0.06).sign_right
     assert one(0.10, 0.06).near

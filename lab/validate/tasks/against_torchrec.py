@@ -95,7 +95,7 @@ def validate_against_torchrec(folder: Path) -> Report:
         ),
         scores=(
             _summary(groups),
-            _foretold(groups),
+            _expected(groups),
             _by_task(tasks),
             _calibrated(batches),
         ),
@@ -224,12 +224,12 @@ def _chosen(groups: Sequence[Group]) -> Iterator[tuple[Group, str, list[Gain]]]:
                 yield group, name, gains
 
 
-def _foretold(groups: Sequence[Group]) -> Scores:
+def _expected(groups: Sequence[Group]) -> Scores:
     columns = (
         *GROUP_COLUMNS,
-        *(("plans", "count"), ("mean predicted", "signed"), ("mean foretold", "signed")),
+        *(("plans", "count"), ("mean predicted", "signed"), ("mean expected", "signed")),
         ("mean measured", "signed"),
-        *(("foretold - measured", "signed"), ("from", "signed"), ("to", "signed")),
+        *(("expected - measured", "signed"), ("from", "signed"), ("to", "signed")),
         *(("optimism", "signed"), ("optimism from", "signed"), ("optimism to", "signed")),
         *(("mean distance", "share"), (f"within {100 * NEAR:.0f} points", "share")),
         *(("in the interval", "share"), ("same sign", "share")),
@@ -240,27 +240,27 @@ def _foretold(groups: Sequence[Group]) -> Scores:
         if drawn:
             by_task.append((group, DRAWN, drawn))
     rows = tuple(
-        (WORDS[name], *group.cells, *_foretold_line(tasks)) for group, name, tasks in by_task
+        (WORDS[name], *group.cells, *_expected_line(tasks)) for group, name, tasks in by_task
     )
     return Scores(
-        "foretold gains",
+        "expected gains",
         columns,
         rows,
-        "Foretold: the mean under the errors that the costs may have, as plan prints it; in the "
+        "Expected: the mean under the errors that the costs may have, as plan prints it; in the "
         "interval: its 90 % interval meets that of the measured gain. Optimism: share by which a "
         "plan's time over that of TorchRec's plan is predicted too short. Distance: between "
-        "foretold and measured gain. Same sign: or measured as equal. Of random plans nothing was "
+        "expected and measured gain. Same sign: or measured as equal. Of random plans nothing was "
         "chosen, so what ours have beyond them comes from choosing.",
     )
 
 
-def _foretold_line(tasks: Sequence[Sequence[Gain]]) -> tuple[Cell, ...]:
+def _expected_line(tasks: Sequence[Sequence[Gain]]) -> tuple[Cell, ...]:
     """Figures of gains in lists, one for each task."""
     gains = [gain for task in tasks for gain in task]
     return (
         *(len(tasks), len(gains)),
         statistics.fmean(_means(tasks, "predicted")),
-        statistics.fmean(_means(tasks, "foretold")),
+        statistics.fmean(_means(tasks, "expected_mean")),
         statistics.fmean(_means(tasks, "measured")),
         *mean_interval(_means(tasks, "off")),
         *mean_interval(_means(tasks, "optimism")),
@@ -280,7 +280,7 @@ def _by_task(tasks: Sequence[TaskGains]) -> Scores:
     columns = (
         *(("task", "text"), ("tables", "count"), ("plan", "text"), ("types", "text")),
         *(("TorchRec's types", "text"), ("TorchRec's ms", "ms"), ("ms", "ms")),
-        *(("predicted gain", "signed"), ("foretold", "signed"), ("measured gain", "signed")),
+        *(("predicted gain", "signed"), ("expected", "signed"), ("measured gain", "signed")),
         ("from", "signed"),
         *(("to", "signed"), ("rounds", "count"), ("under load", "count"), ("verdict", "text")),
     )
@@ -298,7 +298,7 @@ def _task_row(task: TaskGains, gain: Gain) -> tuple[Cell, ...]:
     return (
         *(task.name, len(task.task.workload.tables), gain.ours.name, of.types(gain.ours.name)),
         *(of.types(THEIRS), gain.theirs.median_ms, gain.ours.median_ms),
-        *(gain.predicted, gain.foretold, gain.measured, *gain.interval),
+        *(gain.predicted, gain.expected_mean, gain.measured, *gain.interval),
         *(task.rounds, task.loaded, gain.verdict),
     )
 

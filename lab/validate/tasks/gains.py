@@ -1,4 +1,4 @@
-"""What a plan saves of the time of TorchRec's plan of the same task, foretold and measured.
+"""What a plan saves of the time of TorchRec's plan of the same task, expected and measured.
 
 Why: docs/decisions/0024-gains.md.
 """
@@ -31,7 +31,7 @@ class Gain:
         task: the part of the task that both plans ran in.
         theirs, ours: how long both took.
         predicted: from the calibration of the batch.
-        expected: the mean under the errors that the costs may have, which is what is foretold.
+        expected: the mean under the errors that the costs may have, as `plan` prints it.
         all_rounds: the measured gain with rounds beside other work.
     """
 
@@ -69,17 +69,17 @@ class Gain:
 
     @property
     def off(self) -> float:
-        """Foretold less measured gain."""
+        """Expected less measured gain."""
         return self.expected.mean - self.measured
 
     @property
-    def foretold(self) -> float:
-        """The expected gain."""
+    def expected_mean(self) -> float:
+        """The middle of the expected gain."""
         return self.expected.mean
 
     @property
     def within(self) -> bool:
-        """Whether the measured gain lies in the foretold 90 % interval, or its own meets it."""
+        """Whether the measured gain lies in the expected 90 % interval, or its own meets it."""
         low, high = self.expected.interval
         own = self.interval
         return not (own[1] < low or own[0] > high)

@@ -58,7 +58,7 @@ GAIN = """plans of,runtime,models,task set,tasks,faster,equal,slower,mean gain,f
 "shardopt, machine calibrated",plain,shapes,b,5,5,0,0,0.035,0.011,0.059
 "shardopt, shipped profile",plain,all,all,3,1,1,1,0.099,0.01,0.048
 """
-FORETOLD = """plans of,runtime,models,task set,mean foretold
+EXPECTED = """plans of,runtime,models,task set,mean expected
 "shardopt, machine calibrated",plain,all,all,0.033
 random plans,plain,all,all,-0.3
 """
@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
                 (suite.name, row["part"], 1, 12, 0.045, 0.027, 0.226, "") for row in suite.readme
             )
     (tmp_path / "against-torchrec-against-torchrec-s-planner.csv").write_text(GAIN)
-    (tmp_path / "against-torchrec-foretold-gains.csv").write_text(FORETOLD)
+    (tmp_path / "against-torchrec-expected-gains.csv").write_text(EXPECTED)
     return tmp_path
 
 

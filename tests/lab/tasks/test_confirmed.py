@@ -11,14 +11,14 @@ from lab.tasks.confirmed import AGAIN, CONFIRMED, OURS, ConfirmedTasks, run_task
 from predictor.errors import InputError
 
 
-def task(seed: int, ours_ms: float, confirmed_ms: float, foretold: float) -> dict[str, Any]:
+def task(seed: int, ours_ms: float, confirmed_ms: float, expected: float) -> dict[str, Any]:
     """TorchRec's plan takes 10 ms, and 10.1 ms the second time."""
     times = {"torchrec": 10.0, AGAIN: 10.1, OURS: ours_ms, CONFIRMED: confirmed_ms, "random_1": 12}
     gains = {name: {"value": 1 - ms / 10, "low": None, "high": None} for name, ms in times.items()}
     return {
         "seed": seed,
         "room": room.ROOM.get(seed % 4),
-        "foretold": {"value": foretold, "low": foretold - 0.02, "high": foretold + 0.02},
+        "expected": {"value": expected, "low": expected - 0.02, "high": expected + 0.02},
         "confirm_seconds": 180.0,
         "gain": gains,
         "plans": {
@@ -32,22 +32,22 @@ def task(seed: int, ours_ms: float, confirmed_ms: float, foretold: float) -> dic
     }
 
 
-def test_the_table_compares_what_was_foretold_with_what_was_measured() -> None:
+def test_the_table_compares_what_was_expected_with_what_was_measured() -> None:
     tasks = [task(0, 9.0, 9.0, 0.11), task(1, 9.5, 9.0, 0.09), {"seed": 2, "left_out": "no room"}]
     text = table(tasks)
     assert "2 tasks, 1 with room" in text
     assert "task 2" in text
-    said = ("against itself:", "foretold minus measured", "interval:", "behind the best of twelve")
+    said = ("against itself:", "expected minus measured", "interval:", "behind the best of twelve")
     numbers = {name: re.search(rf"{name} ([-+]?[\d.]+)", text) for name in said}
     values = {name: float(found[1]) for name, found in numbers.items() if found}
     assert values == {
         "against itself:": 1.0,
-        "foretold minus measured": 2.5,  # 11 - 10 and 9 - 5 points
+        "expected minus measured": 2.5,  # 11 - 10 and 9 - 5 points
         "interval:": 50,
         "behind the best of twelve": 0.0,
     }
     shape = re.search(r"shape error ([\d.]+)", text)
-    # of two plans as their times and one foretold as 22 for 24
+    # of two plans as their times and one expected as 22 for 24
     assert shape is not None
     assert float(shape[1]) == pytest.approx(100 * (1 - 22 / 24) / 3, abs=0.1)
 

@@ -65,7 +65,7 @@ def table(report: Report, name: str) -> list[dict[str, Any]]:
 
 
 def predicted(report: Report) -> dict[int, float]:
-    """The gain foretold for our plan, by task."""
+    """The gain expected for our plan, by task."""
     times = {(row.name["task"], row.name["plan"]): row.predicted_ms for row in report.rows}
     return {n: 1 - times[n, OURS] / times[n, THEIRS] for n in (1, 2)}
 
@@ -106,13 +106,13 @@ def test_all_tasks_in_a_line(report: Report) -> None:
     assert (shipped["tasks"], shipped["slower"], shipped["from"]) == (1, 1, None)
 
 
-def test_what_was_foretold_less_what_was_measured(report: Report) -> None:
-    ours, shipped = table(report, "foretold gains")
+def test_what_was_expected_less_what_was_measured(report: Report) -> None:
+    ours, shipped = table(report, "expected gains")
     of_ours = [row for row in table(report, "tasks") if row["plan"] == OURS]
-    off = [row["foretold"] - row["measured gain"] for row in of_ours]
+    off = [row["expected"] - row["measured gain"] for row in of_ours]
     pairs = list(zip(predicted(report).values(), (-0.005, 0.3), strict=True))
-    assert ours["mean foretold"] - ours["mean measured"] == pytest.approx(sum(off) / 2)
-    assert ours["foretold - measured"] == pytest.approx(sum(off) / 2)
+    assert ours["mean expected"] - ours["mean measured"] == pytest.approx(sum(off) / 2)
+    assert ours["expected - measured"] == pytest.approx(sum(off) / 2)
     assert ours["mean distance"] == pytest.approx(sum(map(abs, off)) / 2)
     assert ours["optimism"] == pytest.approx(
         sum(1 - (1 - gain) / (1 - is_) for gain, is_ in pairs) / 2
@@ -128,7 +128,7 @@ def test_random_plans_have_a_line_of_their_own(lab: Any) -> None:
     measured(lab, 1, {THEIRS: 1.0, OURS: 1.0, "random_1": 1.2, "random_2": 4.0})
     measured(lab, 2, {THEIRS: 1.0, OURS: 0.7, "random_1": 1.2})
     report = validate_against_torchrec(lab.root)
-    line = table(report, "foretold gains")[-1]
+    line = table(report, "expected gains")[-1]
     assert (line["plans of"], line["tasks"], line["plans"]) == (WORDS["random plans"], 2, 3)
     times = {(row.name["task"], row.name["plan"]): row.predicted_ms for row in report.rows}
     ratios = [
@@ -150,7 +150,7 @@ def test_further_parts_are_held_against_their_own_first_plan(lab: Any) -> None:
     measured(lab, 1, {THEIRS: 1.0, OURS: 1.0, "random_1": 1.2})
     measured(lab, 2, {THEIRS: 1.0, OURS: 1.0})
     report = validate_against_torchrec(lab.root)
-    line = table(report, "foretold gains")[-1]
+    line = table(report, "expected gains")[-1]
     assert (line["tasks"], line["plans"]) == (1, 2)
     assert line["mean measured"] == pytest.approx(-0.6)
     names = [row.name["plan"] for row in report.rows if row.name["task"] == 1]
@@ -271,7 +271,7 @@ def test_rows_of_another_batch_are_refused(lab: Any) -> None:
 
 @pytest.mark.slow
 def test_the_committed_batches_keep_their_promise() -> None:
-    """Of either runtime no plan is slower, and what is foretold is what comes, nearly."""
+    """Of either runtime no plan is slower, and the expected gain is near the measured one."""
     (report,) = run_suites("against-torchrec", None)
 
     def of_ours(name: str, runtime: str) -> dict[str, Any]:
@@ -287,9 +287,9 @@ def test_the_committed_batches_keep_their_promise() -> None:
         assert ours["slower"] == 0
         assert ours["mean gain"] >= 0.03
         assert ours["from"] > 0
-        foretold = of_ours("foretold gains", runtime)
-        assert foretold["same sign"] == 1
-        assert foretold["within 5 points"] >= 0.8
+        expected = of_ours("expected gains", runtime)
+        assert expected["same sign"] == 1
+        assert expected["within 5 points"] >= 0.8
     # something else kept a core busy in most of its rounds
     assert [text.partition(":")[0] for text in report.skipped] == [
         "2026-11-22-plain-shapes task-008"
