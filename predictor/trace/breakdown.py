@@ -203,18 +203,54 @@ def top_kernels(traces: Iterable[RankTrace], count: int) -> list[KernelTotal]:
     return sorted(totals, key=lambda k: (-k.total_ms, k.name))[:count]
 
 
+_ANY_KERNEL = re.compile(r"::(?:Kernel\d?|device_kernel)$")
+"""What CUTLASS calls all of its kernels: the first template argument says which one it is."""
+_FIRST_LENGTH = re.compile(r"(?:_Z|I)N?(?:S\w?_|St)?(\d{1,4})")
+_LENGTH = re.compile(r"(\d{1,4})")
+"""Lengths of identifiers in a name or its first template argument, as compilers mangle them
+(Itanium C++ ABI)."""
+
+
 @cache
 def short_name(name: str) -> str:
-    """A kernel's name without return type, template arguments and parameters."""
+    """A kernel's name without return type, template arguments and parameters; of CUTLASS the name
+    of the first argument."""
     if name.startswith(("Memcpy", "Memset")):
         return name
+    if name.startswith("_Z"):
+        return _short_mangled(name)
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     kept, depth = [], 0
-    for character in name.removeprefix("void ").replace("(anonymous namespace)::", ""):
+    for character in plain:
         depth += character in "<("
         if depth == 0:
             kept.append(character)
         depth -= depth > 0 and character in ">)"
-    return "".join(kept) or name
+    short = "".join(kept) or name
+    if _ANY_KERNEL.search(short) and plain.startswith(f"{short}<"):
+        which = re.match(r"[\w:]+", plain[len(short) + 1 :])
+        return which[0] if which else short
+    return short
+
+
+def _short_mangled(name: str) -> str:
+    """`short_name` of a mangled name; the name itself if it begins with no identifier."""
+    parts, at = _identifiers(name, 0)
+    short = "::".join(parts)
+    if _ANY_KERNEL.search(short):
+        return "::".join(_identifiers(name, at)[0]) or short
+    return short or name
+
+
+def _identifiers(name: str, at: int) -> tuple[list[str], int]:
+    """The parts of a qualified name in a mangled one, and where they end."""
+    parts: list[str] = []
+    length = _FIRST_LENGTH.match(name, at)
+    while length is not None and length.end() + int(length[1]) <= len(name):
+        at = length.end() + int(length[1])
+        parts.append(name[length.end() : at])
+        length = _LENGTH.match(name, at)
+    return [part for part in parts if not part.startswith("_GLOBAL__N")], at
 
 
 def _running(events: Iterable[DeviceEvent | HostEvent]) -> Intervals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -255,10 +256,30 @@ def _show_kernels(console: Console, kernels: Sequence[KernelTotal]) -> None:
         return
     heading(console, "Longest kernels", "summed over all steps and ranks")
     made = table(">ms", ">runs", ">µs each", "~kernel")
-    for kernel in kernels:
+    names = in_one_line([kernel.name for kernel in kernels], max(24, console.width - 30))
+    for kernel, name in zip(kernels, names, strict=True):
         each = 1e3 * kernel.total_ms / kernel.count
-        made.add_row(number(kernel.total_ms), f"{kernel.count:,}", number(each), kernel.name)
+        made.add_row(number(kernel.total_ms), f"{kernel.count:,}", number(each), name)
     show(console, made)
+
+
+def in_one_line(names: Sequence[str], width: int) -> list[str]:
+    """Names in so many columns: a longer one keeps the words that not all of these have, and of the
+    others as many from its beginning as there is room for."""
+    long = [name.split("_") for name in names if len(name) > width]
+    shared = set.intersection(*map(set, long)) if len(long) > 1 else set()
+    return [name if len(name) <= width else _cut(name.split("_"), shared, width) for name in names]
+
+
+def _cut(words: Sequence[str], shared: set[str], width: int) -> str:
+    room = width - sum(len(word) + 2 for word in words if word not in shared)
+    kept = []
+    for word in words:
+        if word in shared:
+            room -= len(word) + 1
+        kept.append(word if word not in shared or room > 0 else "")
+    text = re.sub("_?(?:__)+_?|_$", "…", "_".join(kept)) or "_".join(words)
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _show_path(console: Console, path: Sequence[Segment]) -> None:

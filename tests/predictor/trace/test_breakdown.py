@@ -101,6 +101,21 @@ def test_kernels_by_name(trace: RankTrace) -> None:
         ("void f<g(int)>::h(int (*)[3])", "f::h"),
         ("<>", "<>"),
         ("a>b", "a>b"),
+        (
+            "void cutlass::Kernel<cutlass_80_gemm_64x64_nn>(cutlass_80_gemm_64x64_nn::Params)",
+            "cutlass_80_gemm_64x64_nn",
+        ),
+        ("void cutlass::device_kernel<a::Gemm<int, 4> >(a::Gemm<int, 4>::Params)", "a::Gemm"),
+        ("void cutlass::Kernel<(int)2>(int)", "cutlass::Kernel"),
+        ("void f<int>::Kernel<g>(int)", "f::Kernel"),
+        ("_Z3addIfEvPT_", "add"),
+        ("_ZN2at6native12_GLOBAL__N_13catIfEEvPT_", "at::native::cat"),
+        (
+            "_ZN7cutlass6KernelINS_4conv6kernel4GemmINS_5ShapeILi128EEEEEEEvNT_6ParamsE",
+            "conv::kernel::Gemm",
+        ),
+        ("_ZN7cutlass6KernelIfEEvT_", "cutlass::Kernel"),
+        ("_Z" + "9" * 5000, "_Z" + "9" * 5000),
     ],
 )
 def test_short_names(name: str, short: str) -> None:
