@@ -10,6 +10,7 @@ import typer
 from predictor.errors import InfeasibleError, InputError
 from shardopt.api.request import PlanRequest
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
+from shardopt.files import is_stream
 
 
 def read_gpus(text: str | None) -> list[int]:
@@ -45,7 +46,7 @@ def plan_each(
     from search.stop import Stop
     from shardopt.api.cache import ResultCache
     from shardopt.api.machines import OnMachine, plan_machines, read_prices
-    from shardopt.cli.output import check_writable, note, print_json
+    from shardopt.cli.output import note, print_json
     from shardopt.files import atomic_write_text
     from shardopt.report.console import make_console
     from shardopt.report.machines import machines_object, show_machines
@@ -55,7 +56,7 @@ def plan_each(
     if request.cluster is not None or request.from_ is not None:
         raise InputError("several machines are planned without --cluster and --from")
     prices = {} if price is None else read_prices(price)
-    check_writable(output, request.inputs)
+    paths = _paths(output, hardware, gpus, request.inputs)
     stops: list[Stop] = []
 
     def stop() -> Stop:
@@ -65,14 +66,14 @@ def plan_each(
     cache = None if no_cache else ResultCache.of_user()
     found: list[OnMachine] = []
     files: list[Path] = []
-    for one in plan_machines(request, hardware, gpus, prices, cache, stop):
+    planned = plan_machines(request, hardware, gpus, prices, cache, stop)
+    for one, path in zip(planned, paths, strict=True):
         found.append(one)
         if one.answer is None:
             continue
-        if output is not None:
-            name = f"{output.stem}.{Path(one.hardware).stem}.{one.gpus}{output.suffix}"
-            files.append(output.with_name(name))
-            atomic_write_text(files[-1], one.answer.plan_text())
+        if path is not None:
+            files.append(path)
+            atomic_write_text(path, one.answer.plan_text())
         done = f"{one.gpus} x {one.hardware}: {one.answer.best.iteration_ms:.4g} ms"
         note([done], quiet=quiet or json)
         if stops[-1].is_interrupted:
@@ -85,3 +86,32 @@ def plan_each(
         show_machines(make_console(), found, files)
     if stops[-1].is_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _paths(
+    output: Path | None, hardware: Sequence[str | None], gpus: Sequence[int], inputs: Sequence[Path]
+) -> list[Path | None]:
+    """Where the plan of each machine goes, in the order in which they are planned.
+
+    Raises:
+        InputError: it cannot be written, or two go to the same file.
+    """
+    from predictor.hardware.loader import DEFAULT_HARDWARE
+    from shardopt.cli.output import check_writable
+
+    machines = [(name or DEFAULT_HARDWARE, ranks) for name in hardware for ranks in gpus]
+    if output is None:
+        return [None] * len(machines)
+    if is_stream(output):
+        raise InputError(f"{output}: each machine has a plan of its own; give the name of a file")
+    found: dict[Path, str] = {}
+    for name, ranks in machines:
+        path = output.with_name(f"{output.stem}.{Path(name).stem}.{ranks}{output.suffix}")
+        if path in found:
+            raise InputError(
+                f"{path} would hold two plans, of {found[path]} and of {name} with {ranks} GPUs; "
+                "name each machine once, and its profile by a file name of its own"
+            )
+        found[path] = name
+        check_writable(path, inputs)
+    return [*found]

@@ -128,14 +128,20 @@ def plan(
 
     request.check()
     tuning.check(request)
-    gpus, hardware = read_gpus(flags.gpus), (request.hardware or "").split(",")
+    gpus = read_gpus(flags.gpus)
+    hardware = [name.strip() for name in (request.hardware or "").split(",")]
     if len(gpus) > 1 or len(hardware) > 1:
+        if len(hardware) > 1 and "" in hardware:
+            raise InputError(
+                f"'{request.hardware}' has an empty name; give names with commas between them",
+                inputs=("hardware",),
+            )
         for name in ("tune", "confirm", "apply"):
             if _is_given(context, name):
                 raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
         plan_each(
             request,
-            [name.strip() or None for name in hardware],
+            [name or None for name in hardware],
             gpus,
             price,
             output,

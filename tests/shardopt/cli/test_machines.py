@@ -62,6 +62,11 @@ def test_a_machine_that_no_plan_fits_is_a_row(run, model: Path) -> None:
         (("--gpus", "2", "--price", "p.yaml"), "--price"),
         (("--gpus", "1,2", "--price", "p.yaml"), "p.yaml:2"),
         (("--gpus", "2", "--hardware", "h100-sxm,b2000"), "b2000"),
+        (("--gpus", "2", "--hardware", "h100-sxm,"), "--hardware"),
+        (("--gpus", "1,2", "-o", "/dev/stdout"), "/dev/stdout"),
+        (("--gpus", "2,2", "-o", "plan.json"), "plan.h100-sxm.2.json"),
+        (("--gpus", "2", "--hardware", "a/x.yaml,b/x.yaml", "-o", "plan.json"), "b/x.yaml"),
+        (("--gpus", "1,2", "-o", "no/plan.json"), "no/plan.h100-sxm.1.json"),
     ],
 )
 def test_what_cannot_be_compared_is_named(
