@@ -326,7 +326,11 @@ def sessions_of(
     )
     check_job(job, given_ranks=rank.world_size, joined=True)
     led = LedSessions(setting, folder, rank)
-    yield led
+    try:
+        yield led
+    except ShardoptError:  # the other ranks wait for the next session
+        led.joined.share(None)
+        raise
     led.joined.share(None)
 
 

@@ -18,7 +18,7 @@ from shardopt.bench import confirm as room
 from shardopt.bench.confirm import StartedSessions, check_minutes, confirm
 from shardopt.bench.job import Job
 from shardopt.race import Confirmation, Entrant
-from shardopt.ranks.rank import RankDiedError
+from shardopt.ranks.rank import Rank, RankDiedError
 
 MODEL = """
 schema: 1
@@ -176,6 +176,18 @@ def test_plans_found_with_what_was_learned_are_measured_until_the_best_stays(pla
     assert found.gain is not None
     assert found.gain[0] == pytest.approx(0.2)
     assert play.sessions[-1] != play.sessions[0]
+
+
+def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    led = SimpleNamespace(joined=SimpleNamespace(share=told.append))
+    monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
+    monkeypatch.setattr(room, "LedSessions", lambda *_: led)
+    with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):
+        raise InputError("no plan could be timed")
+    assert told == [None]
 
 
 @pytest.mark.parametrize(("minutes", "count"), [(0.0, 4), (float("nan"), 4), (3.0, 0), (1e9, 4)])
