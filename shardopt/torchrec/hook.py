@@ -448,7 +448,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self._ceiling_s = self._timeout_seconds
         if self._confirm is None:
             return found
-        if not rivals or (pg is not None and pg.size() < dist.get_world_size()):
+        if not rivals or self._topology.world_size < dist.get_world_size():
             logger.warning(
                 "nothing is measured: confirm compares plans of one search for all ranks of the job"
             )

@@ -47,6 +47,7 @@ from shardopt import from_torchrec
 from shardopt.config import load_model
 from shardopt.torchrec import ShardoptPerfModel, ShardoptPlanner, to_yaml
 from shardopt.torchrec.collective import check_ranks
+from shardopt.torchrec.confirming import Confirm
 from shardopt.torchrec.options import to_options
 from shardopt.torchrec.report import describe
 from tests.shardopt.api.windows import write_window
@@ -677,3 +678,17 @@ def test_a_topology_of_other_ranks_than_the_group_is_refused_at_once(
         return
     with pytest.raises(PlannerError, match=f"topology has 4 ranks, but the process group {ranks}"):
         made.collective_plan(Model(), SHARDERS)
+
+
+def test_plans_of_a_sharding_group_are_not_confirmed_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = planner(confirm=Confirm([]))  # of 4 ranks
+    found = made.plan(Model(), SHARDERS)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 8)
+    monkeypatch.setattr("shardopt.torchrec.hook.search_seconds", lambda given, group: given)
+    answer = found, {"torchrec": found}
+    monkeypatch.setattr("shardopt.torchrec.hook.on_first_rank", lambda plan, group: answer)
+    assert made.collective_plan(Model(), SHARDERS) is found
+    assert made.confirmed is None
