@@ -118,7 +118,7 @@ def confirm(
         device = torch.device("cpu")
         if dist.get_backend() != "gloo":
             device = torch.device("cuda", torch.cuda.current_device())
-    with untouched():
+    with untouched(how.batches):
         batches = list(itertools.islice(how.batches, BATCHES))
         make = Copies(module, sharders, batches, how, device)
         sessions = JoinedSessions(make, device)
@@ -138,9 +138,14 @@ def confirm(
 
 
 @contextmanager
-def untouched() -> Iterator[None]:
-    """Put the states of the random generators back, and leave no memory behind."""
+def untouched(loader: object) -> Iterator[None]:
+    """Put the states of the random generators back, those of a data loader too, and leave no memory
+    behind."""
     python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    drawn_from = [
+        getattr(of, "generator", None) for of in (loader, getattr(loader, "sampler", None))
+    ]
+    own = [(one, one.get_state()) for one in drawn_from if isinstance(one, torch.Generator)]
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
@@ -148,6 +153,8 @@ def untouched() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(arrays)
         torch.set_rng_state(tensors)
+        for generator, state in own:
+            generator.set_state(state)
         if gpus is not None:
             torch.cuda.set_rng_state_all(gpus)
         free_memory()

@@ -105,10 +105,21 @@ def test_the_random_generators_go_on_as_if_nothing_had_run() -> None:
     expected = float(torch.rand(())), random.random()
     torch.manual_seed(3)
     random.seed(3)
-    with untouched():
+    with untouched([]):
         torch.rand(7)
         random.random()
     assert (float(torch.rand(())), random.random()) == expected
+
+
+def test_a_loader_with_a_generator_of_its_own_begins_anew() -> None:
+    def loader() -> torch.utils.data.DataLoader[int]:
+        generator = torch.Generator().manual_seed(3)
+        return torch.utils.data.DataLoader(range(50), shuffle=True, generator=generator)
+
+    asked, other = loader(), loader()
+    with untouched(asked):
+        next(iter(asked))
+    assert list(asked) == list(other)
 
 
 def test_a_copy_has_real_layers_and_tables_on_the_meta_device() -> None:
