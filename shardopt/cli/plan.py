@@ -88,7 +88,7 @@ def plan(
             --from for real, on ranks that this command starts or on those of torchrun; the fastest
             measured plan is the answer. What is learned decides which plans are tried next; with
             -o it goes to a profile beside it. See docs/learning.md.
-        minutes (M): Time that the measurement may take, in minutes; 3 by default.
+        minutes (M): Time that the measurement may take, in minutes.
 
     Advice:
         apply (FILE): Write the model file with the advice that gains most; -o then holds the plan

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from shardopt.formatting import ms
+from shardopt.formatting import interval, number, plural, points
+from shardopt.report.console import heading, line, show, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,22 +19,31 @@ def show_confirmed(
 ) -> None:
     """The measured plans, the fastest first, and the measured gain beside the expected one."""
     if not quiet:
-        table = Table("measured", "ms", "95 % interval", "found by", "", box=None)
+        heading(console, "Measured plans")
+        made = table("<plan", ">ms", ">95 % interval", "~found by", "<")
         for one in sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0)):
-            interval = "" if one.interval_ms is None else " – ".join(map(ms, one.interval_ms))
-            out = "" if one.dropped_after is None else f"out after {one.dropped_after} rounds"
-            time = "" if one.median_ms is None else ms(one.median_ms)
-            table.add_row(one.name, time, interval, one.found_by, out)
-        console.print(table)
+            made.add_row(
+                one.name,
+                "" if one.median_ms is None else number(one.median_ms),
+                "" if one.interval_ms is None else interval(one.interval_ms),
+                one.found_by,
+                ""
+                if one.dropped_after is None
+                else f"out after {plural(one.dropped_after, 'round')}",
+            )
+        show(console, made)
         for note in found.notes:
-            console.print(note)
+            line(console, f"{note}.")
     if found.gain is None:
-        console.print(f"{found.best.name} is the fastest measured plan; TorchRec's was not timed.")
+        line(console, f"{found.best.name} is the fastest measured plan; TorchRec's was not timed.")
         return
     value, low, high = found.gain
-    between = "" if low is None or high is None else f", 95 % interval {low:+.1%} to {high:+.1%}"
-    before = "" if expected is None else f"; expected {expected.mean:+.1%}"
-    console.print(
-        f"{found.best.name} is the fastest measured plan: gain over TorchRec's {value:+.1%}"
-        f"{between}{before}."
+    between = ""
+    if low is not None and high is not None:
+        between = f" (95 % interval {points(low)} to {points(high)})"
+    before = "" if expected is None else f"; {points(expected.mean)} % was expected"
+    line(
+        console,
+        f"{found.best.name} is the fastest measured plan: it gains {points(value)} % over "
+        f"TorchRec's{between}{before}.",
     )
