@@ -15,7 +15,7 @@ Why: docs/decisions/0030-choosing-among-plans.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,13 +245,18 @@ class _Preference:
 
     def _best(self) -> Assignment:
         """The preferred one of the tied plans."""
+        *_, (_, kept) = self._kept()
+        return min(kept, key=self.tied.__getitem__)
+
+    def _kept(self) -> Iterator[tuple[str, list[Assignment]]]:
+        """Rule after rule with the tied plans that are left after it."""
         plans = [*self.tied]
         values = self._values(plans)
         kept = np.arange(len(plans))
         for rule in RULES:
             least = values[rule][kept].min() + APART[rule]
             kept = kept[values[rule][kept] <= least]
-        return plans[min(kept.tolist(), key=lambda i: (self.tied[plans[i]], i))]
+            yield rule, [plans[i] for i in kept.tolist()]
 
     def _values(self, plans: Sequence[Assignment]) -> dict[str, Array]:
         """What the rules compare, ``[plans]`` each."""
@@ -263,13 +268,13 @@ class _Preference:
     def ties(self, chosen: Candidate) -> TieSummary:
         """What tied, and which rule decided between the chosen plan and the fastest one."""
         two = [chosen.assignment, self.fastest.assignment]
-        values = self._values(two)
         decided = None
-        if two[0] != two[1]:
-            late = float(self.device_ms(two[1:])[0]) > self.device_limit
-            better = (r for r in RULES if values[r][0] < values[r][1] - APART[r])
-            decided = DEVICE_TIME if late else next(better, None)
-        mine, fastest = (values["memory"] * self.most_bytes).round().astype(int).tolist()
+        if two[1] not in self.tied:
+            decided = DEVICE_TIME
+        elif two[0] != two[1]:
+            decided = next((rule for rule, kept in self._kept() if two[1] not in kept), None)
+        shares = np.array([self.fullest(plan) for plan in two])
+        mine, fastest = (shares * self.most_bytes).round().astype(int).tolist()
         return TieSummary(
             plans=len(self.near),
             tolerance=self.tolerance,
@@ -294,7 +299,7 @@ class TiedPlans(Objective):
     """Rates plans that tie by what they are worth, and others by how far they are from that.
 
     Args:
-        worth: of a plan and its memory ``[hbm or ddr, ranks]``, less is better.
+        worth: of a plan and its memory ``[hbm or ddr, ranks]``; the least is best.
         fullest: share of a device's memory that no rank may exceed by more than `ALIKE`.
     """
 
@@ -320,8 +325,8 @@ class TiedPlans(Objective):
         return np.where(late <= 1, worth, LATE + late)
 
     def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
-        """The worth of ``base`` with each of the changes; infinite where the changed plan is not
-        worth more, whose time is not looked at then."""
+        """The worth of ``base`` with each of the changes; infinite where it is no less, and then
+        the time of the changed plan is not predicted."""
         now = float(self.score([base])[0])
         memory = self.memory(base)
         plans = [apply(base, change) for change in changes]

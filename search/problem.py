@@ -94,7 +94,7 @@ class TieSummary:
         device_range_ms: least and most of the plans within the tolerance that were looked at.
         decided_by: ``device time``, ``memory``, ``sharding types``, ``shards`` or ``balance``: by
             which the chosen plan is better than the fastest one; None where it is the fastest, or
-            alike by all.
+            that with whole tables table-wise.
         fullest_bytes: what shards take on the fullest rank, under the chosen plan and under the
             fastest one.
     """

@@ -8,6 +8,7 @@ import pytest
 
 from predictor.model.memory.ranks import plan_memory
 from predictor.predict import predict
+from predictor.units import GIB
 from search.candidate import Candidate
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
@@ -36,11 +37,12 @@ def fullest(problem: Problem, result: Result) -> int:
     return max(r.hbm_bytes for r in plan_memory(problem.workload, problem.topology, plan, device))
 
 
-def slow_host(problem: Problem) -> Problem:
-    """The same ranks with a host that sets the pace whatever the plan."""
+def with_host(problem: Problem, times: float) -> Problem:
+    """The same ranks with hosts that take so many times as long; five times as long, they set the
+    pace whatever the plan."""
     cost = problem.hardware.overheads
-    slow = {n: 5 * v for n, v in cost if n.endswith("_us") and isinstance(v, float)}
-    hardware = problem.hardware.model_copy(update={"overheads": cost.model_copy(update=slow)})
+    other = {n: times * v for n, v in cost if n.endswith("_us") and isinstance(v, float)}
+    hardware = problem.hardware.model_copy(update={"overheads": cost.model_copy(update=other)})
     return replace(problem, hardware=hardware)
 
 
@@ -68,7 +70,7 @@ def test_it_is_about_as_fast_and_no_baseline_is_faster(seed: int) -> None:
 def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -> None:
     """The chosen plan's devices take no more than those of a search for devices alone."""
     tables = [a_table(f"t{i}", 20_000_000, 64, 5.0 * (1 + i % 4)) for i in range(8)]
-    problem = slow_host(a_problem(a_workload(*tables, batch_size=2048), hosts(ranks), H100))
+    problem = with_host(a_problem(a_workload(*tables, batch_size=2048), hosts(ranks), H100), 5)
     result = solve(problem, Stop(effort=0.04), 0)
     ties = result.ties
     assert ties is not None
@@ -76,10 +78,7 @@ def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -
     assert ties.plans > 10
     assert ties.device_ms <= ties.device_range_ms[0] * (1 + MOST_TOLERANCE)
     assert ties.device_ms < 0.5 * result.best.iteration_ms
-    free = problem.hardware.overheads
-    none = {n: 1e-6 * v for n, v in free if n.endswith("_us") and isinstance(v, float)}
-    quick = problem.hardware.model_copy(update={"overheads": free.model_copy(update=none)})
-    alone = solve(replace(problem, hardware=quick), Stop(effort=0.04), 0, tolerance=0.0)
+    alone = solve(with_host(problem, 1e-6), Stop(effort=0.04), 0, tolerance=0.0)
     assert ties.device_ms <= alone.best.iteration_ms * 1.04
 
 
@@ -131,7 +130,7 @@ def test_of_tied_plans_the_fullest_rank_decides() -> None:
 
 def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> None:
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
-    problem = slow_host(a_problem(a_workload(*tables), hosts(2), H100))
+    problem = with_host(a_problem(a_workload(*tables), hosts(2), H100), 5)
     objective, search, (_, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
     found, ties = prefer(
@@ -140,6 +139,25 @@ def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> N
     assert found[0].assignment != together
     assert ties.device_ms * (1 + TOLERANCE) < ties.device_range_ms[1]
     assert ties.decided_by == "device time"
+
+
+def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> None:
+    """The chosen plan is alike to either one: its spread of memory is between theirs."""
+    size = 80 * GIB // 260
+    tables = [a_table("a", size // 10, 64), a_table("b", size // 10, 64)]
+    tables += [a_table(f"t{i}", round(0.0075 * size), 64) for i in range(4)]
+    problem = with_host(a_problem(a_workload(*tables), hosts(2), H100), 1e-6)
+    objective, search, (first, _) = two_plans(problem)
+    fastest, middle, even = (
+        tuple((option, (rank,)) for (option, _), rank in zip(first, ranks, strict=True))
+        for ranks in ((0, 1, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1), (0, 1, 0, 0, 1, 1))
+    )
+    search.visited = {middle: 1.1, even: 1.2}
+    ranked = [Candidate(fastest, 1.0, "x")]
+    found, ties = prefer(search, objective, ranked, 2.0, 1.0, ended=lambda *_: True)
+    assert not ties.host_bound
+    assert found[0].assignment == middle
+    assert ties.decided_by == "balance"
 
 
 def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
