@@ -30,7 +30,7 @@ T = TypeVar("T")
 DEATH_OF_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 LOOK_S = 0.5
-"""A signal that another thread of this process took does not end a wait; it is seen after this."""
+"""Longest wait in seconds: a signal that another thread of this process took does not end it."""
 
 
 class CutPiece(KeyboardInterrupt):

@@ -8,7 +8,8 @@ Multiplication Background guide). One SM spends on a tile of ``a x b`` outputs
 
 where ``1/a + 1/b`` is the operand traffic per multiply-add of a tile. K is padded to the step of
 the K loop and may be split over SMs when tiles are few. The library is taken to choose the best of
-the tiles, so the time never falls with m, n or k. Operands and result cross HBM once: a GPU does
+the tiles, so the time never falls with m, n or k, but for tensor cores where rows become a multiple
+of 16 bytes (`TensorKernels.unaligned_share`). Operands and result cross HBM once: a GPU does
 that while it computes, a CPU core in addition, because it waits for its loads. Where the tiles of
 one wave spread over so many columns that their operands no longer share the L2 (a P100 with its
 4 MiB), arithmetic slows with the columns up to a limit; that factor is fitted.

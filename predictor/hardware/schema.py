@@ -173,11 +173,11 @@ class TensorKernels(StrictModel):
     split_cost_k: NonNegative
     """Adding the partial sums of a split K costs as much as this many elements of K."""
     split_share: Fraction = 1.0
-    """Share of the type's rate that kernels reach which split K, as for gradients of weights: small
-    tiles of a single SM, which nothing shares its operands with."""
+    """Share of the type's rate that kernels reach which split K, as for gradients of weights: their
+    tiles are small, and each SM loads its operands alone."""
     unaligned_share: Fraction = 1.0
-    """The same where rows of an operand or of the result are no multiple of 16 bytes, which bulk
-    copies cannot load: kernels of an older generation, without a split of K, run then."""
+    """The same, K split or not, where rows of an operand or of the result are no multiple of 16
+    bytes: bulk copies cannot load these, so kernels of an older generation run."""
     exposed: float = Field(default=0.0, ge=0, le=1)
     """Share of one wave's HBM traffic that hides behind no arithmetic."""
     floor_us: NonNegative

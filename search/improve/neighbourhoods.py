@@ -54,9 +54,9 @@ FAILED = 16
 FAILED_OF_ALL = 2
 """The same where all ranks are free, so that only the tables differ."""
 PATIENCE, WORTH = 0.2, 0.002
-"""Share of the work in which plans must become so much faster, as a share, or it ends."""
+"""It ends after this share of its work in which the plan did not become faster by the second."""
 LEAST_PATIENCE = 2.0
-"""Deterministic time in which they need not, however little the work."""
+"""The least deterministic time after which it ends so, however little the work."""
 
 
 class CutModel(PlacementModel):
