@@ -102,7 +102,8 @@ def attention_ms(
     gemm, (queries, keys, width) = hw.gemm, shape
     rows, step = (1, 1) if hw.inline else gemm.attention_tile
     tiles = math.ceil(queries / rows)
-    waves = 1.0 if hw.inline else math.ceil(heads * tiles / hw.sms) * hw.sms / (heads * tiles)
+    blocks = heads * tiles
+    waves = 1.0 if hw.inline else math.ceil(blocks / hw.sms) * hw.sms / max(1, blocks)
     last = keys - queries + rows * np.arange(1, tiles + 1) if causal else np.full(tiles, keys)
     seen = np.ceil(np.minimum(last, keys) / step) * step
     pairs = rows * heads * waves * float((seen + gemm.attention_prologue).sum())

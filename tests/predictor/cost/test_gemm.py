@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.gemm import batched_ms, gemm_ms, gemm_times
+from predictor.cost.gemm import DATA_BYTES, attention_ms, batched_ms, gemm_ms, gemm_times
 from predictor.errors import ProfileError
 from predictor.hardware.loader import list_hardware, load_hardware
 
@@ -25,11 +25,33 @@ sizes = st.integers(1, 20_000)
 def test_never_falls_with_any_size(
     name: str, m: int, n: int, k: int, dtype: str, factor: float
 ) -> None:
+    """But where rows become a multiple of 16 bytes (the next test)."""
     hw = load_hardware(name)
     base = gemm_ms(hw, m, n, k, dtype)
     assert base > 0
     for shape in ((int(m * factor), n, k), (m, int(n * factor), k), (m, n, int(k * factor))):
-        assert gemm_ms(hw, *shape, dtype) >= base * (1 - 1e-12)
+        if aligned((m, n, k), dtype) or not aligned(shape, dtype):
+            assert gemm_ms(hw, *shape, dtype) >= base * (1 - 1e-12)
+
+
+def aligned(shape: tuple[int, int, int], dtype: str) -> bool:
+    """Rows of the result and of the first operand are a multiple of 16 bytes."""
+    return not any(side * DATA_BYTES[dtype] % 16 for side in shape[1:])
+
+
+def test_rows_that_bulk_copies_cannot_load_take_longer_on_b200() -> None:
+    hw = load_hardware("b200")
+    whole = gemm_ms(hw, 8192, 4096, 4096, "bf16")
+    for shape in ((8192, 4095, 4096), (8192, 4096, 4095)):
+        assert gemm_ms(hw, *shape, "bf16") > 5 * whole
+    assert gemm_ms(hw, 8191, 4096, 4096, "bf16") <= whole, "m is no row"
+
+
+def test_attention_over_nothing_takes_as_long_as_the_shortest_kernel() -> None:
+    hw = load_hardware("h100-sxm")
+    for heads, queries in ((0, 128), (8, 0)):
+        found = attention_ms(hw, heads, (queries, 128, 64.0), "fp32", backward=False)
+        assert found == pytest.approx(hw.gemm.floor_us * 1e-3)
 
 
 @pytest.mark.parametrize("name", list_hardware())
