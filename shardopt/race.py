@@ -338,6 +338,9 @@ def run_race(
 
     Args:
         deadline: on the clock of the sessions; the first session runs in any case.
+
+    Raises:
+        KeyboardInterrupt: before any plan was timed; later it ends the race with what is there.
     """
     looks = len(race.left) + 1
     started = sessions.now()
@@ -364,4 +367,6 @@ def run_race(
             if {*race.left} <= {race.leader, *slower}:
                 break
     except KeyboardInterrupt:
+        if race.leader is None:
+            raise
         race.interrupted = True

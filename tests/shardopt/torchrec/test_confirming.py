@@ -40,10 +40,13 @@ class Plans:
     Args:
         fails: plan -> what its step raises.
         most: plans that fit into memory together.
+        after: steps before which none fails.
     """
 
-    def __init__(self, fails: dict[str, BaseException] | None = None, most: int = 9) -> None:
-        self.fails, self.most = fails or {}, most
+    def __init__(
+        self, fails: dict[str, BaseException] | None = None, most: int = 9, after: int = 0
+    ) -> None:
+        self.fails, self.most, self.after = fails or {}, most, after
         self.steps: list[str] = []
         self.alive: set[str] = set()
 
@@ -55,7 +58,7 @@ class Plans:
 
         def step() -> None:
             self.steps.append(plan)
-            if plan in self.fails:
+            if plan in self.fails and len(self.steps) > self.after:
                 raise self.fails[plan]
 
         return step
@@ -94,9 +97,16 @@ def test_plans_that_do_not_fit_together_run_one_at_a_time() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_an_interrupt_ends_it_on_all_ranks_with_what_is_there() -> None:
-    race = measured(Plans({"b": KeyboardInterrupt()}), "a", "b")
+    race = measured(Plans({"b": KeyboardInterrupt()}, after=30), "a", "b")
     assert race.interrupted
+    assert race.leader is not None
     assert not race.why
+
+
+@pytest.mark.usefixtures("group")
+def test_an_interrupt_before_any_plan_was_timed_ends_the_script() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measured(Plans({"b": KeyboardInterrupt()}), "a", "b")
 
 
 def test_the_random_generators_go_on_as_if_nothing_had_run() -> None:
