@@ -136,7 +136,7 @@ def plan(
                 f"'{request.hardware}' has an empty name; give names with commas between them",
                 inputs=("hardware",),
             )
-        for name in ("tune", "confirm", "apply"):
+        for name in ("tune", "confirm", "apply", "advice"):
             if _is_given(context, name):
                 raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
         plan_each(

@@ -136,7 +136,7 @@ def deciding_text(one: DecidingConstant) -> str:
     side = "below" if one.below else "above"
     return (
         f"The profile assumes {one.stated:.3g} {one.unit} ({KIND_WORDS[one.provenance]}, known to "
-        f"{percent(math.exp(one.error) - 1)}). If it is {side} {one.flips_at:.3g}, "
+        f"within {percent(math.exp(one.error) - 1)}). If it is {side} {one.flips_at:.3g}, "
         f"{plan_words(one.plan)} is faster, by up to {percent(one.gain)}; `{one.command}` measures "
         f"it{SOON.get(one.group, '')}."
     )

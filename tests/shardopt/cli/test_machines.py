@@ -59,6 +59,7 @@ def test_a_machine_that_no_plan_fits_is_a_row(run, model: Path) -> None:
         (("--gpus", "2,x"), "--gpus"),
         (("--hardware", "h100-sxm,a100-80gb"), "--gpus"),
         (("--gpus", "1,2", "--tune", "qcomm"), "--tune"),
+        (("--gpus", "1,2", "--advice", "1"), "--advice"),
         (("--gpus", "2", "--price", "p.yaml"), "--price"),
         (("--gpus", "1,2", "--price", "p.yaml"), "p.yaml:2"),
         (("--gpus", "2", "--hardware", "h100-sxm,b2000"), "b2000"),
