@@ -246,7 +246,7 @@ def _decided(ties: TieSummary) -> str:
         return ""
     if ties.decided_by == "memory":
         mine, fastest = map(format_bytes, ties.fullest_bytes)
-        better = f"its shards take {mine} on the fullest GPU instead of {fastest}"
+        better = f"its shards take {mine} on the fullest rank instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
     return f" Plan 1 is preferred to the first of them: {better}."
