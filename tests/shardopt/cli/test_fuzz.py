@@ -43,6 +43,7 @@ def test_a_few_inputs(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("family", "count"), MANY.items())
 def test_many_inputs(family: str, count: int, tmp_path: Path) -> None:
     """In a process of its own, whose memory is measured."""
