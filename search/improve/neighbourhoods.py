@@ -137,8 +137,8 @@ class CutModel(PlacementModel):
                     self.model.add(weighted(terms) <= room)
 
     def add_cut(self, cut: CycleCut) -> None:
-        """No plan of at least the cut's lookup groups is faster than the cut says: its constant has
-        what the host takes for these."""
+        """No plan is faster than the cut says; a cut of the host alone holds for plans of at least
+        its lookup groups, whose launches it counts."""
         world = self.topology.world_size
         constant = cut.constant + float((cut.even * self.loads.mean(axis=1)).sum())
         terms: list[Term] = [(-1, self.time)]
@@ -150,8 +150,10 @@ class CutModel(PlacementModel):
             fixed = np.rint(np.einsum("gc,grc->r", segment, self.loads) * UNITS_PER_MS)
             slowest = self._slowest(segment, fixed.astype(np.int64).tolist())
             terms.append((1, slowest))
-        used = [one for one in map(self._used, cut.groups) if one is not None]
-        self.model.add(weighted(terms) <= -round(constant * UNITS_PER_MS)).only_enforce_if(*used)
+        found = self.model.add(weighted(terms) <= -round(constant * UNITS_PER_MS))
+        if not len(cut.segments):
+            used = [one for one in map(self._used, cut.groups) if one is not None]
+            found.only_enforce_if(*used)
 
     def _used(self, group: int) -> cp_model.IntVar | None:
         """True where a table that may change is in a lookup group; None if another one is."""
@@ -230,7 +232,7 @@ class Neighbourhoods:
         while work > 0 and cuts and sizes and not stop(best_ms):
             before = best_ms
             wide = self.random.random() < WIDE
-            free, tables = self._neighbourhood(best, cuts[-1], sizes[0])
+            free, tables = self._neighbourhood(best, cuts, sizes[0])
             for _ in range(ASKED):
                 model = CutModel(
                     self.objective, self.surrogate, best, free, tables, cuts, wide=wide
@@ -255,20 +257,25 @@ class Neighbourhoods:
     def _learned(self, cuts: Sequence[CycleCut], plan: Assignment) -> list[CycleCut]:
         """The cuts with that of a plan."""
         cut = critical_cut(self.objective, plan)
-        return [*cuts, cut][-CUTS:] if cut is not None and len(cut.segments) else [*cuts]
+        return [*cuts, cut][-CUTS:] if cut is not None else [*cuts]
 
     def _neighbourhood(
-        self, plan: Assignment, cut: CycleCut, size: int
+        self, plan: Assignment, cuts: Sequence[CycleCut], size: int
     ) -> tuple[frozenset[int], list[int]]:
-        """Ranks, one of them slow in some segment, and tables that lie there."""
+        """Ranks, one of them slow in some segment of the last cut that has any, and tables that lie
+        there."""
         loads = np.zeros((len(self.objective.scorer.groups), self.world, COLUMNS))
         for option, ranks in plan:
             group, mine = self.surrogate.shard_loads(option)
             np.add.at(loads[group], list(ranks), mine)
-        times = np.einsum("sgc,grc->sr", cut.segments, loads)
-        slow = times.argmax(axis=1)
-        spread = times.max(axis=1) - times.mean(axis=1)
-        first = self.random.choices(slow.tolist(), (spread + 1e-9).tolist())[0]
+        segments = next((c.segments for c in reversed(cuts) if len(c.segments)), None)
+        if segments is None:
+            first = self.random.randrange(self.world)
+        else:
+            times = np.einsum("sgc,grc->sr", segments, loads)
+            slow = times.argmax(axis=1)
+            spread = times.max(axis=1) - times.mean(axis=1)
+            first = self.random.choices(slow.tolist(), (spread + 1e-9).tolist())[0]
         others = self.random.sample([r for r in range(self.world) if r != first], size - 1)
         free = frozenset([first, *others])
         tables = [
