@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.validate.public_tables import NCCL_EXTRA_FILE, NCCL_FILE, OPS, VIDUR_FILE, VTRAIN_FILE
+from lab.validate.public_tables import (
+    NCCL_EXTRA_FILE,
+    NCCL_FILE,
+    OPS,
+    VIDUR_FILE,
+    VTRAIN_FILE,
+    rank_count,
+)
 from lab.validate.report import no_profile
 from predictor.cost.collectives import Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
@@ -138,7 +145,7 @@ def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
 
 def _nccl(row: Row) -> LinkRow:
     op = _op(row)
-    hosts, ranks = count(row, "nodes", MOST_RANKS), _ranks(row, "n_gpus")
+    hosts, ranks = count(row, "nodes", MOST_RANKS), rank_count(row, "n_gpus")
     wiring = _wiring(row, "gpu", hosts, ranks)
     timed = "time_us_out_of_place" if row["time_us_out_of_place"] else "time_us_in_place"
     size = number(row, "size_bytes")
@@ -147,7 +154,7 @@ def _nccl(row: Row) -> LinkRow:
 
 
 def _nccl_tests(row: Row) -> LinkRow:
-    op, ranks, size = _op(row), _ranks(row, "ranks"), number(row, "size_bytes")
+    op, ranks, size = _op(row), rank_count(row, "ranks"), number(row, "size_bytes")
     wiring = _wiring(row, "gpu", 1, ranks)
     if wiring.profile == "l40s":
         wiring = replace(wiring, profile=NO_PEERS)
@@ -157,7 +164,7 @@ def _nccl_tests(row: Row) -> LinkRow:
 
 def _xla(row: Row) -> LinkRow:
     op = _op(row)
-    ranks = _ranks(row, "ranks")
+    ranks = rank_count(row, "ranks")
     profile = _profile(row, "gpu")
     hardware = load_hardware(profile)
     hosts = -(-ranks // hardware.gpus_per_host)
@@ -173,7 +180,7 @@ def _xla(row: Row) -> LinkRow:
 
 def _vidur(row: Row) -> LinkRow:
     op = _op(row)
-    ranks, local = _ranks(row, "num_workers"), count(row, "devices_per_node", MOST_RANKS)
+    ranks, local = rank_count(row, "num_workers"), count(row, "devices_per_node", MOST_RANKS)
     if ranks % local:
         raise ValueError(f"num_workers: {ranks} ranks do not divide by devices_per_node, {local}")
     column = "gpu" if row.get("gpu") else "platform"
@@ -185,7 +192,7 @@ def _vidur(row: Row) -> LinkRow:
 
 
 def _vtrain(row: Row) -> LinkRow:
-    ranks, size = _ranks(row, "n_gpus"), number(row, "size_bytes")
+    ranks, size = rank_count(row, "n_gpus"), number(row, "size_bytes")
     wiring = _wiring(row, "gpu", 1, ranks)
     time = number(row, "time_us_out_of_place")
     return LinkRow(VTRAIN_FILE, row, wiring, "all_reduce", size, time, (row["gpu"], ranks, size))
@@ -196,13 +203,6 @@ def _op(row: Row) -> Op:
     if name not in NAMES:
         raise ValueError(f"collective is '{name}', which no predicted iteration runs")
     return NAMES[name]
-
-
-def _ranks(row: Row, column: str) -> int:
-    ranks = count(row, column, MOST_RANKS)
-    if ranks == 1:
-        raise ValueError(f"{column} is 1; a rank alone exchanges nothing")
-    return ranks
 
 
 def _profile(row: Row, column: str) -> str:

@@ -61,13 +61,13 @@ def _nccl(row: Row) -> tuple[Key, tuple[float, float, float]]:
     timed = "time_us_out_of_place" if row["time_us_out_of_place"] else "time_us_in_place"
     platform = f"{row['gpu']} ({row['source'].split(',')[0]})"
     op = OPS.get(row["collective"], row["collective"])
-    ranks, hosts = _ranks(row, "n_gpus"), count(row, "nodes")
+    ranks, hosts = rank_count(row, "n_gpus"), count(row, "nodes")
     key = (platform, f"{hosts}x{_parts(ranks, hosts)}", op)
     return key, (number(row, "size_bytes"), float(ranks), number(row, timed))
 
 
 def _vidur(row: Row) -> tuple[Key, tuple[float, float, float]]:
-    ranks, local = _ranks(row, "num_workers"), count(row, "devices_per_node")
+    ranks, local = rank_count(row, "num_workers"), count(row, "devices_per_node")
     op = OPS.get(row["collective"], row["collective"])
     key = (f"{row['platform']} (vidur)", f"{_parts(ranks, local)}x{local}", op)
     # the shortest over ranks and repeats, because kernels that start early wait for the others
@@ -77,10 +77,15 @@ def _vidur(row: Row) -> tuple[Key, tuple[float, float, float]]:
 def _vtrain(row: Row) -> tuple[Key, tuple[float, float, float]]:
     key = (f"{row['gpu']} (vtrain)", "1x2..8", "all_reduce")
     time = number(row, "time_us_out_of_place")
-    return key, (number(row, "size_bytes"), float(_ranks(row, "n_gpus")), time)
+    return key, (number(row, "size_bytes"), float(rank_count(row, "n_gpus")), time)
 
 
-def _ranks(row: Row, column: str) -> int:
+def rank_count(row: Row, column: str) -> int:
+    """Ranks that exchange something.
+
+    Raises:
+        ValueError: it is no such number.
+    """
     ranks = count(row, column, MOST_RANKS)
     if ranks == 1:
         raise ValueError(f"{column} is 1; a rank alone exchanges nothing")

@@ -80,7 +80,7 @@ COLUMNS = len(Load)
 SHARED = slice(Load.SHARED_2_MS, Load.SHARED_16_MS + 1)
 LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
 KERNELS = (Load.FORWARD_MS, Load.BACKWARD_MS)
-"""Columns that `predictor.cost.errors.CostErrors.lookup` is about, in its order."""
+"""Columns that `lookup` of `predictor.cost.errors.CostErrors` is about, in its order."""
 VARIANCES = (Load.FORWARD_VARIANCE, Load.BACKWARD_VARIANCE)
 WAYS = (
     (

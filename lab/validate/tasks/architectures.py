@@ -1,6 +1,6 @@
 """Models of several architectures run for real by TorchRec on CPU ranks, against predictions.
 
-Their dense parts are captured from the modules that ran (`lab.tasks.architectures`);
+Their dense parts are captured from the modules that ran (`lab.rankers`);
 constants are those of the calibration made before the tasks. Beside the prediction stands what the
 same dense part is predicted to take if only its linear layers are known, each once a sample.
 

@@ -17,7 +17,7 @@ def show_replay(console: Console, result: Mapping[str, Any], *, brief: bool) -> 
     """Time and coverage; then what was not replayed, and why.
 
     Args:
-        result: as `shardopt.replay.runtime.summary` makes it.
+        result: as `shardopt.replay.runtime.run.summary` makes it.
         brief: the headline alone.
     """
     by = "of their recorded time" if result["coverage_by"] == "time" else "by count"
