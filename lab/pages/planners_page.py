@@ -277,7 +277,8 @@ def _machines(rows: Sequence[SearchRow]) -> Iterator[str]:
     yield "\n## Sources\n"
     yield (
         "A row keeps a digest of the code that it comes from (predictor and search; for TorchRec's "
-        "planners predictor and rating). The command runs a row again when its digest is another.\n"
+        "planners predictor and rating). The command runs a row again when its digest is another; "
+        "until then its figures are of the code that it came from, not of a later one.\n"
     )
     for sources, count in Counter(row.sources or "not kept" for row in rows).items():
         yield f"- {sources}: {plural(count, 'row')}"
