@@ -4,13 +4,12 @@
 
 FOLDER has checkouts of the repositories in `REPOSITORIES`, by those names. Each script runs twice
 on two gloo ranks, as it is: in the second run the name `EmbeddingShardingPlanner` stands for our
-planner, as if that one line of the script were changed. What a script goes backward from is its
-loss. docs/hook.md has the table; `--write` writes it.
+planner, as if that one line of the script were changed. The loss of a script is the tensor that it
+calls `backward` on. docs/hook.md has the table; `--write` writes it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.programs import existing_folder, make_parser
 from lab.tools.torchrec_own import IN_PLACE, PAGE, ROOT
 
 REPOSITORIES = {
@@ -105,7 +105,7 @@ def write():
     with open(os.path.join(os.environ["LOSSES"], os.environ["RANK"]), "w") as file:
         json.dump(dict(losses=losses[:{STEPS}], planned=len(planned)), file)
 """
-"""Runs in the ranks' processes before the script; what it goes backward from is kept by rank."""
+"""Runs in the ranks' processes before the script; its losses are kept by rank."""
 COUNT = """
 planned_by = ShardoptPlanner.plan
 
@@ -139,10 +139,10 @@ class Run(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the scripts, and print the table; 1 if one trains under TorchRec's planner alone."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--write", action="store_true", help="write their rows to the page")
-    parser.add_argument("-k", default="", help="only scripts whose name has this")
+    parser = make_parser("strangers", __doc__)
+    parser.add_argument("folder", type=existing_folder, help="folder of the checkouts")
+    parser.add_argument("--write", action="store_true", help="write their rows to docs/hook.md")
+    parser.add_argument("-k", default="", help="only scripts with this in their name")
     given = parser.parse_args(argv)
     found = []
     for script in (s for s in SCRIPTS if given.k in s.name):

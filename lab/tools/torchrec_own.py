@@ -11,7 +11,6 @@ run, and `--write` writes the outcome.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -21,6 +20,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from lab.programs import existing_folder, make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hook.md"
@@ -64,11 +65,11 @@ class Outcome(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tests; 1 if they differ from the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkout", type=Path, nargs="?")
+    parser = make_parser("torchrec-own", __doc__)
+    parser.add_argument("checkout", type=existing_folder, nargs="?", help="of torchrec")
     parser.add_argument("--source", default=SOURCE, help="repository to fetch from")
     parser.add_argument("--theirs", action="store_true", help="with TorchRec's own planner")
-    parser.add_argument("--write", action="store_true", help="write the outcome to the page")
+    parser.add_argument("--write", action="store_true", help="write the outcome to docs/hook.md")
     parser.add_argument("-k", default="", help="only tests whose name matches, as in pytest")
     given = parser.parse_args(argv)
     checkout = given.checkout or fetch(given.source)
