@@ -472,9 +472,9 @@ def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> Collectiv
 def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
     """Bytes and ranks with which a curve of one link gives this collective.
 
-    As `predictor.cost.collectives` joins levels: an all-to-all sends the link what is for other hosts,
-    to each of whose ranks it is one peer more; a reduction sends one share of what a host holds, or
-    over rings and trees the bytes of all ranks.
+    As `predictor.cost.collectives` joins levels: an all-to-all sends the link what is for other
+    hosts, to each of whose ranks it is one peer more; a reduction sends one share of what a host
+    holds, or over rings and trees the bytes of all ranks.
     """
     size, ranks, hosts = float(params["bytes"]), params["ranks"], params.get("hosts", 1)
     local = ranks // hosts
