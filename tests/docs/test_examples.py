@@ -1,4 +1,4 @@
-"""The README's model, the profile of docs/commands.md and the Python there work as they stand."""
+"""The README's model, the cluster, profile and Python of docs/commands.md work as they stand."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network
 from shardopt import load_model
+from shardopt.config.cluster import load_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def block(page: str, language: str) -> str:
-    """The first code block of a language on a page."""
-    found = re.search(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    assert found
-    return found[1]
+def block(page: str, language: str, place: int = 0) -> str:
+    """A code block of a language on a page, by its place among these."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    return str(found[place])
 
 
 @pytest.fixture
@@ -30,11 +31,14 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_model_and_the_profile_load(model: Path, tmp_path: Path) -> None:
+def test_the_model_the_cluster_and_the_profile_load(model: Path, tmp_path: Path) -> None:
     committed = ROOT / "configs" / "models" / "example.yaml"
     assert load_model(model) == load_model(committed)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(block("docs/commands.md", "yaml", 0))
+    assert load_cluster(cluster).fabric == Network("roce", 400)
     profile = tmp_path / "here.yaml"
-    profile.write_text(block("docs/commands.md", "yaml"))
+    profile.write_text(block("docs/commands.md", "yaml", 1))
     assert load_hardware(str(profile)).overheads.op_us == 12
 
 
