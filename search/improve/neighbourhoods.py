@@ -53,7 +53,7 @@ FAILED = 16
 """Neighbourhoods of one size in a row that gain nothing before they become larger."""
 FAILED_OF_ALL = 2
 """The same where all ranks are free, so that only the tables differ."""
-PATIENCE, WORTH = 0.2, 0.002
+PATIENCE, WORTH = 0.5, 0.002
 """It ends after this share of its work in which the plan did not become faster by the second."""
 LEAST_PATIENCE = 2.0
 """The least deterministic time after which it ends so, however little the work."""
