@@ -313,6 +313,7 @@ class JoinedSessions:
 
         try:
             with silence_torchrec():
+                do({order[0]: built.connect})
                 for name in order:
                     do({name: partial(built.build, name, race.entrants[name].plan)})
                 blocks = {name: partial(built.block_ms, name) for name in order}
@@ -358,6 +359,11 @@ class _Built:
         backend = "nccl" if device.type == "cuda" else "gloo"
         self.group: Any = dist.new_group(backend=backend, timeout=STUCK)
         self.alarm = Alarm(self.group, number) if device.type == "cuda" else None
+
+    def connect(self) -> None:
+        """Meet all ranks before one can fail: NCCL connects them at the first collective, and no
+        alarm wakes those that wait for it."""
+        dist.barrier(self.group)
 
     def build(self, name: str, plan: Any) -> None:
         """Build a plan."""

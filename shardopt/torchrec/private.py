@@ -6,6 +6,7 @@ extend; tests look for each name in the installed version, and for private names
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -52,7 +53,8 @@ TOUCHED = (
     Private("torchrec.modules.mc_embedding_modules", ("_managed_collision_collection",)),
     Private("torchrec.distributed.mc_embedding_modules", ("_e_sharder",)),
     Private("torchrec.distributed.embedding", ("_use_index_dedup",)),
-    Private("torchrec.distributed.embeddingbag", ("_has_features_permute", "_optimizer_classes")),
+    Private("torchrec.distributed.embeddingbag", ("_has_features_permute",)),
+    Private("torchrec.distributed.embeddingbag", ("_optimizer_classes", "_optimizer_kwargs")),
     Private("torchrec.distributed.model_parallel", ("_dmp_wrapped_module",)),
     Private(
         "torchrec.distributed.model_parallel.DMPCollection",
@@ -97,7 +99,8 @@ def keep_optimizers(parameter: Any, other: Any) -> None:
     """Give another parameter the optimizers that `apply_optimizer_in_backward` gave this one."""
     for name in ("_optimizer_classes", "_optimizer_kwargs"):
         if hasattr(parameter, name):
-            setattr(other, name, getattr(parameter, name))
+            # TorchRec writes into the settings as it shards
+            setattr(other, name, copy.deepcopy(getattr(parameter, name)))
 
 
 def constraints_of(enumerator: Any) -> Mapping[str, ParameterConstraints]:

@@ -149,6 +149,8 @@ def test_a_copy_has_real_layers_and_tables_on_the_meta_device() -> None:
     assert (other.device.type, weight.device.type) == ("meta", "cpu")
     assert other._optimizer_classes == [torch.optim.SGD]
     assert other._optimizer_kwargs == [{"lr": 0.5}]
+    other._optimizer_kwargs[0]["optimizer"] = "as TorchRec does when it shards"
+    assert weight._optimizer_kwargs == [{"lr": 0.5}]
     assert torch.equal(copied[1].weight, module[1].weight)
     assert copied[1].weight is not module[1].weight
 
@@ -197,9 +199,16 @@ def test_on_gpus_plans_run_on_nccl_and_are_timed_by_events(monkeypatch: pytest.M
         return new_group(backend="gloo", timeout=timeout)
 
     monkeypatch.setattr(dist, "new_group", on_gloo)
+    monkeypatch.setattr(dist, "barrier", lambda group: asked.append("barrier"))
     monkeypatch.setattr(room, "steps_ms", lambda step, count, device: [step() or 2.0] * count)
     gpu: Any = SimpleNamespace(type="cuda")
-    race, sessions = race_of("a"), JoinedSessions(Plans(), gpu)
+
+    def make(plan: str, group: Any) -> Any:
+        asked.append("build")
+        return lambda: None
+
+    race, sessions = race_of("a"), JoinedSessions(make, gpu)
     sessions.run(race, 1, ["a"], 0.0)
-    assert asked == ["gloo", "nccl"]  # ranks agree over gloo
+    # ranks agree over gloo, and those of NCCL connect before any can fail
+    assert asked[:4] == ["gloo", "nccl", "barrier", "build"]
     assert race.median_ms("a") == 2.0
