@@ -162,7 +162,7 @@ def test_a_model_that_waits_for_a_guessed_host_gets_a_plan_for_a_fast_one_too() 
 
 @pytest.mark.slow
 def test_regret_finds_a_plan_for_a_fast_host_that_the_rules_of_ties_miss() -> None:
-    problem = sixteen(40, 3072, skip=20)
+    problem = sixteen(40, 2048)
     fast = scale_group(HARDWARE, "overheads", 0.2)
     nominal, hedged = (
         solve(problem, Stop(effort=0.02), 0, aim=aim).best.plan for aim in ("nominal", "regret")
