@@ -356,7 +356,7 @@ def _any_table(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", range(32))
 def test_any_problem(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans of a few tables, or many random ones, are above what each way proves."""
