@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import error_size, resource_groups
+from predictor.cost.errors import KIND_ERROR, error_size, resource_groups
 from predictor.cost.loads import KERNELS, ShardLoads
 from predictor.errors import InputError
 from predictor.hardware.learned import (
@@ -56,9 +56,9 @@ from predictor.trace.phases import Measured
 Array = NDArray[np.float64]
 Parts = dict[str, float]
 
-KIND_ERROR = 0.25
-"""1-sigma error of one kind of cost on another machine, beside what the profile states of its
-group: on CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""
+MACHINE_ERROR, NETWORK_ERROR = 0.5, 1.0
+"""1-sigma errors that all costs of a group have in common on another machine than the profile's,
+and all exchanges on another network: a slow link also slows exchanges that no plan has run yet."""
 STEP = "step"
 LEAST_NOISE = 0.03
 """1-sigma relative error of a measured time at least: what the same phase differs by from one run
@@ -307,7 +307,7 @@ def _prior(name: str, hardware: HardwareProfile, topology: Topology) -> float:
     head, *rest = group.split(".")
     size = error_size(hardware, _groups(head, hardware, topology))
     if not rest:
-        return math.hypot(size.shared, KIND_ERROR) if head == HOST else size.shared
+        return math.hypot(size.shared, NETWORK_ERROR if head == EXCHANGES else MACHINE_ERROR)
     if table:
         return size.own
     return max(KIND_ERROR, size.own) if len(rest) == 1 or head != LOOKUPS else size.own

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from zlib import crc32
@@ -23,6 +23,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.hardware.learned import LOOKUPS
 from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
@@ -32,6 +33,9 @@ Array = NDArray[np.float64]
 KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
 docs/accuracy.md says of single lookups, forward and backward."""
+KIND_ERROR = 0.25
+"""1-sigma error of one kind of cost on another machine, beside what the profile states of its
+group: on CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""
 Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
 HOST = "overheads"
@@ -59,10 +63,18 @@ class ErrorSize:
     Args:
         shared: that all of its costs have in common.
         own: that each kernel has by itself.
+        seen: kinds of its costs that a job has shown, as `predictor.hardware.learned` names them;
+            one that is not among them has `KIND_ERROR` beside. None where nothing was learned.
     """
 
     shared: float
     own: float
+    seen: frozenset[str] | None = None
+
+    def of_kind(self, kind: str) -> float:
+        """What a kernel of a kind has by itself."""
+        seen = self.seen is None or kind in self.seen
+        return self.own if seen else math.hypot(self.own, KIND_ERROR)
 
 
 def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, ErrorSize]:
@@ -77,7 +89,10 @@ def no_errors() -> CostErrors:
 
 
 def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
-    return error_size(hardware, resource_groups(resource, topology))
+    size = error_size(hardware, resource_groups(resource, topology))
+    if hardware.learned is None or resource not in ("embedding", "collectives"):
+        return size
+    return replace(size, seen=hardware.learned.kinds)
 
 
 def error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
@@ -109,24 +124,28 @@ class CostErrors:
         """What all costs of a resource are multiplied by, ``[draws]``."""
         return np.asarray(np.exp(self.sizes[resource].shared * self._normal(resource)))
 
-    def _op(self, resource: str, name: str, link: str = "") -> Array:
+    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
         """What an operation is multiplied by, ``[draws]``; of lookups, without `lookup`.
 
         Args:
             link: of a collective, the group of the slowest link that it spans.
+            kind: of a collective, see `ErrorSize`.
         """
         if resource in ("embedding", HOST):
             return self.shared(resource)
-        own = self.sizes[resource].own * self._normal(f"{resource}/{name}")
+        own = self.sizes[resource].of_kind(kind) * self._normal(f"{resource}/{name}")
         return np.asarray(self.shared(resource) * np.exp(own))
 
     def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
         """What a table's forward and backward are multiplied by, ``[2, draws]``, beside what all
         lookups share."""
-        names = [f"table {table} {way}" for way in ("forward", "backward")]
-        every = np.array([self._normal(name) for name in names])
-        one = np.array([self._normal(f"{name} {sharding_type}") for name in names])
-        return np.asarray(np.exp(self.sizes["embedding"].own * math.sqrt(0.5) * (every + one)))
+        size, found = self.sizes["embedding"], []
+        for way in ("forward", "backward"):
+            name = f"table {table} {way}"
+            own = size.of_kind(f"{LOOKUPS}.{way}.{sharding_type.value}")
+            every, one = self._normal(name), self._normal(f"{name} {sharding_type}")
+            found.append(np.exp(own * math.sqrt(0.5) * (every + one)))
+        return np.asarray(found)
 
     def _normal(self, name: str) -> Array:
         """Standard normal draws ``[draws]`` of one error."""
@@ -166,7 +185,7 @@ class GivenErrors(CostErrors):
     def _shared(self, resource: str) -> Array:
         return np.array([self.factors.get(resource, 1.0)])
 
-    def _op(self, resource: str, name: str, link: str = "") -> Array:
+    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
         return self.shared(link if link in self.factors else resource)
 
     def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
@@ -189,8 +208,8 @@ class PickedError(CostErrors):
     def _shared(self, resource: str) -> Array:
         return self.errors.shared(resource)[self.picked]
 
-    def _op(self, resource: str, name: str, link: str = "") -> Array:
-        return self.errors.op(resource, name, link)[self.picked]
+    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
+        return self.errors.op(resource, name, link, kind)[self.picked]
 
     def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
         return self.errors.lookup(table, sharding_type)[:, self.picked]
@@ -206,8 +225,8 @@ class JoinedErrors(CostErrors):
     def _shared(self, resource: str) -> Array:
         return np.concatenate([part.shared(resource) for part in self.parts])
 
-    def _op(self, resource: str, name: str, link: str = "") -> Array:
-        return np.concatenate([part.op(resource, name, link) for part in self.parts])
+    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
+        return np.concatenate([part.op(resource, name, link, kind) for part in self.parts])
 
     def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
         return np.concatenate([part.lookup(table, sharding_type) for part in self.parts], axis=1)

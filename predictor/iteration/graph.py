@@ -193,7 +193,8 @@ def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float
     """
     name = SPLITS if op.name.endswith(SPLITS) else op.name
     within = topology.groups == 1 or op.scope == "intra"
-    return errors.op(op.resource, name, f"collectives.{'intra' if within else 'inter'}")
+    link = f"collectives.{'intra' if within else 'inter'}"
+    return errors.op(op.resource, name, link, part_of(op))
 
 
 def draw_graph(graph: Graph, errors: CostErrors, topology: Topology) -> Graph:

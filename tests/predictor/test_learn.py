@@ -20,6 +20,7 @@ from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.predict import predict
 from predictor.trace.phases import Measured, measured_phases
 from predictor.trace.read import load_traces
+from search.expected_gain import expected_gain
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
@@ -163,6 +164,28 @@ def test_what_one_plan_taught_predicts_another() -> None:
         return math.log(high / low)
 
     assert width(*now.interval_ms) < width(*before.interval_ms)
+
+
+TABLE_WISE = ShardingPlan({f"t{i}": whole(i, i % 2) for i in range(4)}, 2, 2)
+ROW_WISE = ShardingPlan({f"t{i}": halves(i) for i in range(4)}, 2, 2)
+
+
+def test_a_slow_network_is_slow_for_exchanges_that_no_plan_has_run() -> None:
+    truth = profile({"exchanges": 8.0})
+    after = lesson(TABLE_WISE, load_hardware("cpu-gloo"), measure(TABLE_WISE, truth))
+    told = predict(workload(), RANKS, after, ROW_WISE).iteration_ms
+    assert told == pytest.approx(predict(workload(), RANKS, truth, ROW_WISE).iteration_ms, rel=0.1)
+
+
+def test_a_gain_is_less_sure_for_a_sharding_type_that_no_plan_has_run() -> None:
+    base = load_hardware("cpu-gloo")
+    widths = []
+    for taught in (TABLE_WISE, MIXED):  # `MIXED` has a table by rows
+        after = lesson(taught, base, measure(taught, profile({})))
+        problem = Problem(workload(), RANKS, after)
+        low, high = expected_gain(problem, ROW_WISE, TABLE_WISE, "table-wise").interval
+        widths.append(high - low)
+    assert widths[0] > 1.5 * widths[1]
 
 
 def test_a_table_that_is_slower_than_its_like_is_known_by_its_rank() -> None:
