@@ -26,16 +26,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import KIND_ERROR, error_size, resource_groups
+from predictor.cost.errors import KIND_ERROR, TYPE_ERROR, error_size, resource_groups
 from predictor.cost.loads import KERNELS, ShardLoads
 from predictor.errors import InputError
 from predictor.hardware.learned import (
+    BAG,
     DENSE,
     EXCHANGES,
     FIXED,
     HOST,
     LOOKUPS,
     PROFILE_GROUPS,
+    SEQUENCE,
     Evidence,
     Factor,
     Learned,
@@ -46,7 +48,7 @@ from predictor.hardware.learned import (
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.critical_path import HOST as HOST_PHASE
 from predictor.iteration.graph import part_of
-from predictor.model.plan import ShardingPlan
+from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -58,7 +60,8 @@ Parts = dict[str, float]
 
 MACHINE_ERROR, NETWORK_ERROR = 0.5, 1.0
 """1-sigma errors that all costs of a group have in common on another machine than the profile's,
-and all exchanges on another network: a slow link also slows exchanges that no plan has run yet."""
+and all exchanges on another network: a slow link also slows exchanges that no plan has run yet.
+Lookups with pooling and without are as far apart as two groups."""
 STEP = "step"
 LEAST_NOISE = 0.03
 """1-sigma relative error of a measured time at least: what the same phase differs by from one run
@@ -200,7 +203,8 @@ def _table_parts(
         for rank, load, shard in zip(ranks, of_shards, sharding.shards, strict=True):
             for way, column in zip(("forward", "backward"), KERNELS, strict=True):
                 kernel, width = sharding.compute_kernel.value, shard.size[1]
-                part = lookup_part(way, kernel, kind.value, width, key)
+                pooled = workload.tables[index].is_pooled
+                part = lookup_part(way, kernel, kind.value, width, key, pooled=pooled)
                 found[way, exchange, int(rank)][part] += float(load[column])
     return found
 
@@ -308,9 +312,11 @@ def _prior(name: str, hardware: HardwareProfile, topology: Topology) -> float:
     size = error_size(hardware, _groups(head, hardware, topology))
     if not rest:
         return math.hypot(size.shared, NETWORK_ERROR if head == EXCHANGES else MACHINE_ERROR)
-    if table:
-        return size.own
-    return max(KIND_ERROR, size.own) if len(rest) == 1 or head != LOOKUPS else size.own
+    if head == LOOKUPS and rest[-1] in (BAG, SEQUENCE):
+        return MACHINE_ERROR
+    if head == LOOKUPS and not table and rest[-1] not in tuple(ComputeKernel):
+        return TYPE_ERROR
+    return max(KIND_ERROR, size.own)
 
 
 def _groups(head: str, hardware: HardwareProfile, topology: Topology) -> Iterable[str]:

@@ -36,6 +36,10 @@ docs/accuracy.md says of single lookups, forward and backward."""
 KIND_ERROR = 0.25
 """1-sigma error of one kind of cost on another machine, beside what the profile states of its
 group: on CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""
+TYPE_ERROR = 0.1
+"""The same of lookups under one sharding type, whose kernels are those of any other type."""
+UNSEEN = {"embedding": TYPE_ERROR, "collectives": KIND_ERROR}
+"""Resource -> 1-sigma error of a kind that no job has shown to one that has learned."""
 Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
 HOST = "overheads"
@@ -63,18 +67,18 @@ class ErrorSize:
     Args:
         shared: that all of its costs have in common.
         own: that each kernel has by itself.
-        seen: kinds of its costs that a job has shown, as `predictor.hardware.learned` names them;
-            one that is not among them has `KIND_ERROR` beside. None where nothing was learned.
+        seen: kinds of its costs that a job has shown, as `predictor.hardware.learned` names them.
+        unseen: that a kind which is not among them has beside; 0 where nothing was learned.
     """
 
     shared: float
     own: float
-    seen: frozenset[str] | None = None
+    seen: frozenset[str] = frozenset()
+    unseen: float = 0.0
 
     def of_kind(self, kind: str) -> float:
         """What a kernel of a kind has by itself."""
-        seen = self.seen is None or kind in self.seen
-        return self.own if seen else math.hypot(self.own, KIND_ERROR)
+        return self.own if kind in self.seen else math.hypot(self.own, self.unseen)
 
 
 def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, ErrorSize]:
@@ -90,9 +94,9 @@ def no_errors() -> CostErrors:
 
 def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
     size = error_size(hardware, resource_groups(resource, topology))
-    if hardware.learned is None or resource not in ("embedding", "collectives"):
+    if hardware.learned is None or resource not in UNSEEN:
         return size
-    return replace(size, seen=hardware.learned.kinds)
+    return replace(size, seen=hardware.learned.kinds, unseen=UNSEEN[resource])
 
 
 def error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:

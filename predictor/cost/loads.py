@@ -191,16 +191,18 @@ class ShardLoads:
         key = (index, plan.sharding_type, plan.compute_kernel, clf, first_row, shard.size)
         if key not in self._known:
             load, cache = self._compute(table, plan, shard)
-            self._correct(load, self.workload.keys[index], plan, shard.size[1])
+            self._correct(load, index, plan, shard.size[1])
             self._known[key] = load, cache
         return self._known[key]
 
-    def _correct(self, load: Array, table: str, plan: TablePlan, width: int) -> None:
+    def _correct(self, load: Array, index: int, plan: TablePlan, width: int) -> None:
         """Multiply, in place, by what was learned of this table's lookups."""
         kind, kernel = plan.sharding_type.value, plan.compute_kernel.value
+        key, pooled = self.workload.keys[index], self.workload.tables[index].is_pooled
         for way, columns, variance in WAYS if self.learned is not None else ():
             assert self.learned is not None
-            factor = self.learned.factor(lookup_part(way, kernel, kind, width, table))
+            part = lookup_part(way, kernel, kind, width, key, pooled=pooled)
+            factor = self.learned.factor(part)
             load[columns] *= factor
             load[variance] *= factor**2
 

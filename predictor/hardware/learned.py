@@ -1,8 +1,8 @@
 """What a job that ran has taught of a profile: factors on its costs, and the evidence behind them.
 
 A cost is multiplied by several factors: one of its group, one of its kind, and of lookups one each
-for kernel, sharding type, width and table. `factors_in` says which; their logarithms are what
-`predictor.learn` estimates. The constants of the profile stay as they are.
+for kernel, pooling, sharding type, width and table. `factors_in` says which; their logarithms are
+what `predictor.learn` estimates. The constants of the profile stay as they are.
 """
 
 from __future__ import annotations
@@ -28,21 +28,28 @@ Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def lookup_part(way: str, kernel: str, sharding_type: str, width: int, table: str) -> str:
+BAG, SEQUENCE = "bag", "sequence"
+"""With pooling and without, which are kernels of their own."""
+
+
+def lookup_part(
+    way: str, kernel: str, sharding_type: str, width: int, table: str, *, pooled: bool = True
+) -> str:
     """The name of what lookups in shards of a table take; ``way`` is ``forward`` or ``backward``.
 
     Args:
         width: columns of a shard.
     """
-    return f"{LOOKUPS}.{way}.{kernel}.{sharding_type}.{width}/{table}"
+    pooling = BAG if pooled else SEQUENCE
+    return f"{LOOKUPS}.{way}.{kernel}.{pooling}.{sharding_type}.{width}/{table}"
 
 
 def factors_in(part: str) -> tuple[str, ...]:
     """Names of the factors that multiply a part of a time.
 
     ``exchanges.ids`` has ``exchanges`` and ``exchanges.ids``; the lookups of a table have
-    ``lookups``, ``lookups.WAY.KERNEL``, ``lookups.WAY.TYPE``, ``lookups.WAY.WIDTH`` and
-    ``lookups.WAY/TABLE``.
+    ``lookups``, ``lookups.WAY.KERNEL``, ``lookups.WAY.POOLING``, ``lookups.WAY.TYPE``,
+    ``lookups.WAY.WIDTH`` and ``lookups.WAY/TABLE``.
     """
     if part == FIXED:
         return ()
@@ -98,12 +105,13 @@ class Evidence(_Strict):
         for part in parts:
             group, *rest = part.partition("/")[0].split(".")
             known = group in PROFILE_GROUPS and (
-                group != LOOKUPS or (len(rest) == 4 and "/" in part)
+                group != LOOKUPS or (len(rest) == 5 and "/" in part)
             )
             if part != FIXED and not known:
                 raise ValueError(
                     f"{part!r} is no part of a time; give '{FIXED}', "
-                    f"'{LOOKUPS}.WAY.KERNEL.TYPE.WIDTH/TABLE' or one of {', '.join(PROFILE_GROUPS)}"
+                    f"'{LOOKUPS}.WAY.KERNEL.POOLING.TYPE.WIDTH/TABLE' or one of "
+                    f"{', '.join(PROFILE_GROUPS)}"
                 )
         return parts
 

@@ -166,6 +166,9 @@ def test_what_one_plan_taught_predicts_another() -> None:
     assert width(*now.interval_ms) < width(*before.interval_ms)
 
 
+MIXED_MODULES = replace(
+    MIXED, tables={**MIXED.tables, "t0": replace(MIXED.tables["t0"], module="ec")}
+)
 TABLE_WISE = ShardingPlan({f"t{i}": whole(i, i % 2) for i in range(4)}, 2, 2)
 ROW_WISE = ShardingPlan({f"t{i}": halves(i) for i in range(4)}, 2, 2)
 
@@ -177,11 +180,35 @@ def test_a_slow_network_is_slow_for_exchanges_that_no_plan_has_run() -> None:
     assert told == pytest.approx(predict(workload(), RANKS, truth, ROW_WISE).iteration_ms, rel=0.1)
 
 
-def test_a_gain_is_less_sure_for_a_sharding_type_that_no_plan_has_run() -> None:
+def test_slow_lookups_without_pooling_are_so_under_another_sharding_type() -> None:
+    """FBGEMM's backward of them on CPUs is a kernel of its own, ten times as slow."""
+    tables = workload().tables
+    some = replace(
+        workload(), tables=(replace(tables[0], pooling="none", module="ec"), *tables[1:])
+    )
+    truth = profile({"lookups.backward.sequence": 3.0})
+    parts = predicted_parts(some, RANKS, profile({}), MIXED_MODULES)
+    assert truth.learned is not None
+    found, _ = learn(
+        some, RANKS, load_hardware("cpu-gloo"), MIXED_MODULES,
+        [
+            Measured(what, rank, sum(ms * truth.learned.factor(p) for p, ms in of.items()))
+            for (what, rank), of in parts.items()
+            if what.startswith("lookups")
+        ],
+        name="p", steps=8, machine="m", date="2026-11-24",
+    )  # fmt: skip
+    for kind in ("row_wise", "table_wise"):
+        part = lookup_part("backward", "fused", kind, DIM, "t0", pooled=False)
+        assert found.factor(part) == pytest.approx(3.0, rel=0.2), kind
+    assert found.factor(lookup_part("backward", "fused", "row_wise", DIM, "t1")) < 1.2
+
+
+def test_a_gain_is_less_sure_for_exchanges_that_no_plan_has_run() -> None:
     base = load_hardware("cpu-gloo")
     widths = []
     for taught in (TABLE_WISE, MIXED):  # `MIXED` has a table by rows
-        after = lesson(taught, base, measure(taught, profile({})))
+        after = lesson(taught, base, measure(taught, profile({"exchanges": 8.0})))
         problem = Problem(workload(), RANKS, after)
         low, high = expected_gain(problem, ROW_WISE, TABLE_WISE, "table-wise").interval
         widths.append(high - low)
@@ -267,6 +294,7 @@ def test_parts_name_their_factors() -> None:
     assert factors_in(lookup_part("backward", "fused_uvm", "row_wise", 64, "m/t")) == (
         "lookups",
         "lookups.backward.fused_uvm",
+        "lookups.backward.bag",
         "lookups.backward.row_wise",
         "lookups.backward.64",
         "lookups.backward/m/t",
@@ -274,7 +302,7 @@ def test_parts_name_their_factors() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["tables", "lookups", "lookups.forward", "", "lookups.a.b.c.d.e/t"]
+    "part", ["tables", "lookups", "lookups.forward", "", "lookups.a.b.c.d.e.f/t"]
 )
 def test_a_part_that_no_factor_knows_is_refused(part: str) -> None:
     with pytest.raises(ValidationError, match="parts_ms"):
