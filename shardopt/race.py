@@ -6,6 +6,10 @@ the leader lies above 1 (Even-Dar, Mannor and Mansour 2006). The error that is a
 shared among plans and looks, so that looking often drops no good plan.
 
 TorchRec's plan is never out: every other plan is compared with it over all rounds that both ran.
+
+The rounds that choose a plan flatter it, as the luckiest of several looks the fastest (the
+optimizer's curse, Smith and Winkler 2006). So the last rounds are of the chosen plan and TorchRec's
+alone, and the gain is theirs.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ MINUTES, PLANS = 3.0, 4
 """That a measurement may take, and plans that it measures, unless asked for otherwise."""
 TORCHREC = "torchrec"
 """Name of the plan of TorchRec's planner."""
+FINAL_SHARE, FINAL_SESSIONS = 0.25, 2
+"""Of the time, for the rounds of the chosen plan and TorchRec's alone; each is built first once."""
 SHORTEST_S = 15.0
 """A session is not worth its start below this time."""
 
@@ -122,8 +128,9 @@ class Confirmation:
 
     Args:
         best: the fastest measured plan; never one that was slower than TorchRec's.
-        gain: of it over TorchRec's plan, a share of the iteration: value, low, high; None where
-            TorchRec's planner has no plan or it was not timed, bounds None after too few rounds.
+        gain: of it over TorchRec's plan, a share of the iteration: value, low, high, from rounds
+            that did not choose it where there was time for some; None where TorchRec's planner has
+            no plan or it was not timed, bounds None after too few rounds.
         interrupted: the user ended it.
     """
 
@@ -187,6 +194,9 @@ class Race:
         self.why: dict[str, str] = {}
         self.notes: list[str] = []
         self.sessions = 0
+        self.chosen: str | None = None
+        """The plan of the final rounds, which begin with session `final`."""
+        self.final = 0
         self.interrupted = False
 
     def enter(self, entrants: Mapping[str, Entrant]) -> dict[str, str]:
@@ -246,10 +256,13 @@ class Race:
         middle = statistics.median(self.times[reference].values())
         return middle * ratio.interval[0], middle * ratio.interval[1]
 
-    def ratio(self, name: str, to: str, confidence: float = CONFIDENCE) -> Ratio | None:
-        """One plan's time over another's, over the rounds that both ran; None without any."""
+    def ratio(
+        self, name: str, to: str, confidence: float = CONFIDENCE, since: int = 0
+    ) -> Ratio | None:
+        """One plan's time over another's, over the rounds that both ran, from a session on; None
+        without any."""
         ours, theirs = self.times[name], self.times[to]
-        both = [key for key in ours if key in theirs]
+        both = [key for key in ours if key in theirs and key[0] >= since]
         if not both:
             return None
         return ratio_of([ours[key] for key in both], [theirs[key] for key in both], confidence)
@@ -287,8 +300,8 @@ class Race:
         Raises:
             InputError: nothing.
         """
-        leader = self.leader
-        if leader is None:
+        best = self._best
+        if best is None:
             raise InputError("no plan could be timed" + "".join(f"; {note}" for note in self.notes))
         plans = {
             name: Confirmed(
@@ -305,11 +318,20 @@ class Race:
         interrupted = ("interrupted: the best plan measured so far",) if self.interrupted else ()
         return Confirmation(
             tuple(plans.values()),
-            plans[leader],
-            self._gain(leader),
+            plans[best],
+            self._gain(best),
             (*self.notes, *interrupted),
             self.interrupted,
         )
+
+    @property
+    def _best(self) -> str | None:
+        """The chosen plan unless it was slower than TorchRec's in the final rounds; the leader
+        where there were none."""
+        if self.chosen not in self.left or self.chosen is None or self.theirs is None:
+            return self.leader
+        last = self.ratio(self.chosen, self.theirs, since=self.final)
+        return self.theirs if last is not None and last.value > 1 else self.chosen
 
     def _gain(self, best: str) -> tuple[float, float | None, float | None] | None:
         theirs = self.theirs
@@ -317,7 +339,8 @@ class Race:
             return None
         if best == theirs:
             return 0.0, 0.0, 0.0
-        ratio = self.ratio(best, theirs)
+        last = self.ratio(best, theirs, since=self.final) if best == self.chosen else None
+        ratio = last or self.ratio(best, theirs)
         if ratio is None:  # they never ran in the same round
             ours_ms, theirs_ms = (statistics.median(self.times[n].values()) for n in (best, theirs))
             return 1 - ours_ms / theirs_ms, None, None
@@ -369,4 +392,42 @@ def run_race(
     except KeyboardInterrupt:
         if race.leader is None:
             raise
+        race.interrupted = True
+
+
+def run_final(
+    race: Race,
+    sessions: Sessions,
+    deadline: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Time the fastest plan and TorchRec's alone, where there are both and time for it.
+
+    Args:
+        deadline: on the clock of the sessions.
+    """
+    leader, theirs, started = race.leader, race.theirs, sessions.now()
+    if race.interrupted or leader is None or theirs is None or not race.times[theirs]:
+        return
+    # few rounds make the luckiest plan look the fastest
+    known = [n for n in race.left if n != theirs and race.interval_ms(n) is not None]
+    best = min(known, key=lambda n: race.median_ms(n) or math.inf, default=leader)
+    faster = (race.median_ms(best) or math.inf) < (race.median_ms(theirs) or 0)
+    if best == theirs or not faster or deadline - started < SHORTEST_S:
+        return
+    race.chosen, race.final = best, race.sessions + 1
+    try:
+        for i in range(FINAL_SESSIONS):
+            now = sessions.now()
+            if i and deadline - now < SHORTEST_S:
+                break
+            order = [theirs, best] if i % 2 else [best, theirs]
+            say(f"measuring {' and '.join(order)} alone; {max(deadline - now, 0):.0f} s left")
+            race.sessions += 1
+            until = started + (deadline - started) * (i + 1) / FINAL_SESSIONS
+            for name, reason in sessions.run(race, race.sessions, order, until).items():
+                race.drop(name, reason)
+                say(race.notes[-1])
+                return
+    except KeyboardInterrupt:
         race.interrupted = True

@@ -33,7 +33,17 @@ from shardopt.bench.run import SILENCE_S
 from shardopt.bench.worker import run_rank
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import available_bytes
-from shardopt.race import SHORTEST_S, TORCHREC, Confirmation, Entrant, Race, Sessions, run_race
+from shardopt.race import (
+    FINAL_SHARE,
+    SHORTEST_S,
+    TORCHREC,
+    Confirmation,
+    Entrant,
+    Race,
+    Sessions,
+    run_final,
+    run_race,
+)
 from shardopt.ranks.calls import CallError, CallServer
 from shardopt.ranks.hosts import Link
 from shardopt.ranks.launch import run_ranks
@@ -102,7 +112,8 @@ def confirm(
         InputError: this machine cannot run the plans, or none could be timed.
         KeyboardInterrupt: before any was.
     """
-    race, deadline = Race(), time.time() + 60 * minutes
+    race, end = Race(), time.time() + 60 * minutes
+    deadline = end - FINAL_SHARE * 60 * minutes
     race.enter(plans)
     learned: Learned | None = None
     told: list[str] = []
@@ -128,6 +139,7 @@ def confirm(
             learned, told = learned_from(setting, race, folder)
             break
         race.enter(fresh)
+    run_final(race, sessions, end, say)
     race.notes += told
     return race.confirmation(), learned
 

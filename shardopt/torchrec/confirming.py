@@ -33,7 +33,16 @@ import numpy as np
 
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
-from shardopt.race import MINUTES, PLANS, Confirmation, Entrant, Race, run_race
+from shardopt.race import (
+    FINAL_SHARE,
+    MINUTES,
+    PLANS,
+    Confirmation,
+    Entrant,
+    Race,
+    run_final,
+    run_race,
+)
 from shardopt.ranks.clock import steps_ms, trace_steps
 from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.private import abort_nccl, keep_optimizers, rendezvous
@@ -131,7 +140,9 @@ def confirm(
             # TorchRec's plans of modules all count as equal
             tables = {name: {k: dict(of) for k, of in p.plan.items()} for name, p in plans.items()}
             race.enter({name: Entrant(plans[name], name, tables[name]) for name in plans})
-            run_race(race, sessions, sessions.now() + 60 * how.minutes, sessions.tell)
+            end, final_s = sessions.now() + 60 * how.minutes, FINAL_SHARE * 60 * how.minutes
+            run_race(race, sessions, end - final_s, sessions.tell)
+            run_final(race, sessions, end, sessions.tell)
             return race.confirmation()
         finally:
             sessions.close()

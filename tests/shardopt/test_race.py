@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from predictor.errors import InputError
-from shardopt.race import TORCHREC, Entrant, Race, median_interval, ratio_of, run_race
+from shardopt.race import (
+    TORCHREC,
+    Entrant,
+    Race,
+    median_interval,
+    ratio_of,
+    run_final,
+    run_race,
+)
 
 TRUE_MS = {"a": 50.0, "b": 51.0, "slow": 60.0}
 
@@ -95,6 +103,39 @@ def test_the_answer_never_measured_slower_than_torchrecs(seed: int) -> None:
     assert found.best.median_ms <= (times[TORCHREC] or 0)
     assert found.gain is not None
     assert found.gain[0] >= 0
+
+
+def test_the_gain_of_a_chosen_plan_is_not_flattered_by_the_choice() -> None:
+    """Eight plans that are all as fast as TorchRec's: the best of them looks faster by luck."""
+    names = [f"plan {i}" for i in range(8)]
+    first, last = [], []
+    for seed in range(40):
+        race = race_of([*names, TORCHREC])
+        sessions = Played(dict.fromkeys([*names, TORCHREC], 50.0), seed, noise=0.1)
+        race.sessions = 1
+        sessions.run(race, 1, [*names, TORCHREC], 15.0)
+        chosen = race.leader
+        assert chosen is not None
+        first.append(1 - (race.median_ms(chosen) or 0) / (race.median_ms(TORCHREC) or 0))
+        run_final(race, sessions, 60.0)
+        gain = race.confirmation().gain
+        assert gain is not None
+        assert gain[0] >= 0  # else it is TorchRec's plan
+        if race.chosen is not None:
+            ratio = race.ratio(race.chosen, TORCHREC, since=race.final)
+            assert ratio is not None
+            last.append(1 - ratio.value)
+    assert statistics.fmean(first) > 0.05
+    assert abs(statistics.fmean(last)) < 0.02
+
+
+def test_a_plan_that_loses_the_final_rounds_is_not_the_answer() -> None:
+    race = race_of(["a", TORCHREC])
+    for i in range(8):
+        race.add((1, i), {"a": 49.0, TORCHREC: 50.0})
+    run_final(race, Played({"a": 55.0, TORCHREC: 50.0}), 60.0)
+    found = race.confirmation()
+    assert (found.best.name, found.gain) == (TORCHREC, (0.0, 0.0, 0.0))
 
 
 def test_drift_between_sessions_is_no_difference_between_plans() -> None:
