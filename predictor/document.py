@@ -30,7 +30,7 @@ MAX_DEPTH = 50
 SUSPECT_DEPTH = 200
 """Levels of nesting that a text may seem to have: libyaml's loader recurses on the C stack."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BRACKET = re.compile(r"[][{}]")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]{0,300})\Z")
 _TAG = "tag:yaml.org,2002:"
@@ -159,7 +159,7 @@ def _compose(text: str, file: str) -> Node | None:
         raise InputError(f"{file}: its values are nested too deeply to be meant")
     loader = None
     try:
-        loader = _LOADER(text)
+        loader = SAFE_LOADER(text)
         return loader.get_single_node()
     except yaml.YAMLError as error:
         parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]

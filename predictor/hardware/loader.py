@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from predictor.document import KeyPath, Problems, key_text, parse_yaml, shown
+from predictor.document import SAFE_LOADER, KeyPath, Problems, key_text, parse_yaml, shown
 from predictor.errors import InputError, ProfileError, did_you_mean
 from predictor.files import read_whole
 from predictor.hardware.schema import (
@@ -78,7 +78,7 @@ def _load_shipped(name: str) -> HardwareProfile:
 def load_runtime(name: str) -> dict[str, Any]:
     """The constants of a framework's software, as `predictor/hardware/runtimes` holds them."""
     file = resources.files("predictor.hardware") / "runtimes" / f"{name}.yaml"
-    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    found: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=SAFE_LOADER)
     return found
 
 

@@ -15,7 +15,8 @@ Attention runs ``4 B H T S D`` FLOP forward and, as it computes the scores again
 backward (Dao 2023, arXiv 2307.08691, section 3.1 and 4), at a share of the rate of products that
 the profile states. An op that has no entry here is counted by its bytes and listed.
 
-Names are PyTorch's (aten/src/ATen/native/native_functions.yaml).
+`predictor/hardware/runtimes/aten.yaml` has the names of ops, PyTorch's, by kind, and how often a
+kernel reads its input again.
 
 Chains of memory-bound ops are one pass over memory where something joins them. A compiler writes
 pointwise ops and reductions that share data as one kernel, which reads what the chain is given and
@@ -26,162 +27,35 @@ parameter after the other does the same with its caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from predictor import units
 from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
 from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
+from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import Elementwise, HardwareProfile
 from predictor.model.op_calls import OpCall, Operand, letter
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+_OPS = load_runtime("aten")
 
 
-PRODUCTS = {
-    "mm": False,
-    "addmm": True,
-    "_addmm_activation": True,
-    "bmm": False,
-    "baddbmm": True,
-    "mv": False,
-    "addmv": True,
-    "linear": True,
-    "matmul": False,
-    "_scaled_mm": False,
-}
-"""Whether something is added to the product."""
+def _names(kind: str) -> frozenset[str]:
+    return frozenset(_OPS[kind])
 
-CONVOLUTIONS = frozenset(
-    (
-        "convolution",
-        "convolution_backward",
-        "_convolution",
-        "cudnn_convolution",
-        "mkldnn_convolution",
-        "_conv_depthwise2d",
-    )
-)
 
-ATTENTION = {
-    **{
-        f"_scaled_dot_product_{kind}_attention{suffix}{end}": False
-        for kind, suffix in (
-            ("flash", ""),
-            ("flash", "_for_cpu"),
-            ("efficient", ""),
-            ("cudnn", ""),
-            ("fused", "_overrideable"),
-        )
-        for end in ("", "_backward")
-    },
-    "_scaled_dot_product_attention_math": False,
-    "_flash_attention_forward": True,
-    "_flash_attention_backward": True,
-    "_efficient_attention_forward": True,
-    "_efficient_attention_backward": True,
-}
-"""Whether its operands are ``[batch, sequence, heads, width]``; else heads come first."""
+def _numbers(kind: str) -> Mapping[str, int]:
+    """Op -> a number, of names that the table lists by number."""
+    return {name: number for number, names in _OPS[kind].items() for name in names}
 
-FILLS = _words(
-    """
-    zeros zeros_like new_zeros zero ones ones_like new_ones full full_like new_full fill
-    arange eye triu_indices tril_indices scalar_tensor normal uniform bernoulli
-    random randn rand randint randperm exponential
-    """
-)
-"""Written without being read."""
 
-OVERWRITTEN = _words(
-    """
-    copy zero fill normal uniform random exponential
-    """
-)
-"""Of these the first input is only written, where they work in place."""
-
-GATHERS = _words(
-    """
-    index index_select gather embedding take take_along_dim nll_loss_forward
-    """
-)
-SCATTERS = _words(
-    """
-    index_put _index_put_impl _unsafe_index_put index_add index_copy scatter scatter_add
-    scatter_reduce select_scatter embedding_dense_backward put masked_scatter
-    """
-)
-
-NORMS = _words(
-    """
-    native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward
-    _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm
-    cudnn_batch_norm_backward _batch_norm_with_update batch_norm_backward native_group_norm
-    native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward
-    """
-)
-SOFTMAX = _words(
-    """
-    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
-    _masked_softmax _masked_softmax_backward
-    """
-)
-REDUCTIONS = _words(
-    """
-    sum mean amax amin max min argmax argmin any all prod var var_mean std std_mean norm
-    linalg_vector_norm logsumexp nansum count_nonzero aminmax
-    """
-)
-POINTWISE = _words(
-    """
-    abs acos add addcdiv addcmul atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil
-    clamp clamp_max clamp_min cos cosh div elu elu_backward eq erf erfc exp exp2 expm1 floor
-    floor_divide fmod frac ge gelu gelu_backward glu glu_backward gt hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward isinf isnan le
-    leaky_relu leaky_relu_backward lerp log log10 log1p log2 log_sigmoid_forward
-    log_sigmoid_backward logical_and logical_not logical_or logical_xor logit lt masked_fill
-    maximum minimum mish mish_backward mul nan_to_num ne neg polar pow reciprocal relu remainder
-    round rsqrt rsub selu sgn sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus
-    softplus_backward sqrt square sub tan tanh tanh_backward threshold threshold_backward tril
-    triu trunc where xlogy
-    """
-)
-LOSSES = _words(
-    """
-    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits mse_loss
-    mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
-    l1_loss nll_loss_forward nll_loss_backward
-    """
-)
-COPIES = _words(
-    """
-    cat stack clone copy _to_copy contiguous repeat roll flip constant_pad_nd slice_backward
-    select_backward slice_scatter split_with_sizes_copy repeat_interleave _reshape_copy
-    _unsafe_view lift_fresh_copy unfold_backward expand_copy permute_copy view_copy
-    diagonal_backward
-    """
-)
-OTHERS = _words(
-    """
-    native_dropout native_dropout_backward dropout bernoulli segment_reduce
-    _segment_reduce_backward avg_pool2d avg_pool2d_backward max_pool2d_with_indices
-    max_pool2d_with_indices_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
-    _fused_adam _fused_adamw _fused_sgd _fused_adagrad _amp_non_finite_check_and_unscale
-    _amp_foreach_non_finite_check_and_unscale
-    """
-)
-
-DECODES = _words(
-    """
-    dequantize dequantize_mx_cuda FP8RowwiseQuantizedToFloat HFP8QuantizedToFloat
-    Fused8BitRowwiseQuantizedToFloat Fused8BitRowwiseQuantizedToFloatOrHalf
-    FusedNBitRowwiseQuantizedSBHalfToFloat FusedNBitRowwiseQuantizedSBHalfToFloatOrHalf
-    """
-)
-"""Quantised values to floating point: aten's op, and FBGEMM's (fbgemm_gpu, quantize_ops)."""
-
-PASSES = POINTWISE | REDUCTIONS | SOFTMAX | NORMS | LOSSES | FILLS
+PRODUCTS: Mapping[str, bool] = _OPS["products"]
+ATTENTION: Mapping[str, bool] = _OPS["attention"]
+CONVOLUTIONS, DECODES, RANDOM = _names("convolutions"), _names("decodes"), _names("random")
+FILLS, OVERWRITTEN = _names("fills"), _names("overwritten")
+GATHERS, SCATTERS, COPIES = _names("gathers"), _names("scatters"), _names("copies")
+PASSES = FILLS.union(*map(_names, ("pointwise", "reductions", "softmax", "norms", "losses")))
+MATH, READ_AGAIN, KERNELS = _numbers("math"), _numbers("read_again"), _numbers("launches")
 
 FUSED_BY_COMPILERS = (
     PASSES
@@ -191,92 +65,17 @@ FUSED_BY_COMPILERS = (
 """Ops that torch.compile's Inductor writes as parts of one kernel: pointwise ops and reductions
 (Ansel et al. 2024, section 4.3)."""
 
-KNOWN = PASSES | COPIES | OTHERS | GATHERS | SCATTERS | DECODES
+KNOWN = PASSES | COPIES | _names("others") | GATHERS | SCATTERS | DECODES
 """Memory-bound ops with a kernel model."""
-
-MATH = {
-    **dict.fromkeys(
-        _words(
-            """
-            exp exp2 expm1 log log10 log1p log2 tanh sigmoid silu gelu mish erf erfc
-            _softmax sin cos _safe_softmax softplus logsumexp native_layer_norm
-            _fused_rms_norm logit sinh cosh tan _log_softmax_backward_data pow elu
-            log_sigmoid_forward atan acos
-            """
-        ),
-        1,
-    ),
-    **dict.fromkeys(
-        _words(
-            """
-            _log_softmax gelu_backward silu_backward mish_backward log_sigmoid_backward
-            binary_cross_entropy_with_logits binary_cross_entropy xlogy
-            """
-        ),
-        2,
-    ),
-}
-"""Exponentials, or divisions and roots that take as long, for each element of the first input."""
-RANDOM = _words(
-    """
-    bernoulli native_dropout dropout normal uniform random randn rand exponential
-    """
-)
-"""A random number for each element that is made."""
-
-READ_AGAIN = {
-    "slice_backward": 1,
-    "select_backward": 1,
-    "native_layer_norm_backward": 2,
-    "_fused_rms_norm_backward": 2,
-    "native_batch_norm": 1,
-    "_native_batch_norm_legit": 1,
-    "_native_batch_norm_legit_functional": 1,
-    "_batch_norm_with_update": 1,
-    "cudnn_batch_norm": 1,
-    "native_batch_norm_backward": 2,
-    "cudnn_batch_norm_backward": 2,
-    "batch_norm_backward": 2,
-    "native_group_norm": 1,
-    "native_group_norm_backward": 2,
-    "binary_cross_entropy_with_logits": 9,
-}
-"""Passes over arrays as large as the first input beyond one over each operand: what a second kernel
-reads again (aten's layer_norm_kernel.cu, Normalization.cuh, group_norm_kernel.cu), or what a chain
-of pointwise ops behind one name reads and writes (Loss.cpp)."""
-
-KERNELS = {
-    "native_layer_norm_backward": 2,
-    "_fused_rms_norm_backward": 2,
-    "native_batch_norm": 2,
-    "_native_batch_norm_legit": 2,
-    "_native_batch_norm_legit_functional": 2,
-    "_batch_norm_with_update": 2,
-    "cudnn_batch_norm": 2,
-    "native_batch_norm_backward": 2,
-    "cudnn_batch_norm_backward": 2,
-    "batch_norm_backward": 2,
-    "native_group_norm": 2,
-    "native_group_norm_backward": 3,
-    "binary_cross_entropy_with_logits": 5,
-    "index_put": 8,
-    "_index_put_impl": 8,
-    "_unsafe_index_put": 8,
-    "embedding_dense_backward": 6,
-    "_scaled_dot_product_flash_attention_backward": 3,
-    "_scaled_dot_product_efficient_attention_backward": 2,
-    "_flash_attention_backward": 3,
-    "_efficient_attention_backward": 2,
-}
-"""Launches of an op that makes several; the sort of the indices counts to ops that add by index
-(Indexing.cu, Embedding.cu)."""
 
 ADAPTERS = {"_index_put_impl": "index_put", "_unsafe_index_put": "index_put"}
 """Names of the same kernels."""
 
-
-CONCATENATIONS = ("cat", "stack")
+CONCATENATIONS = frozenset(("cat", "stack"))
 ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
+FOREACH_TENSORS = 110
+"""Pointers that one launch of a foreach kernel takes (aten/src/ATen/native/cuda/
+MultiTensorApply.cuh: depth_to_max_tensors of one list; fewer of several, the sum is alike)."""
 
 
 @dataclass(frozen=True)
@@ -337,15 +136,13 @@ class OpTimes:
         return self.product_type if self.product_type in ("fp32", "tf32") else "fp32"
 
     def _product(self, call: OpCall, name: str) -> OpCost:
-        a, b = call.inputs[:2] if name == "linear" else call.inputs[-2:]
-        if name.startswith("_scaled_mm"):
-            a, b = call.inputs[:2]
+        a, b = call.inputs[:2] if name in ("linear", "_scaled_mm") else call.inputs[-2:]
         count, m, n, k = _product_shape(name, a, b)
-        data_type = self._type(a)
         if count > 1:
-            ms = batched_ms(self.hardware, count, m, n, k, data_type, _side(a) + _side(b))
+            layout = _side(a) + _side(b)
+            ms = batched_ms(self.hardware, count, m, n, k, self._type(a), layout)
         else:
-            ms = gemm_ms(self.hardware, m, n, k, data_type)
+            ms = gemm_ms(self.hardware, m, n, k, self._type(a))
         if PRODUCTS[name] and not self.hardware.elementwise.fused_bias:
             ms += float(memory_ms(self.hardware, 2 * call.outputs[0].bytes))
         return OpCost(ms, 1, "gemm", None if count > 1 else (m, n, k))
@@ -359,11 +156,11 @@ class OpTimes:
         images, out, window = output.shape[0], weight.shape[0], math.prod(weight.shape[1:])
         groups = max(1, given.shape[1] // max(1, weight.shape[1]))
         m, n, k = images * math.prod(output.shape[2:]), max(1, out // groups), window
-        data_type = self._type(given)
         shapes = [(m, n, k)]
         if backward:
             made = {operand.shape for operand in call.outputs}
             shapes = [(m, k, n)] * (given.shape in made) + [(n, k, m)] * (weight.shape in made)
+        data_type = self._type(given)
         ms = sum(batched_ms(self.hardware, groups, *shape, data_type) for shape in shapes)
         return OpCost(ms, max(1, len(shapes)), "gemm", shapes[0] if shapes else None)
 
@@ -374,34 +171,35 @@ class OpTimes:
         hw, count = self.hardware, query.shape[0] * query.shape[heads]
         shape = (query.shape[rows], key.shape[rows], (query.shape[-1] + value.shape[-1]) / 2)
         computed = attention_ms(hw, count, shape, self._type(query), backward=backward)
-        ms = max(computed, float(memory_ms(hw, _touched(call))))
+        touched = sum(operand.bytes for of in read_and_written(call) for operand in of)
+        ms = max(computed, float(memory_ms(hw, touched)))
         return OpCost(ms, 1 if hw.inline else KERNELS.get(name, 1), "gemm")
 
     # --- memory ---------------------------------------------------------------------------------
 
     def _memory(self, call: OpCall, name: str) -> OpCost:
-        size, elements = _memory_bytes(call, name)
+        size, gathered = _memory_bytes(call, name)
         model = columns_ms if _takes_rows_apart(call, name) else memory_ms
         model = decode_ms if name in DECODES else model
+        cost = self.hardware.elementwise
         kernels = 1 if self.hardware.inline else _kernels(call, name)
-        floor = units.us(self.hardware.elementwise.floor_us)
-        ms = float(model(self.hardware, size)) + (kernels - 1) * floor
-        ms += self._element_ms(call, name, elements)
+        ms = float(model(self.hardware, size)) + (kernels - 1) * units.us(cost.floor_us)
+        ms += units.us(1e-3 * _element_ns(call, name, gathered, cost))
         return OpCost(ms, kernels, modelled=name in KNOWN)
 
-    def _element_ms(self, call: OpCall, name: str, gathered: float) -> float:
-        """What a CPU spends on elements beyond their bytes."""
-        cost = self.hardware.elementwise
-        ns = cost.gather_ns_per_element * gathered
-        if call.inputs and name in cost.math_ns:
-            ns += cost.math_ns[name] * call.inputs[0].elements
-        elif call.inputs and name in MATH:
-            ns += cost.math_ns_per_element * MATH[name] * call.inputs[0].elements
-        ns += _apart_ns(call, name, cost)
-        if name in RANDOM:
-            made = call.outputs or call.inputs
-            ns += cost.random_ns_per_element * made[0].elements
-        return units.us(1e-3 * ns)
+
+def _element_ns(call: OpCall, name: str, gathered: float, cost: Elementwise) -> float:
+    """What a CPU spends on elements beyond their bytes."""
+    ns = cost.gather_ns_per_element * gathered
+    if call.inputs and name in cost.math_ns:
+        ns += cost.math_ns[name] * call.inputs[0].elements
+    elif call.inputs and name in MATH:
+        ns += cost.math_ns_per_element * MATH[name] * call.inputs[0].elements
+    ns += _apart_ns(call, name, cost)
+    if name in RANDOM:
+        made = call.outputs or call.inputs
+        ns += cost.random_ns_per_element * made[0].elements
+    return ns
 
 
 def _apart_ns(call: OpCall, name: str, cost: Elementwise) -> float:
@@ -465,11 +263,6 @@ def _kernels(call: OpCall, name: str) -> int:
     return max(1, math.ceil(len(call.inputs) / FOREACH_TENSORS))
 
 
-FOREACH_TENSORS = 110
-"""Pointers that one launch of a foreach kernel takes (aten/src/ATen/native/cuda/
-MultiTensorApply.cuh: depth_to_max_tensors of one list; fewer of several, the sum is alike)."""
-
-
 def unlike(operands: Sequence[Operand]) -> list[Operand]:
     """Each stretch of memory once."""
     return list({(o.storage, o.span): o for o in operands}.values())
@@ -489,32 +282,27 @@ def read_and_written(call: OpCall) -> tuple[list[Operand], list[Operand]]:
     return unlike(read), unlike(written)
 
 
-def _touched(call: OpCall) -> int:
-    return sum(operand.bytes for of in read_and_written(call) for operand in of)
-
-
 def _memory_bytes(call: OpCall, name: str) -> tuple[float, float]:
     """Bytes of a memory-bound op, and the elements that it reaches one by one."""
-    made: Callable[[Sequence[Operand]], int] = lambda of: sum(o.bytes for o in of)  # noqa: E731
     read, written = read_and_written(call)
     if name in FILLS:
-        return made(written), 0.0
+        return _bytes(written), 0.0
     if name in GATHERS and call.inputs:
-        taken, rest = call.outputs, call.inputs[1:]
-        size = min(call.inputs[0].bytes, made(taken)) + made(taken) + made(rest)
-        return size, _loose(call.inputs[0], taken)
+        table, taken = call.inputs[0], _bytes(call.outputs)
+        size = min(table.bytes, taken) + taken + _bytes(call.inputs[1:])
+        return size, _loose(table, call.outputs)
     if name in SCATTERS and call.inputs:
-        return _scattered(call, made)
+        # values are read, and what they are added to is read and written; the rest is copied
+        base, rest = call.inputs[0], call.inputs[1:]
+        values = max(rest, key=lambda operand: operand.bytes, default=base)
+        copied = 0 if call.mutates else base.bytes + _bytes(call.outputs)
+        return copied + _bytes(rest) + 2 * values.bytes, 2 * _loose(base, [values])
     again = READ_AGAIN.get(name, 0) * (call.inputs[0].bytes if call.inputs else 0)
-    return made(read) + made(written) + again, 0.0
+    return _bytes(read) + _bytes(written) + again, 0.0
 
 
-def _scattered(call: OpCall, made: Callable[[Sequence[Operand]], int]) -> tuple[float, float]:
-    """Values are read, and what they are added to is read and written; the rest is copied."""
-    base, rest = call.inputs[0], call.inputs[1:]
-    values = max(rest, key=lambda operand: operand.bytes, default=base)
-    copied = 0 if call.mutates else base.bytes + made(call.outputs)
-    return copied + made(rest) + 2 * values.bytes, 2 * _loose(base, [values])
+def _bytes(operands: Sequence[Operand]) -> int:
+    return sum(operand.bytes for operand in operands)
 
 
 def _loose(table: Operand, taken: Sequence[Operand]) -> float:

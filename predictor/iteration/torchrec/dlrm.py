@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,19 +45,45 @@ from predictor.cost.ops.position_weights import (
 )
 from predictor.errors import InputError
 from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph, learned_graph
-from predictor.iteration.torchrec.sparse import (
-    LENGTH_BYTES,
-    CostModel,
-    Exchange,
-    Size,
-    exchanges,
-)
+from predictor.iteration.torchrec.sparse import LENGTH_BYTES, CostModel, Exchange, Size, exchanges
 from predictor.model.plan import ROW_SPLITS
 from predictor.model.workload import INDEX_BYTES
 from predictor.units import us
 
 Array = NDArray[np.float64]
 LookModuleUp = Callable[[Sequence[Exchange]], None]
+
+
+class Kind(NamedTuple):
+    """Operations of one phase that one profile group prices, one stream runs, and in which the
+    ranks of one scope meet."""
+
+    phase: str
+    resource: str
+    stream: str
+    scope: str | None = None
+
+
+def _both(phase: str, resource: str, stream: str) -> dict[bool, Kind]:
+    """Forward under False, backward under True."""
+    ways = {False: "forward", True: "backward"}
+    return {backward: Kind(f"{phase}_{way}", resource, stream) for backward, way in ways.items()}
+
+
+COPY_INPUT = Kind("input_copy", "memory", "copy")
+MOVE_IDS = Kind("input_dist", "elementwise", COMPUTE)
+SEND_IDS = Kind("input_dist", "collectives", "comm", "world")
+READ_SPLITS = Kind("input_dist", "overheads", "host")
+PREFETCH = Kind("prefetch", "embedding", "prefetch")
+LOOKUP = _both("embedding", "embedding", COMPUTE)
+SEND_OUTPUTS = _both("output_dist", "collectives", "comm")
+DENSE = _both("dense", "elementwise", COMPUTE)
+ALL_REDUCE = Kind("all_reduce", "collectives", "comm", "world")
+
+SYNC_COPIES = Kind("replica_sync", "collectives", COMPUTE)
+
+Launch = tuple[float, int, int]
+"""Framework ops on the host, kernels, collectives."""
 
 
 class DlrmBuilder:
@@ -75,21 +102,18 @@ class DlrmBuilder:
         loads: Array,
         make_exchange: type[Exchange] = Exchange,
     ) -> None:
-        self.workload = costs.workload
-        self.hardware = costs.hardware
-        self.costs = costs
-        self.dense = costs.dense
-        self.host_ms = costs.host_ms
+        self.workload, self.hardware = costs.workload, costs.hardware
+        self.costs, self.dense = costs, costs.dense
         self.exchanges = exchanges(costs, groups, loads, make_exchange)
         topology, hardware = costs.topology, costs.hardware
-        inline = {"host", "compute", "copy", "data_dist"} if hardware.inline else {"host"}
+        inline = {"host", COMPUTE, "copy", "data_dist"} if hardware.inline else {"host"}
         self.graph = Graph(
             topology.world_size,
             topology.intra_group_size,
             frozenset(inline),
             us(hardware.overheads.launch_latency_us),
         )
-        self.sending = [e for e in self.exchanges if not e.is_local]
+        self.sending = _sending(self.exchanges)
         self.gradients: list[int] = []
         copied = topology.job is not None and self.workload.training
         self.copies = self.workload.replica_groups if copied else None
@@ -117,18 +141,42 @@ class DlrmBuilder:
             graph = learned_graph(graph, learned)
         return graph if errors is None else draw_graph(graph, errors, self.costs.topology)
 
+    def _add(
+        self,
+        name: str,
+        kind: Kind,
+        cost_ms: Array | float,
+        launch: Launch = (0.0, 0, 0),
+        deps: Sequence[Dep | int] = (),
+        active: Mask | None = None,
+        *,
+        host_ms: float = 0.0,
+    ) -> int:
+        """Append an operation; ``host_ms`` is what it takes the host beside its launch."""
+        return self.graph.add(
+            name,
+            phase=kind.phase,
+            resource=kind.resource,
+            stream=kind.stream,
+            cost_ms=cost_ms,
+            host_ms=self.costs.host_ms(*launch) + host_ms,
+            kernels=max(1, *launch[1:]),
+            deps=deps,
+            scope=kind.scope,
+            active=active,
+        )
+
     # --- pipelines -----------------------------------------------------------------------------
 
     def _base(self) -> None:
         """Module by module, ids are exchanged and looked up; the next batch is copied late."""
 
         def look_up(module: Sequence[Exchange]) -> None:
-            sending = [e for e in module if not e.is_local]
-            announced = [(e, self._announce([e], "compute")) for e in sending]
+            announced = [(e, self._announce([e], COMPUTE)) for e in _sending(module)]
             ids: dict[str, int] = {}
             for exchange, splits in announced:
                 ids |= self._send([exchange], self._read([exchange], splits))
-            self._lookups(module, self._recats(sending, "compute", ids))
+            self._lookups(module, self._recats(module, COMPUTE, ids))
 
         first = self._forward(look_up)
         self._backward()
@@ -143,7 +191,7 @@ class DlrmBuilder:
         recats: dict[str, int] = {}
 
         def look_up(module: Sequence[Exchange]) -> None:
-            found = self._recats([e for e in module if not e.is_local], "data_dist")
+            found = self._recats(module, "data_dist")
             self._lookups(module, found)
             recats.update(found)
 
@@ -162,7 +210,7 @@ class DlrmBuilder:
         first = self._forward(lambda module: self._lookups(module, {}))
         self.graph.wait(first, Dep(copy, lag=2))
         for module in self.modules.values():
-            recats = self._recats([e for e in module if not e.is_local], "data_dist", ids)
+            recats = self._recats(module, "data_dist", ids)
             fetched = self._prefetches(module, recats)
             # the compute stream waits for all of the prefetch stream before the batch starts
             ahead = [*recats.values(), *fetched]
@@ -173,131 +221,79 @@ class DlrmBuilder:
         for host, announced in zip(read, splits, strict=True):
             self.graph.wait(host.op, replace(announced, lag=1))
 
-    def _recats(
-        self, sending: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
-        """Exchange name -> reordering of its received ids by feature."""
-        return {
-            exchange.name: self.graph.add(
-                f"{exchange.name} permute received ids",
-                phase="input_dist",
-                resource="elementwise",
-                stream=stream,
-                cost_ms=exchange.recat_ms(),
-                host_ms=self.host_ms(HOST_OPS.recat, kernels=7),
-                kernels=7,
-                deps=[ids[exchange.name]] if ids else [],
-                active=exchange.active,
-            )
-            for exchange in sending
-        }
-
-    def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
-        """Fetch the next batch's rows into the UVM caches."""
-        for exchange in module:
-            for group in sorted(exchange.prefetched):
-                yield self.graph.add(
-                    f"{exchange.name} prefetch",
-                    phase="prefetch",
-                    resource="embedding",
-                    stream="prefetch",
-                    cost_ms=exchange.prefetch_ms(group),
-                    host_ms=self.host_ms(HOST_OPS.lookup, kernels=6),
-                    kernels=6,
-                    deps=[Dep(op) for op in recats.values()],
-                    active=exchange.group_active(group),
-                )
-
     # --- input distribution ---------------------------------------------------------------------
 
     def _copy_input(self) -> int:
         """The batch from host to device memory, on its own stream, ahead of its use."""
-        batch = self.workload.batch_size
-        ids = sum(t.lookups_per_sample for t in self.workload.tables)
-        lengths = sum(f.num_poolings for t in self.workload.tables for f in t.features)
+        tables = self.workload.tables
+        ids = sum(t.lookups_per_sample for t in tables)
+        lengths = sum(f.num_poolings for t in tables for f in t.features)
         dense = self.workload.dense.in_features + 1
         per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
-        return self.graph.add(
-            "input copy",
-            phase="input_copy",
-            resource="memory",
-            stream="copy",
-            cost_ms=float(copy_h2d_ms(self.hardware, batch * per_sample)),
-            host_ms=self.host_ms(HOST_OPS.copy, kernels=4),
-            kernels=4,
-        )
+        cost_ms = float(copy_h2d_ms(self.hardware, self.workload.batch_size * per_sample))
+        return self._add("input copy", COPY_INPUT, cost_ms, (HOST_OPS.copy, 4, 0))
 
     def _announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
         """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
 
         This is how pipelines fuse them (`FusedKJTListSplitsAwaitable`).
         """
-        permutes = [Dep(self._permute(exchange, stream, deps)) for exchange in exchanges]
+        permutes = [self._permute(exchange, stream, deps) for exchange in exchanges]
         if not exchanges:
             return []
         count = np.sum([e.active for e in exchanges], axis=0)[:, None]
-        splits = self.graph.add(
-            f"{_name(exchanges)} splits all-to-all",
-            phase="input_dist",
-            resource="collectives",
-            stream="comm",
-            cost_ms=exchanges[0].splits_ms(count),
-            host_ms=self.host_ms(HOST_OPS.splits, collectives=1),
-            deps=permutes,
-            scope="world",
-            active=_any_active(exchanges),
-        )
-        return [Dep(splits)]
+        name, cost_ms = f"{_name(exchanges)} splits all-to-all", exchanges[0].splits_ms(count)
+        launch, active = (HOST_OPS.splits, 0, 1), _any_active(exchanges)
+        return [Dep(self._add(name, SEND_IDS, cost_ms, launch, permutes, active))]
 
     def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
         """Where rows are split, a feature processor's positions are prepared as well."""
-        host_ms = self.host_ms(HOST_OPS.permute, kernels=7)
+        host_ms = 0.0
         if exchange.processed and exchange.sharding_type in ROW_SPLITS:
-            host_ms += self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS)
-        return self.graph.add(
-            f"{exchange.name} permute ids",
-            phase="input_dist",
-            resource="elementwise",
-            stream=stream,
-            cost_ms=exchange.permute_ms(),
-            host_ms=host_ms,
-            kernels=7,
-            deps=deps,
-            active=exchange.active,
-        )
+            host_ms = self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS)
+        name, kind = f"{exchange.name} permute ids", MOVE_IDS._replace(stream=stream)
+        launch, cost_ms = (HOST_OPS.permute, 7, 0), exchange.permute_ms()
+        return self._add(name, kind, cost_ms, launch, deps, exchange.active, host_ms=host_ms)
 
     def _read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
         """The host must know the sizes before it can allocate: a device-to-host sync."""
         if not exchanges:
             return []
-        sync = self.graph.add(
-            f"{_name(exchanges)} read splits",
-            phase="input_dist",
-            resource="overheads",
-            stream="host",
-            cost_ms=us(self.hardware.overheads.sync_us),
-            deps=splits,
-            active=_any_active(exchanges),
-        )
-        return [Dep(sync)]
+        name, cost_ms = f"{_name(exchanges)} read splits", us(self.hardware.overheads.sync_us)
+        active = _any_active(exchanges)
+        return [Dep(self._add(name, READ_SPLITS, cost_ms, deps=splits, active=active))]
 
     def _send(self, exchanges: Sequence[Exchange], read: Sequence[Dep]) -> dict[str, int]:
         """Send lengths, ids and weights; returns exchange name -> op."""
         ids = {}
         for exchange in exchanges:
-            ids[exchange.name] = self.graph.add(
+            name, launch = (
                 f"{exchange.name} ids all-to-all",
-                phase="input_dist",
-                resource="collectives",
-                stream="comm",
-                cost_ms=exchange.ids_ms(),
-                host_ms=self.host_ms(HOST_OPS.ids, collectives=exchange.tensors_sent),
-                kernels=exchange.tensors_sent,
-                deps=read,
-                scope="world",
-                active=exchange.active,
+                (HOST_OPS.ids, 0, exchange.tensors_sent),
             )
+            op = self._add(name, SEND_IDS, exchange.ids_ms(), launch, read, exchange.active)
+            ids[exchange.name] = op
         return ids
+
+    def _recats(
+        self, module: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """Exchange name -> reordering of its received ids by feature."""
+        kind, found = MOVE_IDS._replace(stream=stream), {}
+        for exchange in _sending(module):
+            name, launch = f"{exchange.name} permute received ids", (HOST_OPS.recat, 7, 0)
+            deps = [ids[exchange.name]] if ids else []
+            op = self._add(name, kind, exchange.recat_ms(), launch, deps, exchange.active)
+            found[exchange.name] = op
+        return found
+
+    def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
+        """Fetch the next batch's rows into the UVM caches."""
+        for exchange in module:
+            for group in sorted(exchange.prefetched):
+                name, cost_ms = f"{exchange.name} prefetch", exchange.prefetch_ms(group)
+                launch, active = (HOST_OPS.lookup, 6, 0), exchange.group_active(group)
+                yield self._add(name, PREFETCH, cost_ms, launch, [*recats.values()], active)
 
     # --- forward -------------------------------------------------------------------------------
 
@@ -333,46 +329,23 @@ class DlrmBuilder:
     def _lookup(
         self, exchange: Exchange, group: int, deps: Sequence[Dep], *, backward: bool
     ) -> int:
-        kernels = 8 if backward else 6
-        ops = HOST_OPS.lookup_backward if backward else HOST_OPS.lookup
+        launch = (HOST_OPS.lookup_backward, 8, 0) if backward else (HOST_OPS.lookup, 6, 0)
         lookup_ms = exchange.backward_ms if backward else exchange.forward_ms
-        return self.graph.add(
-            f"{exchange.name} lookup{' backward' if backward else ''}",
-            phase="embedding_backward" if backward else "embedding_forward",
-            resource="embedding",
-            stream=COMPUTE,
-            cost_ms=lookup_ms(group) + exchange.pack_ms(group, backward=backward),
-            host_ms=self.host_ms(ops, kernels=kernels),
-            kernels=kernels,
-            deps=deps,
-            active=exchange.group_active(group),
-        )
+        cost_ms = lookup_ms(group) + exchange.pack_ms(group, backward=backward)
+        name, active = f"{exchange.name} lookup{_way(backward)}", exchange.group_active(group)
+        return self._add(name, LOOKUP[backward], cost_ms, launch, deps, active)
 
     def _outputs(self, exchange: Exchange, after: list[int], *, backward: bool) -> list[int]:
         """The output distribution of one exchange; returns the ops whose end delivers it."""
         if exchange.is_local:
             return [] if backward else [self.lookups[g] for g in after]
-        deps = [Dep(i if backward else self.lookups[i]) for i in after]
-        last: list[int] = []
+        ops = HOST_OPS.output_backward if backward else HOST_OPS.output
+        last = after if backward else [self.lookups[group] for group in after]
         for transfer in exchange.outputs(backward=backward):
-            last = [
-                self.graph.add(
-                    transfer.name + (" backward" if backward else ""),
-                    phase="output_dist_backward" if backward else "output_dist_forward",
-                    resource="collectives",
-                    stream="comm",
-                    cost_ms=transfer.cost_ms,
-                    host_ms=self.host_ms(
-                        HOST_OPS.output_backward if backward else HOST_OPS.output,
-                        kernels=1,
-                        collectives=1,
-                    ),
-                    deps=deps,
-                    scope=transfer.scope,
-                    active=exchange.active,
-                )
-            ]
-            deps = [Dep(last[0])]
+            name = transfer.name + _way(backward)
+            kind = SEND_OUTPUTS[backward]._replace(scope=transfer.scope)
+            launch = (ops, 1, 1)
+            last = [self._add(name, kind, transfer.cost_ms, launch, last, exchange.active)]
         return last
 
     def _unpack(self, modules: Sequence[str]) -> None:
@@ -392,22 +365,14 @@ class DlrmBuilder:
             cost_ms = cost_ms + sum(e.unpack_ms(shared, backward=backward) for e in exchanges)
             device_ms, issue_ms = self._spread(module, backward=backward)
             cost_ms, host_ms = cost_ms + device_ms, host_ms + issue_ms
-        share = len(modules) / len(self.modules)
-        return self.graph.add(
-            name,
-            phase="dense_backward" if backward else "dense_forward",
-            resource="elementwise",
-            stream=COMPUTE,
-            cost_ms=cost_ms,
-            host_ms=host_ms + self.host_ms(HOST_OPS.concat * share, kernels=1),
-            deps=deps,
-        )
+        launch = (HOST_OPS.concat * (len(modules) / len(self.modules)), 1, 0)
+        return self._add(name, DENSE[backward], cost_ms, launch, deps, host_ms=host_ms)
 
     def _segment(self, segment: Segment, *, backward: bool) -> int:
         self.segments += 1
         return self.graph.add(
-            f"dense {self.segments} ({segment.name}){' backward' if backward else ''}",
-            phase="dense_backward" if backward else "dense_forward",
+            f"dense {self.segments} ({segment.name}){_way(backward)}",
+            phase=DENSE[backward].phase,
             resource=segment.resource,
             stream=COMPUTE,
             cost_ms=segment.cost_ms,
@@ -425,31 +390,16 @@ class DlrmBuilder:
         """
         if not exchange.processed:
             return after
-        way = " backward" if backward else ""
-        host_ms = self.costs.layer_host_ms(HOST_OPS.op, 1)
-        self.graph.add(
-            f"{exchange.name} issue position weights{way}",
-            phase="input_dist",
-            resource="overheads",
-            stream="host",
-            cost_ms=self._per_op(exchange, host_ms, backward=backward),
-            active=exchange.active,
-        )
+        host_ms = self._per_op(exchange, self.costs.layer_host_ms(HOST_OPS.op, 1), backward)
+        name = f"{exchange.name} issue position weights{_way(backward)}"
+        self._add(name, READ_SPLITS, host_ms, active=exchange.active)
+        cost_ms = self._ids_ms(exchange, backward)
         floor_ms = us(self.hardware.elementwise.floor_us)
-        cost_ms = self._ids_ms(exchange, backward=backward)
-        cost_ms = cost_ms + self._per_op(exchange, floor_ms, backward=backward)
-        weighed = self.graph.add(
-            f"{exchange.name} position weights{way}",
-            phase="input_dist",
-            resource="elementwise",
-            stream=COMPUTE,
-            cost_ms=cost_ms,
-            deps=after,
-            active=exchange.active,
-        )
-        return [Dep(weighed)]
+        cost_ms = cost_ms + self._per_op(exchange, floor_ms, backward)
+        name = f"{exchange.name} position weights{_way(backward)}"
+        return [Dep(self._add(name, MOVE_IDS, cost_ms, deps=after, active=exchange.active))]
 
-    def _ids_ms(self, exchange: Exchange, *, backward: bool) -> Array:
+    def _ids_ms(self, exchange: Exchange, backward: bool) -> Array:
         """What grows with the ids, ``[plans, ranks]``."""
         hw = self.hardware
         found = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
@@ -461,7 +411,7 @@ class DlrmBuilder:
             lambda n: more * n / hw.streaming, _column(Load.IDS)
         )
 
-    def _per_op(self, exchange: Exchange, each_ms: float, *, backward: bool) -> Array:
+    def _per_op(self, exchange: Exchange, each_ms: float, backward: bool) -> Array:
         """``each_ms`` for every op, ``[plans, ranks]``; a rank without features has none."""
         a_rank, a_feature = OPS[backward]
         world = 1 if exchange.is_replicated else self.costs.topology.world_size
@@ -510,8 +460,7 @@ class DlrmBuilder:
     def _update_tables(self, module: Sequence[Exchange]) -> None:
         for exchange in module:
             after = [Dep(i) for i in self.arrived[exchange.name]]
-            groups = reversed(exchange.members)
-            done = [self._update(exchange, g, after) for g in groups]
+            done = [self._update(exchange, g, after) for g in reversed(exchange.members)]
             self._weigh(exchange, [Dep(op) for op in done], backward=True)
             if exchange.is_replicated:
                 # data-parallel tables have their own DDP
@@ -535,19 +484,8 @@ class DlrmBuilder:
             after: the operations that produce the gradients.
         """
         if self.costs.topology.whole.world_size > 1:
-            self.gradients.append(
-                self.graph.add(
-                    f"all-reduce {name}",
-                    phase="all_reduce",
-                    resource="collectives",
-                    stream="comm",
-                    cost_ms=np.asarray(cost_ms),
-                    host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
-                    deps=after,
-                    scope="world",
-                    active=active,
-                )
-            )
+            name, launch = f"all-reduce {name}", (HOST_OPS.gradient_sync, 1, 1)
+            self.gradients.append(self._add(name, ALL_REDUCE, cost_ms, launch, after, active))
 
     def _update(self, exchange: Exchange, group: int, after: Sequence[Dep]) -> int:
         """The backward of one launch, behind the gathering of its weights where copies have parts.
@@ -569,17 +507,10 @@ class DlrmBuilder:
     def _move_copies(
         self, name: str, group: int, collective: CostModel, stream: str, deps: Sequence[Dep]
     ) -> int:
-        tables = self.launches[group]
-        return self.graph.add(
-            name,
-            phase="replica_sync",
-            resource="collectives",
-            stream=stream,
-            cost_ms=tables.cost(_if_any(collective), _column(Load.SYNCED_WEIGHTS)),
-            host_ms=self.host_ms(HOST_OPS.gradient_sync, kernels=1, collectives=1),
-            deps=deps,
-            active=tables.active,
-        )
+        tables, kind = self.launches[group], SYNC_COPIES._replace(stream=stream)
+        cost_ms = tables.cost(_if_any(collective), _column(Load.SYNCED_WEIGHTS))
+        launch = (HOST_OPS.gradient_sync, 1, 1)
+        return self._add(name, kind, cost_ms, launch, deps, tables.active)
 
     # --- optimizer -----------------------------------------------------------------------------
 
@@ -592,16 +523,17 @@ class DlrmBuilder:
         for exchange in self.exchanges:
             if exchange.is_replicated:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
+        host_ms = us(self.hardware.overheads.iteration_us)
+        host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)
         self.graph.add(
             "optimizer step",
             phase="optimizer",
             resource="elementwise",
             stream=COMPUTE,
             cost_ms=step_ms,
-            host_ms=us(self.hardware.overheads.iteration_us)
-            + self.costs.step_host_ms(self.dense.parameters, step.kernels),
+            host_ms=host_ms,
             kernels=step.kernels,
-            deps=[Dep(i) for i in self.gradients],
+            deps=self.gradients,
         )
 
     # --- copies of tables ------------------------------------------------------------------------
@@ -640,17 +572,24 @@ class DlrmBuilder:
         model, steps = self.costs.copies.all_reduce, self.copies.sync_interval
         count = len(self.averaged)
         parts = [tables.cost(_if_any(model, steps), _column(of)) for tables, of in self.averaged]
-        host_ms = self.host_ms(HOST_OPS.gradient_sync * count, kernels=count, collectives=count)
         self.graph.add(
             "average copies of tables",
             phase="replica_sync",
             resource="collectives",
             stream=COMPUTE,
             cost_ms=np.asarray(sum(parts, np.zeros((1, 1)))),
-            host_ms=host_ms / steps,
+            host_ms=self.costs.host_ms(HOST_OPS.gradient_sync * count, count, count) / steps,
             kernels=count,
-            active=np.asarray(np.any([tables.active for tables, _ in self.averaged], axis=0)),
+            active=_any_active([tables for tables, _ in self.averaged]),
         )
+
+
+def _sending(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    return [exchange for exchange in exchanges if not exchange.is_local]
+
+
+def _way(backward: bool) -> str:
+    return " backward" if backward else ""
 
 
 def _name(exchanges: Sequence[Exchange]) -> str:
