@@ -34,7 +34,6 @@ class ParsedRows(Generic[T]):
 
     @property
     def skipped(self) -> list[str]:
-        """`skipped_lines` of the problems."""
         return skipped_lines(self.problems)
 
 

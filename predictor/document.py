@@ -87,7 +87,6 @@ class Problems:
 
     @property
     def found(self) -> bool:
-        """True once something is wrong."""
         return bool(self._found)
 
     def place(self, path: KeyPath) -> Place:
@@ -112,7 +111,6 @@ class Problems:
         self._found[place, message] = None
 
     def fail(self, path: KeyPath, message: str) -> NoReturn:
-        """Raise this problem and all before it."""
         self.add(path, message)
         self.raise_if_any()
         raise AssertionError
@@ -205,7 +203,6 @@ class _Builder:
         self.open: set[int] = set()
 
     def build(self, node: Node, path: KeyPath) -> Any:
-        """Data of a node that stands at ``path``."""
         self.problems.places.setdefault(path, self._place(node))
         self.nodes += 1
         if self.nodes > MAX_NODES or id(node) in self.open:

@@ -44,7 +44,6 @@ def open_input(path: str | PathLike[str]) -> BinaryIO:
 
 
 def remember_input(path: str | PathLike[str]) -> None:
-    """Remember a file that a library opens by its name."""
     if _inputs is not None:
         identity = _identity(path)
         if identity is not None:

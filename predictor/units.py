@@ -11,27 +11,22 @@ MIB = 1024**2
 
 
 def gb_per_s(value: float) -> float:
-    """GB/s (10^9 bytes per second) to bytes/ms."""
     return value * 1e6
 
 
 def gib(value: float) -> int:
-    """GiB to bytes."""
     return round(value * GIB)
 
 
 def mib(value: float) -> int:
-    """MiB to bytes."""
     return round(value * MIB)
 
 
 def us(value: float) -> float:
-    """Microseconds to ms."""
     return value * 1e-3
 
 
 def tflops(value: float) -> float:
-    """TFLOP/s to FLOP/ms."""
     return value * 1e9
 
 

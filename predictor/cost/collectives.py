@@ -50,9 +50,9 @@ the switch (NVLS), whose time does not depend on the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partialmethod
 from itertools import pairwise
 from typing import Literal
 
@@ -61,7 +61,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from predictor import units
 from predictor.errors import InputError
-from predictor.hardware.schema import Curve, HardwareProfile, Inter, LinkCurves
+from predictor.hardware.schema import Curve, HardwareProfile, Inter
 from predictor.model.topology import Topology
 
 
@@ -107,6 +107,9 @@ def transfer_ms(curve: Curve, bus_bytes: Array, ranks: int) -> Array:
 
 Array = NDArray[np.float64]
 Op = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather"]
+OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+Scope = str
+SCOPES = ("world", "intra", "cross")
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,11 @@ class Uplink:
     """What the ranks of one part of a network share to reach the others.
 
     Args:
-        link: curves of a NIC at the rate of a rank's share.
+        curve: of a NIC at the rate of a rank's share.
         ranks, ring_ranks, crossings, parts, latency_us: as in `predictor.model.topology`.
     """
 
-    link: Mapping[str, Curve]
+    curve: Curve
     ranks: float
     ring_ranks: float
     crossings: int
@@ -132,6 +135,7 @@ class Level:
 
     Args:
         group: of the profile that the link's costs per byte come from.
+        curve: of the collective on the link.
         kind: ``nvlink``; ``host``: PCIe between the domains of a host, which a ring crosses over
             one slot; ``nic``: every inner rank has one of its own.
         tree_cost: factor on the bytes of an all-reduce within while a tree joins the domains.
@@ -141,7 +145,7 @@ class Level:
     """
 
     group: str
-    link: Mapping[str, Curve]
+    curve: Curve
     inner: int
     outer: int
     kind: Literal["nvlink", "host", "nic"] = "nvlink"
@@ -152,51 +156,51 @@ class Level:
 
     @property
     def ranks(self) -> int:
-        """Parties that this level joins."""
         return self.outer // self.inner
 
+    @property
+    def latency_ms(self) -> float:
+        return latency_ms(self.curve, self.ranks)
 
-def all_to_all(op: Op, size: Array, levels: Sequence[Level]) -> Array:
+    @property
+    def crossings_ms(self) -> float:
+        """Waits between the parts of a network, up a tree or ring over them and down again."""
+        hops = [2 * np.log2(uplink.parts) * uplink.latency_us for uplink in self.uplinks]
+        return units.us(float(sum(hops)))
+
+
+def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
     """Every level carries the bytes whose receivers it joins; all at once."""
     total = levels[-1].outer
     times = []
     for level in levels:
-        curve = level.link[op]
         bus_bytes = size * ((level.outer - level.inner) / total)
         # every rank beyond the inner ones is a peer of its own
         parties = level.outer - level.inner + 1
-        transfer = transfer_ms(curve, bus_bytes, parties)
+        transfer = transfer_ms(level.curve, bus_bytes, parties)
         for uplink in level.uplinks:
             leaving = size * ((total - uplink.ranks) / total)
-            transfer = np.maximum(transfer, transfer_ms(uplink.link[op], leaving, parties))
+            transfer = np.maximum(transfer, transfer_ms(uplink.curve, leaving, parties))
         crossing = units.us(sum(uplink.latency_us for uplink in level.uplinks))
-        times.append(latency_ms(curve, parties) + crossing + transfer)
+        times.append(latency_ms(level.curve, parties) + crossing + transfer)
     return np.asarray(np.max(times, axis=0))
 
 
 def hierarchical(op: Op, size: Array, levels: Sequence[Level]) -> Array:
     """A level sees ``1/inner`` of the buffer per rank; levels are pipelined."""
-    latency = sum(latency_ms(level.link[op], level.ranks) for level in levels)
-    latency += _tree_crossings_ms(levels[-1])
+    latency = sum(level.latency_ms for level in levels) + levels[-1].crossings_ms
     return np.asarray(latency + _hierarchical_transfer(op, size, levels))
 
 
-def _tree_crossings_ms(level: Level) -> float:
-    """Waits between the parts of a network, up a tree or ring over them and down again."""
-    hops = [2 * np.log2(uplink.parts) * uplink.latency_us for uplink in level.uplinks]
-    return units.us(float(sum(hops)))
-
-
 def _hierarchical_transfer(op: Op, size: Array, levels: Sequence[Level]) -> Array:
-    transfers = [
-        transfer_ms(level.link[op], size * (bus_factor(op, level.ranks) / level.inner), level.ranks)
-        for level in levels
-    ]
-    transfers += [
-        transfer_ms(up.link[op], size * (bus_factor(op, up.parts) / up.ranks), level.ranks)
-        for level in levels
-        for up in level.uplinks
-    ]
+    transfers = []
+    for level in levels:
+        links = [(level.curve, level.ranks, float(level.inner))]
+        links += [(up.curve, up.parts, up.ranks) for up in level.uplinks]
+        for curve, parts, inner in links:
+            transfers.append(
+                transfer_ms(curve, size * (bus_factor(op, parts) / inner), level.ranks)
+            )
     return np.asarray(np.max(transfers, axis=0))
 
 
@@ -207,17 +211,14 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level]) -> Array:
     first, *outer = levels
     times = _all_reduces(size, levels)
     if first.switch is not None:
-        link = {**first.link, op: first.switch}
-        times += _all_reduces(size, [replace(first, link=link), *outer])
+        times += _all_reduces(size, [replace(first, curve=first.switch), *outer])
     return np.asarray(np.min(times, axis=0))
 
 
 def _all_reduces(size: Array, levels: Sequence[Level]) -> list[Array]:
     if levels[-1].kind != "nic":
         return [_ring("all_reduce", size, levels)]
-    # the reduction of a switch is for one domain alone
-    both = _ring("reduce_scatter", size, levels) + _ring("all_gather", size, levels)
-    return [both, _tree(size, levels)]
+    return [_ring("all_reduce", size, levels), _tree(size, levels)]
 
 
 def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
@@ -228,13 +229,12 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
     for level in levels:
         links = level.inner if level.kind == "nic" else 1
         among = ranks if level.kind == "nvlink" else level.ranks
-        transfers.append(transfer_ms(level.link[op], bus_bytes / links, among))
+        transfers.append(transfer_ms(level.curve, bus_bytes / links, among))
         # a hop to a further domain brings those inside it
-        inside = (level.ranks - 1) * (level.inner - 1) * first.link[op].latency_per_rank_us
-        latency += latency_ms(level.link[op], level.ranks) + units.us(inside)
+        inside = (level.ranks - 1) * (level.inner - 1) * first.curve.latency_per_rank_us
+        latency += level.latency_ms + units.us(inside)
         for uplink in level.uplinks:
-            leaving = bus_bytes / uplink.ring_ranks
-            transfers.append(transfer_ms(uplink.link[op], leaving, among))
+            transfers.append(transfer_ms(uplink.curve, bus_bytes / uplink.ring_ranks, among))
             latency += units.us(max(0, uplink.crossings - 1) * uplink.latency_us)
     return np.asarray(latency + np.max(transfers, axis=0))
 
@@ -242,131 +242,115 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
 def _tree(size: Array, levels: Sequence[Level]) -> Array:
     """An all-reduce over domains that reduce and spread within."""
     *inner, top = levels
-    op: Op = "all_reduce"
     ways = 1.0 if top.in_network or top.ranks == 2 else 2.0
-    transfer = transfer_ms(top.link[op], size * (ways / top.inner), top.ranks)
+    transfer = transfer_ms(top.curve, size * (ways / top.inner), top.ranks)
     for up in top.uplinks:
-        shared = transfer_ms(up.link[op], size * (ways / up.ranks), top.ranks)
+        shared = transfer_ms(up.curve, size * (ways / up.ranks), top.ranks)
         transfer = np.maximum(transfer, shared)
     if inner:
-        within = top.tree_cost * _hierarchical_transfer(op, size, inner)
+        within = top.tree_cost * _hierarchical_transfer("all_reduce", size, inner)
         transfer = np.maximum(transfer, within)
-    latency = sum(latency_ms(level.link[op], level.ranks) for level in levels)
-    return np.asarray(latency + _tree_crossings_ms(top) + transfer)
+    return np.asarray(sum(level.latency_ms for level in levels) + top.crossings_ms + transfer)
 
-
-Scope = str
-
-SCOPES = ("world", "intra", "cross")
-OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
 
 # Curves are tabulated once per scope, so that scoring many plans costs one interpolation. Sixteen
 # points an octave keep the chord within 0.1 % of a curve that bends once an octave.
 _FIRST_OCTAVE, _LAST_OCTAVE, _PER_OCTAVE = 8, 38, 16
+_STEPS = (_LAST_OCTAVE - _FIRST_OCTAVE) * _PER_OCTAVE + 1
+_SIZES = np.concatenate(([0.0], np.logspace(_FIRST_OCTAVE, _LAST_OCTAVE, _STEPS, base=2.0)))
 
 
 class Collectives:
     """Times of the four collectives on given hardware and topology; see the module's text.
 
-    Sizes follow nccl-tests: all-to-all: the whole send buffer of the busiest rank, its own part
-    included; all-reduce: the buffer; reduce-scatter: the full input; all-gather: the full output.
-    Scopes: ``world`` all ranks; ``intra`` the ranks of one intra group; ``cross`` one rank of each
-    intra group. Among one rank everything is free.
+    Each takes sizes in bytes and a scope, and gives ms in the shape of the sizes. Sizes follow
+    nccl-tests: all-to-all: the whole send buffer of the busiest rank, its own part included;
+    all-reduce: the buffer; reduce-scatter: the full input; all-gather: the full output. Scopes:
+    ``world`` all ranks; ``intra`` the ranks of one intra group; ``cross`` one rank of each intra
+    group. Among one rank everything is free.
+
+    `largest` has the largest message that was asked for, by collective and scope.
     """
 
     def __init__(self, hw: HardwareProfile, topology: Topology) -> None:
         self.hardware = hw
         self.topology = topology
+        self.largest: dict[tuple[Op, Scope], float] = {}
         self._tables: dict[tuple[Op, Scope], Array] = {}
 
-    def all_to_all(self, size_bytes: ArrayLike, scope: Scope = "world") -> Array:
-        """ms, in the shape of ``size_bytes``."""
-        return self._time("all_to_all", size_bytes, scope)
+    def _time(self, op: Op, size_bytes: ArrayLike, scope: Scope = "world") -> Array:
+        size, table = np.asarray(size_bytes, dtype=np.float64), self._table(op, scope)
+        most = float(size.max(initial=0.0))
+        self.largest[op, scope] = max(most, self.largest.get((op, scope), 0.0))
+        slope = (table[-1] - table[-2]) / (_SIZES[-1] - _SIZES[-2])
+        beyond = np.maximum(size - _SIZES[-1], 0.0)
+        return np.asarray(np.interp(size, _SIZES, table) + slope * beyond)
 
-    def all_reduce(self, size_bytes: ArrayLike, scope: Scope = "world") -> Array:
-        """ms, in the shape of ``size_bytes``."""
-        return self._time("all_reduce", size_bytes, scope)
-
-    def reduce_scatter(self, size_bytes: ArrayLike, scope: Scope = "world") -> Array:
-        """ms, in the shape of ``size_bytes``."""
-        return self._time("reduce_scatter", size_bytes, scope)
-
-    def all_gather(self, size_bytes: ArrayLike, scope: Scope = "world") -> Array:
-        """ms, in the shape of ``size_bytes``."""
-        return self._time("all_gather", size_bytes, scope)
+    all_to_all = partialmethod(_time, "all_to_all")
+    all_reduce = partialmethod(_time, "all_reduce")
+    reduce_scatter = partialmethod(_time, "reduce_scatter")
+    all_gather = partialmethod(_time, "all_gather")
 
     def floor_ms(self, op: Op, scope: Scope = "world") -> float:
         """Time of an empty message: a lower bound at every size."""
         return float(self._time(op, 0.0, scope))
 
     def ranks(self, scope: Scope) -> int:
-        """Ranks that take part."""
-        return self._levels(scope)[-1].outer if self._levels(scope) else 1
+        levels = self._levels("all_to_all", scope)
+        return levels[-1].outer if levels else 1
 
     def shares(self, op: Op, scope: Scope) -> list[tuple[str, float]]:
         """Group of the profile -> size of the message that its link sees, over the whole one.
 
         A message of that size among the ranks that the link alone joins moves the same bus bytes.
         """
-        levels = self._levels(scope)
+        levels = self._levels(op, scope)
         if op == "all_to_all":
             return [(v.group, (v.outer - v.inner + 1) / levels[-1].outer) for v in levels]
         return [(level.group, 1 / level.inner) for level in levels]
-
-    @cached_property
-    def _sizes(self) -> Array:
-        steps = (_LAST_OCTAVE - _FIRST_OCTAVE) * _PER_OCTAVE + 1
-        return np.concatenate(([0.0], np.logspace(_FIRST_OCTAVE, _LAST_OCTAVE, steps, base=2.0)))
-
-    def _time(self, op: Op, size_bytes: ArrayLike, scope: Scope) -> Array:
-        sizes, table = self._sizes, self._table(op, scope)
-        size = np.asarray(size_bytes, dtype=np.float64)
-        slope = (table[-1] - table[-2]) / (sizes[-1] - sizes[-2])
-        beyond = np.maximum(size - sizes[-1], 0.0)
-        return np.asarray(np.interp(size, sizes, table) + slope * beyond)
 
     def _table(self, op: Op, scope: Scope) -> Array:
         if (op, scope) not in self._tables:
             if scope not in SCOPES:
                 raise InputError(f"scope '{scope}' is unknown; allowed are {', '.join(SCOPES)}")
-            levels = self._levels(scope)
-            reduce = hierarchical if self.hardware.inline else ring_or_tree
-            combine = all_to_all if op == "all_to_all" else reduce
-            empty = np.zeros_like(self._sizes)
-            self._tables[op, scope] = combine(op, self._sizes, levels) if levels else empty
+            levels = self._levels(op, scope)
+            if not levels:
+                found = np.zeros_like(_SIZES)
+            elif op == "all_to_all":
+                found = all_to_all(_SIZES, levels)
+            else:
+                reduce = hierarchical if self.hardware.inline else ring_or_tree
+                found = reduce(op, _SIZES, levels)
+            self._tables[op, scope] = found
         return self._tables[op, scope]
 
-    def _levels(self, scope: Scope) -> list[Level]:
+    def _levels(self, op: Op, scope: Scope) -> list[Level]:
         """Levels with more than one party, the fastest link first."""
-        top = self.topology
-        domain = min(top.nvlink_domain, top.world_size)
-        group = min(top.intra_group_size, top.world_size)
-        links = self.hardware.collectives
+        top, links = self.topology, self.hardware.collectives
         if scope == "cross":
-            levels = [_nics(links.inter, 1, top.groups, top)]
+            levels = [_nics(op, links.inter, 1, top.groups, top)]
         else:
-            host_link = _host_link(self.hardware)
+            domain = min(top.nvlink_domain, top.world_size)
+            group = min(top.intra_group_size, top.world_size)
+            within, switch = getattr(links.intra, op), links.intra.in_switch
+            # between the domains of a host: the bandwidth of bulk copies over its PCIe links
+            cost = units.MIB / self.hardware.memory.host_link / units.us(1.0)
+            flat = {"edge_mib": (0.0,), "us_per_mib": (cost,), "rank_cost": {}, "own_part": 0.0}
             levels = [
-                Level(
-                    "collectives.intra",
-                    _curves(links.intra),
-                    1,
-                    domain,
-                    switch=links.intra.in_switch,
-                ),
-                Level("memory", host_link, domain, group, "host"),
+                Level("collectives.intra", within, 1, domain, switch=switch),
+                Level("memory", within.model_copy(update=flat), domain, group, "host"),
             ]
             if scope == "world":
-                levels.append(_nics(links.inter, group, top.world_size, top))
+                levels.append(_nics(op, links.inter, group, top.world_size, top))
         return [level for level in levels if level.outer > level.inner]
 
 
-def _nics(link: Inter, inner: int, outer: int, topology: Topology) -> Level:
+def _nics(op: Op, link: Inter, inner: int, outer: int, topology: Topology) -> Level:
     """One NIC of every rank; of so many ranks out of each intra group there are ``inner``."""
     share = outer / topology.world_size
     uplinks = tuple(
         Uplink(
-            _curves(link.at(level.rate(link.nic_gbit_s))),
+            getattr(link.at(level.rate(link.nic_gbit_s)), op),
             level.ranks * share,
             level.ring_ranks * share,
             level.crossings,
@@ -377,17 +361,5 @@ def _nics(link: Inter, inner: int, outer: int, topology: Topology) -> Level:
         if level.parts > 1
     )
     facts = (link.tree_cost, link.in_network)
-    return Level("collectives.inter", _curves(link), inner, outer, "nic", *facts, uplinks=uplinks)
-
-
-def _curves(link: LinkCurves) -> dict[str, Curve]:
-    return {op: getattr(link, op) for op in OPS}
-
-
-def _host_link(hw: HardwareProfile) -> dict[str, Curve]:
-    """Between NVLink domains of one host, over its PCIe links: the bandwidth of bulk copies."""
-    cost = units.MIB / hw.memory.host_link / units.us(1.0)
-    flat = {"edge_mib": (0.0,), "us_per_mib": (cost,), "rank_cost": {}, "own_part": 0.0}
-    return {
-        op: curve.model_copy(update=flat) for op, curve in _curves(hw.collectives.intra).items()
-    }
+    curve = getattr(link, op)
+    return Level("collectives.inter", curve, inner, outer, "nic", *facts, uplinks=uplinks)

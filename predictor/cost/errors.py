@@ -88,7 +88,6 @@ def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, Err
 
 
 def no_errors() -> CostErrors:
-    """One draw in which every cost is as predicted."""
     return GivenErrors({})
 
 

@@ -84,7 +84,6 @@ class FixedCosts:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """Times of collectives among the ranks that a plan covers."""
         return self.among(self.topology)
 
     @cached_property
@@ -95,18 +94,15 @@ class FixedCosts:
 
     @cached_property
     def copies(self) -> Collectives:
-        """Times of collectives among the ranks that hold the same shards."""
         job, groups = self.topology.whole, self.workload.replica_groups
         assert groups is not None
         return self.among(groups.replica_group(job))
 
     def among(self, topology: Topology) -> Collectives:
-        """Times of collectives among some ranks."""
         return Collectives(self.hardware, topology)
 
     @cached_property
     def dense(self) -> DenseWork:
-        """The dense part."""
         dense, modules = self.workload.dense, self.workload.modules
         if isinstance(dense, MeasuredDense):
             return measured_work(dense.at_batch_size(self.workload.batch_size), modules)

@@ -26,8 +26,6 @@ LATENCIES = LONGEST.stop - LONGEST.start
 
 
 class GrowingArray:
-    """An array that grows along its last axis."""
-
     def __init__(self, *shape: int, dtype: type = float) -> None:
         self._held: NDArray[Any] = np.zeros((*shape, 64), dtype=dtype)
         self.size = 0
@@ -93,8 +91,6 @@ class RankRows:
 
 
 class LoadSums:
-    """Numbers the shardings of tables and sums their loads; see the module's docstring."""
-
     def __init__(self, shards: ShardLoads) -> None:
         self.shards = shards
         self.world_size = shards.topology.world_size
@@ -105,7 +101,6 @@ class LoadSums:
         self._most: dict[int, Array] = {}
 
     def append(self, index: int, plan: TablePlan, group: int) -> None:
-        """Give the next number to a table's sharding."""
         ranks, per_rank = self.shards.of_table(index, plan)
         if len(set(plan.ranks)) < len(plan.ranks):
             ranks, per_rank = _per_rank(ranks, per_rank)

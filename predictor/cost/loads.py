@@ -245,7 +245,6 @@ class ShardLoads:
         return total, cache
 
     def _lookups(self, table: Table, plan: TablePlan, shard: Shard) -> list[LookupShard]:
-        """The lookups of every feature of a table in a shard."""
         return [self._lookup(table, feature, plan, shard) for feature in table.features]
 
     def _samples(self, plan: TablePlan) -> int:
@@ -418,15 +417,12 @@ class DrawnLoads(ShardLoads):
 
     @property
     def without_errors(self) -> ShardLoads:
-        """The loads as predicted."""
         return self.loads
 
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
-        """As `ShardLoads.of_shard`, with the errors."""
         load = self.loads.of_shard(index, plan, shard).copy()
         load[[*KERNELS]] *= self.errors.lookup(index, plan.sharding_type)[:, 0]
         return load
 
     def cache_of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array | None:
-        """As `ShardLoads.cache_of_shard`."""
         return self.loads.cache_of_shard(index, plan, shard)

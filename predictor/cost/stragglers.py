@@ -102,5 +102,4 @@ def _expected_maxima() -> Array:
 
 
 def _normal(x: Array) -> Array:
-    """Distribution function of the standard normal."""
     return np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in x.tolist()])

@@ -81,7 +81,6 @@ class Factor(_Strict):
 
     @property
     def name(self) -> str:
-        """As `factors_in` gives it."""
         return self.group if self.table is None else f"{self.group}/{self.table}"
 
 

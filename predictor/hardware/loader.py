@@ -54,7 +54,6 @@ Model = TypeVar("Model", bound=StrictModel)
 
 
 def list_hardware() -> tuple[str, ...]:
-    """Names of the shipped profiles, sorted."""
     folder = resources.files("predictor.hardware") / "profiles"
     names = (entry.name for entry in folder.iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
@@ -76,7 +75,6 @@ def _load_shipped(name: str) -> HardwareProfile:
 
 
 def load_runtime(name: str) -> dict[str, Any]:
-    """The constants of a framework's software, as `predictor/hardware/runtimes` holds them."""
     file = resources.files("predictor.hardware") / "runtimes" / f"{name}.yaml"
     found: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=SAFE_LOADER)
     return found
@@ -131,7 +129,6 @@ def _absent(path: Path) -> str:
 
 
 def _read(text: str, origin: str) -> tuple[dict[str, Any], Problems]:
-    """The mapping in a YAML text, and the lines of its keys."""
     problems = Problems(origin)
     try:
         data = parse_yaml(text, problems)
@@ -211,7 +208,6 @@ def _check_law(data: dict[str, Any], problems: Problems, profile: HardwareProfil
 def _validated(
     model: type[Model], data: dict[str, Any], problems: Problems, *, has_base: bool
 ) -> Model:
-    """The model of plain data, or all that is wrong with it."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -232,7 +228,6 @@ def _validated(
 def _what_is_wrong(
     model: type[StrictModel], problem: ErrorDetails, keys: KeyPath, *, has_base: bool
 ) -> str:
-    """What was given and what is allowed."""
     kind, given = problem["type"], problem["input"]
     name = key_text(keys)
     need = f"; it is needed for {NEEDED_FOR[name]}" if name in NEEDED_FOR else ""

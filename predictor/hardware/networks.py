@@ -54,7 +54,6 @@ class Network:
 
 
 def list_networks() -> tuple[str, ...]:
-    """The kinds that networks.yaml describes."""
     return tuple(_kinds())
 
 

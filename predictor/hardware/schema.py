@@ -139,17 +139,14 @@ class Memory(Group):
 
     @property
     def hbm(self) -> float:
-        """Achieved HBM bandwidth in bytes/ms."""
         return units.gb_per_s(self.hbm_gb_s)
 
     @property
     def l2(self) -> float:
-        """L2 bandwidth in bytes/ms."""
         return units.gb_per_s(self.l2_gb_s)
 
     @property
     def l2_bytes(self) -> int:
-        """L2 capacity in bytes."""
         return units.mib(self.l2_mib)
 
     @property
@@ -416,12 +413,10 @@ class CpuEmbedding(Group):
 
     @property
     def forward_kernels(self) -> int:
-        """Launches of one fused forward."""
         return self.kernels
 
     @property
     def backward_kernels(self) -> int:
-        """Launches of one fused backward."""
         return self.kernels
 
 
@@ -602,17 +597,14 @@ class HardwareProfile(StrictModel):
 
     @property
     def device(self) -> str:
-        """PyTorch's device type: ``cuda`` or ``cpu``."""
         return "cpu" if self.inline else "cuda"
 
     @property
     def hbm_bytes(self) -> int:
-        """Device memory of one rank."""
         return units.gib(self.hbm_gib)
 
     @property
     def ddr_bytes(self) -> int:
-        """Host memory of one rank."""
         return units.gib(self.ddr_gib)
 
     @property

@@ -34,7 +34,6 @@ class Segment:
 
     @property
     def duration_ms(self) -> float:
-        """Length of the stretch."""
         return self.end_ms - self.start_ms
 
 

@@ -70,7 +70,6 @@ class RecordingCosts(FixedCosts):
         """All that were asked."""
 
     def among(self, topology: Topology) -> Collectives:
-        """As `FixedCosts.among`."""
         self.recorded.append(_RecordingCollectives(self.hardware, topology))
         return self.recorded[-1]
 

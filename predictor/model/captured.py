@@ -151,8 +151,6 @@ ITEM_BYTES = {
 
 
 class EventKind(StrEnum):
-    """What happens in a captured program."""
-
     OP = "op"
     LOOKUP = "lookup"
     LOOKUP_BACKWARD = "lookup_backward"
@@ -177,7 +175,6 @@ class SizedOperand:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """All of them."""
         return (*self.shape, *(self.strides or ()), self.offset)
 
 
@@ -255,13 +252,11 @@ class CapturedProgram:
 
     @property
     def events(self) -> Iterator[SizedEvent]:
-        """Of all three parts."""
         yield from self.forward
         yield from self.backward
         yield from self.optimizer
 
     def texts(self) -> set[str]:
-        """All expressions that it holds."""
         operands = (o for e in self.events for o in (*e.inputs, *e.outputs))
         sizes = {size for o in (*self.resident, *operands) for size in o.sizes}
         return {size for size in sizes.union(self.storages) if isinstance(size, str)}
@@ -293,7 +288,6 @@ class CapturedDense:
 
     @property
     def in_features(self) -> int:
-        """Dense inputs of a sample."""
         return self.captured.in_features
 
     def program(self, workload: Numbers) -> DenseProgram:
@@ -316,7 +310,6 @@ class CapturedDense:
             raise InputError(f"{self.file or captured.module}: {error}") from None
 
     def _counts(self, workload: Numbers) -> tuple[tuple[str, int], ...]:
-        """Ids in a batch, by name."""
         per_sample = workload.ids_per_sample
         return tuple(
             (name, sum(math.ceil(per_sample[key] * workload.batch_size) for key in keys))

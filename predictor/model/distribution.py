@@ -38,7 +38,6 @@ class Bins:
 
     @property
     def rows(self) -> float:
-        """Number of rows."""
         return float(self.counts.sum())
 
     @property
@@ -191,9 +190,7 @@ def join_tables(parts: Sequence[Bins], draws: Sequence[float]) -> Bins:
 class Distribution(Protocol):
     """An index distribution, before the number of rows is known."""
 
-    def bins(self, num_embeddings: int) -> Bins:
-        """The bins over a table of ``num_embeddings`` rows."""
-        ...
+    def bins(self, num_embeddings: int) -> Bins: ...
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,6 @@ class Uniform:
     """Every row is equally likely."""
 
     def bins(self, num_embeddings: int) -> Bins:
-        """One bin."""
         return Bins(np.array([float(num_embeddings)]), np.array([1.0 / num_embeddings]))
 
 
@@ -361,7 +357,6 @@ class EmpiricalByRange:
             )
 
     def bins(self, num_embeddings: int) -> Bins:
-        """As `Empirical.bins`."""
         return self.whole.bins(num_embeddings)
 
     def between(self, first: int, last: int, num_embeddings: int) -> Bins | None:

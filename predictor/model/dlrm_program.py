@@ -486,8 +486,6 @@ def _unpooled(tables: Sequence[Table]) -> bool:
 
 
 def _chain(backs: Sequence[Backward]) -> Backward:
-    """The backward of layers in a row."""
-
     def backward(grad: Operand) -> Operand:
         for back in reversed(backs):
             grad = back(grad)

@@ -191,12 +191,10 @@ class DenseProgram:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all dense parameters."""
         return sum(e.elements * e.item_bytes for e in self.backward if isinstance(e, Gradient))
 
 
 def operands_of(event: Event) -> tuple[Operand, ...]:
-    """All tensors of an event."""
     if isinstance(event, OpCall):
         return (*event.inputs, *event.outputs)
     if isinstance(event, Lookup):

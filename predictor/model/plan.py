@@ -25,7 +25,6 @@ class ShardingType(StrEnum):
 
     @property
     def short(self) -> str:
-        """The usual abbreviation: DP, TW, CW, RW, TWRW, TWCW, GRID."""
         return _SHORT[self]
 
 
@@ -108,8 +107,6 @@ PARAMETER_FIELDS = (
 
 @dataclass(frozen=True)
 class TablePlan:
-    """How one table is sharded."""
-
     sharding_type: ShardingType
     compute_kernel: ComputeKernel
     shards: tuple[Shard, ...]

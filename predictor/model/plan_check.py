@@ -177,7 +177,6 @@ def _show(home: tuple[str, str]) -> str:
 
 
 def table_problem(table: TablePlan, shape: tuple[int, int], world_size: int) -> str | None:
-    """What is wrong with the shards of a table of `shape` (rows, columns), or None."""
     for i, shard in enumerate(table.shards):
         if not 0 <= shard.rank < world_size:
             return f"shards[{i}] is on rank {shard.rank}; ranks are 0..{world_size - 1}"
@@ -302,7 +301,6 @@ class RuntimeSetting:
 
     @property
     def pooled(self) -> bool:
-        """False for a table of an EmbeddingCollection."""
         return self.pooling != "none"
 
 

@@ -4,8 +4,8 @@ Reading checks the form of a plan: keys, types of values, ranks. `predictor.mode
 whether it fits a model.
 
 What TorchRec would refuse of the fields of its `ParameterSharding`, which a plan file only carries,
-is refused here, so that a plan that is predicted can also be run. Names
-of enumerations are those of torchrec 1.8 (`DataType`, `BoundsCheckMode`, `CacheAlgorithm`).
+is refused here, so that a plan that is predicted can also be run. Names of enumerations are those
+of torchrec 1.8 (`DataType`, `BoundsCheckMode`, `CacheAlgorithm`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from predictor.csv_rows import MOST_RANKS
-from predictor.document import shown
+from predictor.document import key_text, shown
 from predictor.errors import PlanError, did_you_mean
 from predictor.files import read_whole
 from predictor.model.plan import (
@@ -32,89 +33,65 @@ from predictor.model.plan import (
     TablePlan,
 )
 
-DATA_TYPES = (
-    "FP32", "FP16", "BF16", "INT64", "INT32", "INT8", "UINT8", "INT4", "INT2", "NFP8",
-)  # fmt: skip
-BOUNDS_CHECKS = ("FATAL", "WARNING", "IGNORE", "NONE", "V2_IGNORE", "V2_WARNING", "V2_FATAL")
-ALGORITHMS = ("LRU", "LFU")
-
-FLAG, OBJECT = "true or false", "a JSON object"
-Allowed = str | tuple[str, ...] | tuple[float, float, str]
-"""`FLAG`, `OBJECT`, names, or a range and what it is called."""
-
-_FIELDS: dict[str, Allowed] = {
-    "cache_params": OBJECT,
-    "enforce_hbm": FLAG,
-    "stochastic_rounding": FLAG,
-    "bounds_check_mode": BOUNDS_CHECKS,
-    "output_dtype": DATA_TYPES,
-    "key_value_params": OBJECT,
-}
-_CACHE: dict[str, Allowed] = {
-    "algorithm": ALGORITHMS,
-    "load_factor": (math.ulp(0.0), 1.0, "a share of the rows, above 0 and at most 1"),
-    "reserved_memory": (0.0, 2.0**63, "GiB, at least 0"),
-    "precision": DATA_TYPES,
-    "prefetch_pipeline": FLAG,
-    "stats": OBJECT,
-    "multipass_prefetch_config": OBJECT,
-}
-
-
-def read_parameters(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields that are set in a table's entry of a plan file.
-
-    Raises:
-        PlanError: a value is of the wrong kind or out of range; names the field.
-    """
-    given = {name: entry[name] for name in PARAMETER_FIELDS if entry.get(name) is not None}
-    for name, value in given.items():
-        _check(value, _FIELDS[name], f"{where}: {name}")
-    for name, value in given.get("cache_params", {}).items():
-        if name in _CACHE and value is not None:
-            _check(value, _CACHE[name], f"{where}: cache_params.{name}")
-    return given
-
-
-def _check(value: object, allowed: Allowed, where: str) -> None:
-    match allowed:
-        case (float(low), float(high), str(said)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            good = number and low <= value <= high  # type: ignore[operator]
-        case tuple(names):
-            good = isinstance(value, str) and value in names
-            said = f"one of {', '.join(map(str, names))}"
-            said += did_you_mean(str(value)[:40], map(str, names))
-        case said:
-            good = isinstance(value, bool if said == FLAG else dict)
-    if not good:
-        raise PlanError(f"{where} is {shown(value)}; it must be {said} (or null)")
-
-
 SCHEMA = "shardopt.plan/1"
-
 MODEL_FILE = re.compile(r"^(tables|dense):", re.MULTILINE)
 SWAPPED = "is a model file, not a plan; the model comes first, then the plans"
-
+_OWN = ("schema", "world_size", "local_world_size", "tables")
 # The order that people read: what the plan is for, then what it promises.
 _HEADER = (
-    "schema",
-    "model",
-    "hardware",
-    "world_size",
-    "local_world_size",
-    "batch_size",
-    "seed",
-    "iteration_ms",
-    "lower_bound_ms",
-    "versions",
+    *("schema", "model", "hardware", "world_size", "local_world_size", "batch_size", "seed"),
+    *("iteration_ms", "lower_bound_ms", "versions"),
 )
-_OWN = ("schema", "world_size", "local_world_size", "tables")
-_REQUIRED = ("sharding_type", "compute_kernel", "shards")
-_TABLE_KEYS = (*_REQUIRED, "module", *PARAMETER_FIELDS)
-_SHARD_KEYS = ("rank", "offset", "size")
 
-Name = TypeVar("Name", bound=StrEnum)
+DataType = Literal[
+    "FP32", "FP16", "BF16", "INT64", "INT32", "INT8", "UINT8", "INT4", "INT2", "NFP8"
+]
+BoundsCheck = Literal["FATAL", "WARNING", "IGNORE", "NONE", "V2_IGNORE", "V2_WARNING", "V2_FATAL"]
+Whole = Annotated[StrictInt, Field(ge=0)]
+Ranks = Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)]
+Pair = Annotated[list[Whole], Field(min_length=2, max_length=2)]
+Object = dict[str, Any]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Shard(_Strict):
+    rank: Whole
+    offset: Pair
+    size: Pair
+
+
+class _Cache(BaseModel):
+    """TorchRec's `CacheParams`; what it does not know is carried through."""
+
+    algorithm: Literal["LRU", "LFU"] | None = None
+    load_factor: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    reserved_memory: Annotated[float, Field(strict=True, ge=0, le=2.0**63)] | None = None
+    precision: DataType | None = None
+    prefetch_pipeline: StrictBool | None = None
+    stats: Object | None = None
+    multipass_prefetch_config: Object | None = None
+
+
+class _Table(_Strict):
+    sharding_type: ShardingType
+    compute_kernel: ComputeKernel
+    shards: Annotated[list[_Shard], Field(min_length=1)]
+    module: StrictStr | None = None
+    cache_params: _Cache | None = None
+    enforce_hbm: StrictBool | None = None
+    stochastic_rounding: StrictBool | None = None
+    bounds_check_mode: BoundsCheck | None = None
+    output_dtype: DataType | None = None
+    key_value_params: Object | None = None
+
+
+class _Plan(BaseModel):
+    world_size: Ranks
+    local_world_size: Ranks | None = None
+    tables: dict[str, _Table]
 
 
 def plan_to_dict(plan: ShardingPlan) -> dict[str, Any]:
@@ -209,122 +186,66 @@ def plan_from_dict(data: object, *, where: str) -> ShardingPlan:
     Raises:
         PlanError: `data` does not have the form of a plan.
     """
-    root = _object(data, where, "a plan")
-    _check_schema(root, where)
-    _require(root, ("world_size", "tables"), where)
-    world_size = _integer(root["world_size"], f"{where}: world_size", at_least=1)
-    if world_size > MOST_RANKS:
-        raise PlanError(f"{where}: world_size is {world_size}; it must be at most {MOST_RANKS}")
-    local = root.get("local_world_size")
-    if local is None:
-        local = min(8, world_size)
-    local = _integer(local, f"{where}: local_world_size", at_least=1)
+    if not isinstance(data, dict):
+        raise PlanError(f"{where}: a plan must be a JSON object, not {type(data).__name__}")
+    if data.get("schema") == 1:
+        raise PlanError(f"{where}: {SWAPPED}")
+    if data.get("schema") != SCHEMA:
+        given = f"is {data['schema']!r}" if "schema" in data else "is missing"
+        raise PlanError(
+            f"{where}: schema {given}, but this version reads '{SCHEMA}'; write the plan again "
+            "with `shardopt plan`"
+        )
+    try:
+        found = _Plan.model_validate(data)
+    except ValidationError as error:
+        raise PlanError(f"{where}: {_what_is_wrong(error.errors()[0])}") from None
+    world_size, local = found.world_size, found.local_world_size or min(8, found.world_size)
     if world_size % local:
         raise PlanError(
             f"{where}: world_size {world_size} does not fill hosts of local_world_size {local}; "
             "set local_world_size to the ranks per host, a divisor of world_size"
         )
-    tables = {
-        key: _table(value, f"{where}: table '{key}'", key, world_size)
-        for key, value in _object(root["tables"], f"{where}: tables", "tables").items()
-    }
-    meta = {key: value for key, value in root.items() if key not in _OWN}
+    tables = {key: _table(key, table, data["tables"][key]) for key, table in found.tables.items()}
+    for key, table in tables.items():
+        outside = [i for i, rank in enumerate(table.ranks) if rank >= world_size]
+        if outside:
+            raise PlanError(
+                f"{where}: table '{key}': shards[{outside[0]}].rank is {table.ranks[outside[0]]}; "
+                f"world_size is {world_size}, so ranks are 0..{world_size - 1}: correct the rank "
+                "or world_size"
+            )
+    meta = {key: value for key, value in data.items() if key not in _OWN}
     return ShardingPlan(tables, world_size, local, meta)
 
 
-def _check_schema(root: Mapping[str, Any], where: str) -> None:
-    if "schema" not in root:
-        raise PlanError(f'{where}: the key \'schema\' is missing; a plan has "schema": "{SCHEMA}"')
-    if root["schema"] == 1:
-        raise PlanError(f"{where}: {SWAPPED}")
-    if root["schema"] != SCHEMA:
-        raise PlanError(
-            f"{where}: schema is {root['schema']!r}, but this version reads '{SCHEMA}'; "
-            "write the plan again with `shardopt plan`"
-        )
+def _table(key: str, table: _Table, given: dict[str, Any]) -> TablePlan:
+    shards = (Shard(s.rank, _pair(s.offset), _pair(s.size)) for s in table.shards)
+    module = key.rpartition("/")[0] or "ebc" if table.module is None else table.module
+    parameters = {name: given[name] for name in PARAMETER_FIELDS if given.get(name) is not None}
+    return TablePlan(table.sharding_type, table.compute_kernel, tuple(shards), module, parameters)
 
 
-def _table(value: object, where: str, key: str, world_size: int) -> TablePlan:
-    entry = _object(value, where, "a table's plan")
-    _only(entry, _TABLE_KEYS, where)
-    _require(entry, _REQUIRED, where)
-    shards = entry["shards"]
-    if not isinstance(shards, list) or not shards:
-        raise PlanError(f"{where}: shards must be a list of at least one shard")
-    return TablePlan(
-        sharding_type=_name(ShardingType, entry["sharding_type"], f"{where}: sharding_type"),
-        compute_kernel=_name(ComputeKernel, entry["compute_kernel"], f"{where}: compute_kernel"),
-        shards=tuple(
-            _shard(shard, f"{where}: shards[{i}]", world_size) for i, shard in enumerate(shards)
-        ),
-        module=_module(entry.get("module"), where, key),
-        parameters=read_parameters(entry, where),
-    )
-
-
-def _module(value: object, where: str, key: str) -> str:
-    if value is None:
-        return key.rpartition("/")[0] or "ebc"
-    if not isinstance(value, str):
-        raise PlanError(f"{where}: module is {value!r}; it must be the embedding module's name")
-    return value
-
-
-def _shard(value: object, where: str, world_size: int) -> Shard:
-    entry = _object(value, where, "a shard")
-    _only(entry, _SHARD_KEYS, where)
-    _require(entry, _SHARD_KEYS, where)
-    rank = _integer(entry["rank"], f"{where}.rank", at_least=0)
-    if rank >= world_size:
-        raise PlanError(
-            f"{where}.rank is {rank}; world_size is {world_size}, so ranks are "
-            f"0..{world_size - 1}: correct the rank or world_size"
-        )
-    return Shard(
-        rank,
-        _pair(entry["offset"], f"{where}.offset"),
-        _pair(entry["size"], f"{where}.size"),
-    )
-
-
-def _pair(value: object, where: str) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise PlanError(f"{where} is {value!r}; it must be [rows, columns]")
-    rows, columns = (_integer(v, f"{where}[{i}]", at_least=0) for i, v in enumerate(value))
+def _pair(given: list[int]) -> tuple[int, int]:
+    rows, columns = given
     return rows, columns
 
 
-def _integer(value: object, where: str, *, at_least: int) -> int:
-    # bool is an int in Python, but not in a plan
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise PlanError(f"{where} is {value!r}; it must be a whole number of at least {at_least}")
-    return value
-
-
-def _name(kind: type[Name], value: object, where: str) -> Name:
-    allowed = [member.value for member in kind]
-    if value not in allowed:
-        near = did_you_mean(str(value), allowed)
-        raise PlanError(f"{where} is {value!r}{near}; allowed are {', '.join(allowed)}")
-    return kind(value)
-
-
-def _object(value: object, where: str, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise PlanError(f"{where}: {what} must be a JSON object, not {type(value).__name__}")
-    return value
-
-
-def _only(entry: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
-    allowed = list(allowed)
-    for key in entry:
-        if key not in allowed:
-            near = did_you_mean(key, allowed)
-            raise PlanError(f"{where}: unknown key '{key}'{near}; allowed are {', '.join(allowed)}")
-
-
-def _require(entry: Mapping[str, Any], keys: Iterable[str], where: str) -> None:
-    for key in keys:
-        if key not in entry:
-            near = did_you_mean(key, entry)
-            raise PlanError(f"{where}: the key '{key}' is missing{near}; add it")
+def _what_is_wrong(problem: ErrorDetails) -> str:
+    """The key, what was given and what is allowed."""
+    kind, given, keys = problem["type"], problem["input"], problem["loc"]
+    of_table = keys[:1] == ("tables",) and len(keys) > 1
+    table, keys = (f"table '{keys[1]}': ", keys[2:]) if of_table else ("", keys)
+    text = key_text(keys)
+    if kind == "missing":
+        return f"{table}the key '{text}' is missing; add it"
+    if kind == "extra_forbidden":
+        allowed = (_Shard if "shards" in keys else _Table).model_fields
+        near = did_you_mean(str(keys[-1]), allowed)
+        return f"{table}unknown key '{text}'{near}; allowed are {', '.join(allowed)}"
+    if kind in ("model_type", "dict_type"):
+        return f"{table}{text} is {shown(given)}; it must be a JSON object"
+    names = re.findall(r"'(\w+)'", problem.get("ctx", {}).get("expected", ""))
+    near = did_you_mean(str(given)[:40], names)
+    rule = problem["msg"].removeprefix("Input ")
+    return f"{table}{text} is {shown(given)}{near}; it {rule[:1].lower()}{rule[1:]}"

@@ -74,7 +74,6 @@ class NetworkLevel:
         )
 
     def check(self, world_size: int) -> None:
-        """Raises an error if the level cannot be one of so many ranks."""
         if not 1 <= self.ranks * self.parts <= world_size:
             raise InputError(
                 f"level '{self.name}' joins {self.parts} parts of at least {self.ranks} ranks, "
@@ -188,11 +187,9 @@ class Topology:
 
     @property
     def groups(self) -> int:
-        """Number of intra groups."""
         return self.world_size // self.intra_group_size
 
     def group_of(self, rank: int) -> int:
-        """Intra group that a rank belongs to."""
         return rank // self.intra_group_size
 
 
@@ -242,7 +239,6 @@ class ReplicaGroups:
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether weights are averaged in every step."""
         return self.sharding_strategy == FULLY_SHARDED
 
     def count(self, world_size: int) -> int:

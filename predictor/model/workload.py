@@ -119,7 +119,6 @@ class Feature:
 
     @property
     def lookups_per_sample(self) -> float:
-        """Mean ids one sample draws."""
         return self.pooling_factor * self.num_poolings
 
 
@@ -168,7 +167,6 @@ class Table:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight."""
         return DATA_TYPE_BYTES[self.data_type]
 
     @property
@@ -280,7 +278,6 @@ class Workload:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Embedding modules in order of first appearance."""
         return tuple(dict.fromkeys(t.module for t in self.tables))
 
     @property
@@ -299,7 +296,6 @@ class Workload:
 
     @cached_property
     def processed(self) -> frozenset[str]:
-        """Modules with a feature processor (TorchRec's FeatureProcessedEmbeddingBagCollection)."""
         return frozenset(t.module for t in self.tables for f in t.features if f.position_weights)
 
     @property
@@ -316,7 +312,6 @@ class Workload:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of all tables' weights."""
         return sum(t.weight_bytes for t in self.tables)
 
     def sharding_group(self, job: Topology) -> Topology:
@@ -341,5 +336,4 @@ class Workload:
         return group
 
     def with_batch_size(self, batch_size: int) -> Workload:
-        """The same model with another batch per rank."""
         return replace(self, batch_size=batch_size)

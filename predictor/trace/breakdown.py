@@ -43,7 +43,6 @@ class Intervals:
         return Intervals(found[first, 0], reached[last])
 
     def covers(self, points: Times) -> NDArray[np.bool_]:
-        """Whether each point lies in an interval."""
         if not len(self.starts):
             return np.zeros(len(points), dtype=bool)
         index = np.searchsorted(self.starts, points, side="right") - 1
@@ -51,7 +50,6 @@ class Intervals:
         return inside
 
     def __or__(self, other: Intervals) -> Intervals:
-        """In either."""
         pairs = np.concatenate(
             (
                 np.column_stack((self.starts, self.ends)),
@@ -61,18 +59,15 @@ class Intervals:
         return Intervals.merged([(float(a), float(b)) for a, b in pairs])
 
     def __and__(self, other: Intervals) -> Intervals:
-        """In both."""
         points = self._points(other)
         return _from_pieces(points, self.covers(points) & other.covers(points))
 
     def __sub__(self, other: Intervals) -> Intervals:
-        """In this but not in the other."""
         points = self._points(other)
         return _from_pieces(points, self.covers(points) & ~other.covers(points))
 
     @property
     def length(self) -> float:
-        """Of all together."""
         return float((self.ends - self.starts).sum())
 
     def within(self, start: float, end: float) -> float:

@@ -66,7 +66,6 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its elements."""
         return self.numel * self.item_bytes
 
 
@@ -92,7 +91,6 @@ class Argument:
     strides: Shape = ()
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors in it."""
         yield from _tensors(self.value)
 
 

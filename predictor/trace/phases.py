@@ -242,14 +242,11 @@ class _Step:
 
     @property
     def gradient_bytes(self) -> int | None:
-        """Of all dense parameters."""
         known = [size for size in self.gradients if size is not None]
         return sum(known) if known and len(known) == len(self.gradients) else None
 
 
 class _Steps:
-    """The steps of one rank."""
-
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
         self.parts = parts_of(trace)

@@ -29,22 +29,17 @@ STATELESS = (Optimizer.SGD, Optimizer.EXACT_SGD)
 
 
 class CpuLookups(LookupModel):
-    """Costs of TBE shards on one CPU thread, as the module's docstring describes."""
-
     def __init__(self, hw: HardwareProfile, constants: CpuEmbedding) -> None:
         self.hw = hw
         self.constants = constants
 
     def forward_floor_ms(self) -> float:
-        """Cost of a forward without tables."""
         return units.us(self.constants.forward_us)
 
     def backward_floor_ms(self) -> float:
-        """Cost of a backward without tables."""
         return units.us(self.constants.backward_us)
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
-        """Gather and pool."""
         if shard.ids <= 0:
             return 0.0
         cost, ids, rows = self.constants, shard.ids, shard.distinct_rows

@@ -48,14 +48,11 @@ UNPOOLED_INFO_BYTES = 4
 
 
 class CudaLookups(LookupModel):
-    """Costs of TBE shards on a GPU, as the module's docstring describes."""
-
     def __init__(self, hw: HardwareProfile, constants: CudaEmbedding) -> None:
         self.hw = hw
         self.constants = constants
 
     def forward_floor_ms(self) -> float:
-        """Shortest forward of a fused launch."""
         return units.us(self.constants.kernel_us * self.constants.forward_kernels)
 
     def backward_floor_ms(self) -> float:
@@ -63,7 +60,6 @@ class CudaLookups(LookupModel):
         return units.us(self.constants.kernel_us * self.constants.backward_kernels)
 
     def prefetch_floor_ms(self) -> float:
-        """Shortest prefetch of a fused launch."""
         return units.us(self.constants.kernel_us * self.constants.prefetch_kernels)
 
     def hash_floor_ms(self) -> float:

@@ -98,7 +98,6 @@ class LookupShard:
 
     @property
     def hottest_row_ids(self) -> float:
-        """Expected ids of the most popular row."""
         probs = self.bins.probs
         return self.draws * float(probs.max()) if len(probs) else 0.0
 

@@ -56,7 +56,6 @@ class Arena:
         self.gaps: list[tuple[int, int]] = []
 
     def take(self, storage: int, size: int) -> None:
-        """Give a number an address; nothing happens if it has one."""
         if storage in self.taken:
             return
         size = max(-(-size // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
@@ -105,7 +104,6 @@ class _Touched:
         return np.where(before < 0, np.inf, later * float(GRANULE))
 
     def touch(self, first: int, end: int) -> None:
-        """Now, in one moment."""
         self.clock += 1
         self.last[first // GRANULE : -(-end // GRANULE)] = self.clock
 

@@ -112,7 +112,6 @@ class OpTimes:
         self.product_type = product_type
 
     def cost(self, call: OpCall) -> OpCost:
-        """Of one call."""
         if not call.moves:
             return VIEW
         name = plain_name(call)

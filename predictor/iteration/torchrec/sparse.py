@@ -122,7 +122,6 @@ class Exchange:
         return np.asarray(self.total[..., Load.SHARDS].sum(axis=-1) > 0)
 
     def group_active(self, group: int) -> Mask:
-        """Plans ``[plans]`` in which the fused lookup exists on any rank."""
         return np.asarray(self.loads[:, group, :, Load.SHARDS].sum(axis=-1) > 0)
 
     @property
@@ -239,7 +238,6 @@ class Exchange:
         return self._lookup(group, Load.PREFETCH_MS, self.lookups.prefetch_floor_ms())
 
     def load_of(self, group: int) -> Array:
-        """The loads of one fused lookup, ``[plans, ranks, columns]``."""
         return self.loads[:, group]
 
     def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:

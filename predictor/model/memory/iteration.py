@@ -71,7 +71,6 @@ class Exchange:
 
     @property
     def name(self) -> tuple[str, ShardingType]:
-        """Of all exchanges one is so named."""
         return self.module, self.sharding_type
 
     @property
@@ -244,7 +243,6 @@ class Iteration:
         self.outputs = {e.module: e.outputs for e in program.forward if isinstance(e, Lookup)}
 
     def run(self) -> Peak:
-        """The peak of `ITERATIONS`."""
         for ahead in range(BATCHES_AHEAD[self.pipeline]):
             self.ledger.take(("batch", ahead), self.batch_bytes, COPY, lent=True)
         if self.pipeline != "base":

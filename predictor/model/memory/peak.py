@@ -74,7 +74,6 @@ def rank_peaks(
     program: DenseProgram,
     device: str = "cuda",
 ) -> list[Peak]:
-    """The peak of every rank."""
     cached = frozenset(
         table.module
         for key, table in zip(workload.keys, workload.tables, strict=True)

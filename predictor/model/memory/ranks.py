@@ -317,21 +317,18 @@ class RankMemory:
 
     @property
     def missing_hbm_bytes(self) -> int:
-        """Device memory that is missing; 0 when it fits."""
         if self.peak is not None and self.peak.on_device:
             return self.peak.missing_bytes
         return max(0, self.hbm_bytes - self.hbm_cap_bytes)
 
     @property
     def missing_ddr_bytes(self) -> int:
-        """Host memory that is missing; 0 when it fits."""
         if self.peak is not None and not self.peak.on_device:
             return self.peak.missing_bytes
         return max(0, self.ddr_bytes - self.ddr_cap_bytes)
 
     @property
     def fits(self) -> bool:
-        """Nothing is missing."""
         return not self.missing_hbm_bytes and not self.missing_ddr_bytes
 
     def use(self, kind: str) -> tuple[int, int]:
@@ -365,7 +362,6 @@ class RankPeak:
 
     @property
     def missing_bytes(self) -> int:
-        """Beyond what may be reserved."""
         return max(0, self.reserved_bytes - self.limit_bytes)
 
 
@@ -401,7 +397,6 @@ def resident_bytes(
 def _placed(
     workload: Workload, topology: Topology, plan: ShardingPlan, device: str
 ) -> Iterator[tuple[int, ShardMemory]]:
-    """The rank of every shard with its memory."""
     for key, table in zip(workload.keys, workload.tables, strict=True):
         sharded = plan.tables[key]
         memories = shard_memory(
@@ -420,7 +415,6 @@ def _placed(
 
 
 def fits(memory: Sequence[RankMemory]) -> bool:
-    """Every rank has what it needs."""
     return all(rank.fits for rank in memory)
 
 

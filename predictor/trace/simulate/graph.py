@@ -49,7 +49,6 @@ class OutstandingWork:
     def record_issue(
         self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]
     ) -> None:
-        """Record launched work."""
         work = _Work(node, event, stack)
         if event.collective is not None:
             self.collectives.append(work)
@@ -240,7 +239,6 @@ class RankProgram:
         deps: tuple[int, ...] = (),
         waits: bool = False,
     ) -> int:
-        """Work of a stream."""
         phase = COMPUTE if event.kind == "kernel" else COPY
         phase = phase if event.collective is None else COLLECTIVE
         taken_us *= self.factor(self.trace, event)

@@ -209,7 +209,6 @@ class _Walk:
         self.joining: set[int] = set()
 
     def items(self) -> Iterator[HostItem]:
-        """All items, by time."""
         for event in self.events:
             while self.stack and self.stack[-1].end_us <= event.start_us:
                 self._close(self.stack.pop())

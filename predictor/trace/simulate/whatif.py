@@ -154,7 +154,6 @@ class GemmCall:
     kernels: tuple[DeviceEvent, ...]
 
     def predicted_ms(self, hw: HardwareProfile) -> float:
-        """Time that a profile's model gives."""
         return batched_ms(hw, self.count, self.m, self.n, self.k, self.data_type)
 
 
