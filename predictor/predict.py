@@ -20,7 +20,7 @@ from predictor.hardware.schema import Group, HardwareProfile, ProvenanceKind, we
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.ranges import OutOfRange, RecordingCosts, out_of_range
+from predictor.iteration.ranges import OutOfRange, out_of_range
 from predictor.iteration.timeline import Timeline, simulate
 from predictor.model.memory.peak import memory_of_plan
 from predictor.model.memory.ranks import RankMemory
@@ -127,8 +127,8 @@ def predict(
         PlanError: the plan does not cover the workload's tables or the topology's ranks.
     """
     tables = match_plan(workload, topology, plan)
-    costs = RecordingCosts(workload, topology, hardware)
-    scorer = PlanScorer(workload, topology, hardware, costs)
+    scorer = PlanScorer(workload, topology, hardware)
+    costs = scorer.costs
     loads = scorer.totals(tables)
     graph = scorer.graph(loads[None])
     timeline = simulate(graph, keep_steps=True)

@@ -84,22 +84,27 @@ class FixedCosts:
 
     @cached_property
     def collectives(self) -> Collectives:
-        return self.among(self.topology)
+        """Among the ranks that a plan covers."""
+        return Collectives(self.hardware, self.topology)
 
     @cached_property
     def all_ranks(self) -> Collectives:
-        """Times of collectives among all ranks of the job."""
+        """Among all ranks of the job."""
         job = self.topology.job
-        return self.collectives if job is None else self.among(job)
+        return self.collectives if job is None else Collectives(self.hardware, job)
 
     @cached_property
     def copies(self) -> Collectives:
-        job, groups = self.topology.whole, self.workload.replica_groups
+        """Among the ranks that hold the same shards."""
+        groups = self.workload.replica_groups
         assert groups is not None
-        return self.among(groups.replica_group(job))
+        return Collectives(self.hardware, groups.replica_group(self.topology.whole))
 
-    def among(self, topology: Topology) -> Collectives:
-        return Collectives(self.hardware, topology)
+    @property
+    def all_collectives(self) -> list[Collectives]:
+        """Those that may have been asked for."""
+        copied = self.workload.replica_groups is not None and self.topology.job is not None
+        return [self.collectives, self.all_ranks, *([self.copies] if copied else [])]
 
     @cached_property
     def dense(self) -> DenseWork:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,51 +114,26 @@ class Graph:
         resource: str,
         stream: str,
         cost_ms: Array | float,
-        host_ms: float = 0.0,
-        kernels: int = 1,
         deps: Sequence[Dep | int] = (),
-        scope: Scope | None = None,
-        blocks_host: bool = False,
-        active: Mask | None = None,
-        thread: str = MAIN,
-        ranks: tuple[int, ...] | None = None,
+        **more: Any,
     ) -> int:
         """Append an operation and return its index; a dependency may be given as a bare index.
 
         Ranks that compute on the host move the bytes of a collective on the same cores. Such a
         collective becomes host work followed by a synchronisation that takes no time, so only
         waiting for other ranks can overlap.
+
+        Args:
+            more: what else `Op` has.
         """
-        if scope is not None and COMPUTE in self.inline_streams:
-            work = self.add(
-                f"{name} on the host",
-                phase=phase,
-                resource=resource,
-                stream=COMPUTE,
-                cost_ms=cost_ms,
-                deps=deps,
-                active=active,
-                thread=thread,
-                ranks=ranks,
-            )
-            cost_ms, deps = 0.0, [*deps, work]
-        self.ops.append(
-            Op(
-                name,
-                phase,
-                resource,
-                stream,
-                np.atleast_1d(np.asarray(cost_ms, dtype=np.float64)),
-                host_ms,
-                kernels,
-                tuple(Dep(d) if isinstance(d, int) else d for d in deps),
-                scope,
-                blocks_host,
-                active,
-                thread,
-                ranks,
-            )
-        )
+        cost = np.atleast_1d(np.asarray(cost_ms, dtype=np.float64))
+        waits = tuple(Dep(d) if isinstance(d, int) else d for d in deps)
+        if more.get("scope") is not None and COMPUTE in self.inline_streams:
+            where = {key: more[key] for key in ("active", "thread", "ranks") if key in more}
+            work = f"{name} on the host"
+            self.ops.append(Op(work, phase, resource, COMPUTE, cost, deps=waits, **where))
+            cost, waits = np.zeros(1), (*waits, Dep(len(self.ops) - 1))
+        self.ops.append(Op(name, phase, resource, stream, cost, deps=waits, **more))
         return len(self.ops) - 1
 
     def wait(self, op: int, *deps: Dep) -> None:

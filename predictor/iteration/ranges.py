@@ -20,15 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from predictor.cost.collectives import Collectives, Op, Scope
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import Load
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import Workload
 
 Array = NDArray[np.float64]
 Largest = dict[str, dict[str, float]]
@@ -58,36 +56,8 @@ class OutOfRange:
     high: float
 
 
-class RecordingCosts(FixedCosts):
-    """Costs that record every message size they are used for.
-
-    A search uses plain `FixedCosts`, so recording does not slow it down.
-    """
-
-    def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
-        super().__init__(workload, topology, hardware)
-        self.recorded: list[_RecordingCollectives] = []
-        """All that were asked."""
-
-    def among(self, topology: Topology) -> Collectives:
-        self.recorded.append(_RecordingCollectives(self.hardware, topology))
-        return self.recorded[-1]
-
-
-class _RecordingCollectives(Collectives):
-    def __init__(self, hw: HardwareProfile, topology: Topology) -> None:
-        super().__init__(hw, topology)
-        self.messages: dict[tuple[Op, Scope], float] = {}
-        """Collective and scope -> the largest message in bytes."""
-
-    def _time(self, op: Op, size_bytes: ArrayLike, scope: Scope) -> Array:
-        largest = float(np.max(size_bytes, initial=0.0))
-        self.messages[op, scope] = max(largest, self.messages.get((op, scope), 0.0))
-        return super()._time(op, size_bytes, scope)
-
-
 def out_of_range(
-    costs: RecordingCosts, plans: Sequence[TablePlan], loads: Array
+    costs: FixedCosts, plans: Sequence[TablePlan], loads: Array
 ) -> tuple[OutOfRange, ...]:
     """Quantities for which a prediction leaves the ranges of its profile, group by group.
 
@@ -97,8 +67,8 @@ def out_of_range(
         loads: their summed loads, ``[groups, ranks, COLUMNS]``.
     """
     largest: Largest = defaultdict(dict)
-    for asked in costs.recorded:
-        for (op, scope), size in asked.messages.items():
+    for asked in costs.all_collectives:
+        for (op, scope), size in asked.largest.items():
             for group, share in asked.shares(op, scope):
                 known = largest[group].get("size_bytes", 0.0)
                 largest[group]["size_bytes"] = max(known, share * size)
