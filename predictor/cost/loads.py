@@ -29,11 +29,7 @@ from predictor.model.workload import Feature, Table, Workload
 
 Array = NDArray[np.float64]
 
-SUMMED_FIRST = (
-    ShardingType.ROW_WISE,
-    ShardingType.TABLE_ROW_WISE,
-    ShardingType.GRID_SHARD,
-)
+SUMMED_FIRST = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 """Means of row splits are sums that the module divides afterwards (TorchRec, embeddingbag.py)."""
 
 

@@ -51,10 +51,7 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         pairs = np.concatenate(
-            (
-                np.column_stack((self.starts, self.ends)),
-                np.column_stack((other.starts, other.ends)),
-            )
+            (np.column_stack((self.starts, self.ends)), np.column_stack((other.starts, other.ends)))
         )
         return Intervals.merged([(float(a), float(b)) for a, b in pairs])
 

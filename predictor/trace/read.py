@@ -15,12 +15,7 @@ from statistics import median
 from typing import TypeVar
 
 from predictor.errors import InputError
-from predictor.trace.comms import (
-    NOTHING,
-    infos_around,
-    size_notes,
-    with_order,
-)
+from predictor.trace.comms import NOTHING, infos_around, size_notes, with_order
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.execution import NODES, ExecutionTrace, Node, execution_trace
 from predictor.trace.files import TraceFile, open_traces, read_json

@@ -62,11 +62,7 @@ TYPE_ORDER = (
 """Order of the exchanges within a module. TorchRec's own is that of the first table of each type;
 one fixed order lets plans of different mix share one graph."""
 
-COLUMN_SPLIT = {
-    ShardingType.COLUMN_WISE,
-    ShardingType.TABLE_COLUMN_WISE,
-    ShardingType.GRID_SHARD,
-}
+COLUMN_SPLIT = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD}
 HIERARCHICAL = {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
 
 
@@ -382,10 +378,7 @@ def busiest(column: Load, width: float) -> Size:
 
 
 def exchanges(
-    costs: FixedCosts,
-    groups: Sequence[LookupGroup],
-    loads: Array,
-    make: type[Exchange] = Exchange,
+    costs: FixedCosts, groups: Sequence[LookupGroup], loads: Array, make: type[Exchange] = Exchange
 ) -> list[Exchange]:
     """The exchanges of all modules in the order in which TorchRec runs them."""
     keys = [(m, t) for m in costs.workload.modules for t in TYPE_ORDER]

@@ -12,14 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
-from predictor.trace.simulate.host import (
-    HostItem,
-    Kind,
-    Piece,
-    Role,
-    blocks,
-    plain,
-)
+from predictor.trace.simulate.host import HostItem, Kind, Piece, Role, blocks, plain
 
 OUTLIER_IQR = 1.5
 """Tukey's fence: times further than this many interquartile ranges beyond a quartile are cut."""

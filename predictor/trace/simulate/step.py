@@ -22,12 +22,7 @@ from predictor.iteration.critical_path import Segment, critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline, simulate_once
 from predictor.trace.events import RankTrace
-from predictor.trace.simulate.graph import (
-    Factor,
-    RankProgram,
-    join_ranks,
-    latency_us,
-)
+from predictor.trace.simulate.graph import Factor, RankProgram, join_ranks, latency_us
 from predictor.trace.simulate.host import HostItem, Role, main_thread, walk_host
 from predictor.trace.simulate.overheads import Overheads, overheads_of
 from predictor.units import us
@@ -191,12 +186,7 @@ def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[Overheads]:
 
 
 def _programs(
-    hosts: TracedHosts,
-    step: int,
-    overheads: Sequence[Overheads],
-    *,
-    own_host: bool,
-    factor: Factor,
+    hosts: TracedHosts, step: int, overheads: Sequence[Overheads], *, own_host: bool, factor: Factor
 ) -> list[RankProgram]:
     """What each rank runs in a step, with the work that earlier steps left on the device."""
     begin = min(trace.steps[step].start_us for trace in hosts.traces)

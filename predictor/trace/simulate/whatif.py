@@ -37,11 +37,7 @@ BACKWARD = re.compile(
     r"split_embedding_backward_codegen_(?!dense)|linearize_index|RadixSort|find_long_segments"
 )
 """Kernels of FBGEMM's fused TBE (codegen/training); those of dense tables stay with each rank."""
-EXCHANGES = (
-    "input_dist",
-    "output_dist_forward",
-    "output_dist_backward",
-)
+EXCHANGES = ("input_dist", "output_dist_forward", "output_dist_backward")
 
 
 @dataclass(frozen=True)
