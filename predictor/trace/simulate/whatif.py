@@ -88,47 +88,38 @@ def plan_swap(
             f"the trace has rank {outside[0]}, the plans have ranks 0 to {topology.world_size - 1}"
         )
     old, new = (predict(workload, topology, hardware, plan) for plan in (before, after))
+    # exchanges take as long on every rank
+    was, will = (max(_busy(of, *EXCHANGES)) for of in (old, new))
+    exchange = will / was if was else 1.0
     forward, backward = (_ratios(old, new, f"embedding_{way}") for way in ("forward", "backward"))
-    exchanges = [
-        # they take as long on every rank
-        max(sum(load.busy_ms.get(p, 0.0) for p in EXCHANGES) for load in prediction.per_rank)
-        for prediction in (old, new)
+    notes = [
+        f"lookups and all-to-alls scaled by the predicted ratio of both plans, which take "
+        f"{old.iteration_ms:.3g} and {new.iteration_ms:.3g} ms when predicted as a whole"
     ]
-    exchange = exchanges[1] / exchanges[0] if exchanges[0] else 1.0
-    return PlanSwap(forward, backward, exchange, tuple(_notes(old, new, before, after)))
+    busy = zip(*(_busy(of, "embedding_forward") for of in (old, new)), strict=True)
+    idle = [str(rank) for rank, (before_ms, ms) in enumerate(busy) if ms and not before_ms]
+    if idle:
+        notes.append(
+            f"rank {', '.join(idle)} ran no lookups in the trace, so those that the new plan gives "
+            "it are left out"
+        )
+    types = [{table.sharding_type for table in plan.tables.values()} for plan in (before, after)]
+    if types[1] - types[0]:
+        notes.append(
+            f"{', '.join(sorted(types[1] - types[0]))} was not used when traced; collectives and "
+            "kernels that only it needs are left out"
+        )
+    return PlanSwap(forward, backward, exchange, tuple(notes))
 
 
-def _busy(prediction: Prediction, phase: str) -> list[float]:
-    return [load.busy_ms.get(phase, 0.0) for load in prediction.per_rank]
+def _busy(prediction: Prediction, *phases: str) -> list[float]:
+    """Time of some phases, by rank."""
+    return [sum(load.busy_ms.get(p, 0.0) for p in phases) for load in prediction.per_rank]
 
 
 def _ratios(old: Prediction, new: Prediction, phase: str) -> tuple[float | None, ...]:
     pairs = zip(_busy(old, phase), _busy(new, phase), strict=True)
     return tuple(after / before if before > 0 else None for before, after in pairs)
-
-
-def _notes(
-    old: Prediction, new: Prediction, before: ShardingPlan, after: ShardingPlan
-) -> list[str]:
-    found = [
-        f"lookups and all-to-alls scaled by the predicted ratio of both plans, which take "
-        f"{old.iteration_ms:.3g} and {new.iteration_ms:.3g} ms when predicted as a whole"
-    ]
-    busy = zip(*(_busy(of, "embedding_forward") for of in (old, new)), strict=True)
-    idle = [rank for rank, (was, will) in enumerate(busy) if will and not was]
-    if idle:
-        found.append(
-            f"rank {', '.join(map(str, idle))} ran no lookups in the trace, so those that the new "
-            "plan gives it are left out"
-        )
-    types = [{table.sharding_type for table in plan.tables.values()} for plan in (before, after)]
-    kinds = types[1] - types[0]
-    if kinds:
-        found.append(
-            f"{', '.join(sorted(kinds))} was not used when traced; collectives and kernels that "
-            "only it needs are left out"
-        )
-    return found
 
 
 GEMM_KERNEL = re.compile(r"gemm|splitKreduce|cutlass|s884|s1688|gemv", re.IGNORECASE)
@@ -199,6 +190,8 @@ MODEL = "by a model of both devices"
 PREDICTED = "by the prediction of both plans"
 RESOURCE = "by the ratio of a resource"
 KEPT = "as traced"
+Devices = tuple[HardwareProfile, HardwareProfile]
+"""That of the trace, and that of the question."""
 
 
 def what_if(
@@ -252,16 +245,13 @@ class Scaling:
         links: float,
         plans: PlanSwap | None = None,
     ) -> None:
-        self.batch = batch
-        self.links = links
-        self.plans = plans
+        self.batch, self.links, self.plans = batch, links, plans
         self.gemms: dict[int, GemmCall] = {}
         self.basis: dict[int, tuple[str, float, float]] = {}
-        self.old: dict[int, HardwareProfile | None] = {}
-        self.new: dict[int, HardwareProfile | None] = {}
+        self.devices: dict[int, Devices | None] = {}
         for trace in traces:
-            self.old[trace.rank] = old = traced_profile(trace)
-            self.new[trace.rank] = hardware or old
+            old = traced_profile(trace)
+            self.devices[trace.rank] = None if old is None else (old, hardware or old)
             if old is None and hardware is not None:
                 raise InputError(
                     f"{trace.source}: no profile describes the device it was taken on "
@@ -273,13 +263,20 @@ class Scaling:
 
     def factor(self, trace: RankTrace, event: DeviceEvent) -> float:
         """Predicted over traced time of a kernel, copy or collective."""
-        old, new = self.old[trace.rank], self.new[trace.rank]
+        devices, call = self.devices[trace.rank], self.gemms.get(id(event))
         if event.collective is not None:
-            basis, factor = self._collective(trace, event, event.collective, old, new)
-        elif id(event) in self.gemms and old is not None and new is not None:
-            basis, factor = self._gemm(self.gemms[id(event)], old, new)
+            basis, factor = self._collective(trace, event.collective, devices)
+        elif devices is None:
+            basis, factor = RESOURCE if self.batch != 1 else KEPT, self.batch
+        elif devices[0] is devices[1] and self.batch == 1:
+            basis, factor = KEPT, 1.0
+        elif call is not None and all(call.data_type in hw.gemm.tflops for hw in devices):
+            old, new = devices
+            floor = us(new.gemm.floor_of(call.data_type))
+            after = floor + (call.predicted_ms(new) - floor) * self.batch
+            basis, factor = MODEL, after / call.predicted_ms(old)
         else:
-            basis, factor = self._by_resource(event, old, new)
+            basis, factor = RESOURCE, self._by_resource(event, *devices)
         swapped = None if self.plans is None else self.plans.factor(trace.rank, event)
         if swapped is not None:
             basis, factor = PREDICTED, factor * swapped
@@ -287,22 +284,8 @@ class Scaling:
         self.basis[id(event)] = (basis, traced, traced * factor)
         return factor
 
-    def _gemm(
-        self, call: GemmCall, old: HardwareProfile, new: HardwareProfile
-    ) -> tuple[str, float]:
-        if call.data_type not in new.gemm.tflops or call.data_type not in old.gemm.tflops:
-            return self._by_resource(call.kernels[0], old, new)
-        if new is old and self.batch == 1:
-            return KEPT, 1.0
-        before, after = call.predicted_ms(old), call.predicted_ms(new)
-        floor = us(new.gemm.floor_of(call.data_type))
-        return MODEL, (floor + (after - floor) * self.batch) / before
-
-    def _by_resource(
-        self, event: DeviceEvent, old: HardwareProfile | None, new: HardwareProfile | None
-    ) -> tuple[str, float]:
-        if old is None or new is None:
-            return RESOURCE if self.batch != 1 else KEPT, self.batch
+    def _by_resource(self, event: DeviceEvent, old: HardwareProfile, new: HardwareProfile) -> float:
+        """A floor, and time in proportion to what the kernel is bound by."""
         traced = us(event.end_us - event.start_us)
         if event.kind == "memcpy" and ("HtoD" in event.name or "DtoH" in event.name):
             floors = us(old.memory.host_link_latency_us), us(new.memory.host_link_latency_us)
@@ -313,26 +296,21 @@ class Scaling:
         else:
             floors = us(old.elementwise.floor_us), us(new.elementwise.floor_us)
             ratio = old.streaming / new.streaming
-        basis = KEPT if new is old and self.batch == 1 else RESOURCE
         fixed = min(floors[0], traced)
         after = fixed * floors[1] / floors[0] if floors[0] > 0 else fixed
-        return basis, (after + (traced - fixed) * ratio * self.batch) / traced if traced else 1.0
+        return (after + (traced - fixed) * ratio * self.batch) / traced if traced else 1.0
 
     def _collective(
-        self,
-        trace: RankTrace,
-        event: DeviceEvent,
-        call: CollectiveCall,
-        old: HardwareProfile | None,
-        new: HardwareProfile | None,
+        self, trace: RankTrace, call: CollectiveCall, devices: Devices | None
     ) -> tuple[str, float]:
         batch = self.batch if call.op in BATCH_WISE else 1.0
         ranks = len(call.group) if call.group else trace.world_size or 1
-        if old is None or new is None or call.size_bytes is None or call.op not in OPS:
+        if devices is None or call.size_bytes is None or call.op not in OPS:
             factor = batch / self.links
             return KEPT if factor == 1 else RESOURCE, factor
         if ranks == 1:
             return KEPT, 1.0
+        old, new = devices
         before = _transfer(old, ranks, call.op, call.size_bytes)
         fixed, moving = _transfer(new, ranks, call.op, batch * call.size_bytes)
         basis = KEPT if new is old and batch == self.links == 1 else MODEL
@@ -341,11 +319,11 @@ class Scaling:
     def notes(self) -> tuple[str, ...]:
         """How much of the device's time was scaled by what, after a simulation."""
         before = sum(traced for _, traced, _ in self.basis.values()) or 1.0
-        shares: dict[str, float] = {}
-        for basis, traced, _ in self.basis.values():
-            shares[basis] = shares.get(basis, 0.0) + traced / before
-        shown = ", ".join(f"{100 * share:.0f} % {basis}" for basis, share in shares.items())
         after = sum(scaled for _, _, scaled in self.basis.values())
+        shares: dict[str, float] = defaultdict(float)
+        for basis, traced, _ in self.basis.values():
+            shares[basis] += traced / before
+        shown = ", ".join(f"{100 * share:.0f} % {basis}" for basis, share in shares.items())
         return (
             f"device time scaled: {shown}; {us(before):.1f} ms of kernels, copies and collectives "
             f"become {us(after):.1f} ms; host times are as traced",
@@ -354,11 +332,9 @@ class Scaling:
 
 def _transfer(hw: HardwareProfile, ranks: int, op: Op, size_bytes: float) -> tuple[float, float]:
     """Fixed time and time per byte of a collective, in ms."""
-    local = ranks if ranks <= GPUS_OF_A_HOST else GPUS_OF_A_HOST
+    local = min(ranks, GPUS_OF_A_HOST)
     if ranks % local:
         raise InputError(f"{ranks} ranks do not fill hosts of {local}")
-    topology = Topology(ranks, local, (0,) * ranks, (0,) * ranks)
-    collectives = Collectives(hw, topology)
-    total = float(getattr(collectives, op)(size_bytes))
-    fixed = collectives.floor_ms(op)
+    collectives = Collectives(hw, Topology(ranks, local, (0,) * ranks, (0,) * ranks))
+    total, fixed = float(getattr(collectives, op)(size_bytes)), collectives.floor_ms(op)
     return fixed, total - fixed
