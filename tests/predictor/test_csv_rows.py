@@ -45,14 +45,6 @@ def test_a_bad_row_costs_no_other(
         assert before[int(text.split(":")[1]) - 2] not in ("1,2.5", "# aside", "")
 
 
-def test_figures_that_nothing_has(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("n,t\n1,1e300\n1,1e-300\n1e16,1\n1,1\n")
-    table = read_table(path, ("n", "t"), parse)
-    assert table.rows == [(1, 1.0)]
-    assert "must lie between 1e-12 and 1e+15" in table.problems[0]
-
-
 def test_headers_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     for text, words in (("", "is empty"), ("# x\n", "is empty"), ("n,n,t\n", "twice")):

@@ -11,9 +11,9 @@ import pytest
 
 from predictor.hardware.schema import HardwareProfile, weakest
 from predictor.model.distribution import Uniform, Zipf
-from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import Feature, QComm, Workload
+from predictor.model.workload import Feature, Workload
 from predictor.predict import PHASES, Prediction, predict, profile_groups
 from search.space.enumerate import enumerate_space
 from shardopt.config.model import load_model
@@ -92,26 +92,6 @@ def test_provenance_is_the_weakest_on_the_path() -> None:
     assert run(workload, topology, sharded(workload, topology, T.TABLE_WISE), weak).provenance == (
         "not validated"
     )
-
-
-def test_an_exact_profile_has_a_narrower_interval() -> None:
-    workload, topology = hot(None), a_topology(2)
-    plan = sharded(workload, topology, T.TABLE_WISE)
-    profile = device_bound()
-    sure = profile.model_copy(
-        update={"embedding": profile.embedding.model_copy(update={"rel_error": 0.0})}
-    )
-    low, high = run(workload, topology, plan).interval_ms
-    sure_low, sure_high = run(workload, topology, plan, sure).interval_ms
-    assert low < sure_low < sure_high < high
-
-
-def test_inter_host_links_count_only_between_intra_groups() -> None:
-    one_rack = profile_groups("collectives", hardware(), a_topology(8, 4, domain=8))
-    pairs = profile_groups("collectives", hardware(), a_topology(8, 8, domain=2))
-    hosts = profile_groups("collectives", hardware(), a_topology(8, 4))
-    assert len(one_rack) == len(pairs) == 1
-    assert hardware().collectives.inter in hosts
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -205,19 +185,6 @@ def test_skew_makes_lookups_faster_and_a_frequency_order_makes_the_first_shard_h
     assert uneven.iteration_ms > even.iteration_ms
 
 
-@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.TABLE_ROW_WISE])
-def test_narrow_communication_shrinks_the_output_distribution(kind: ShardingType) -> None:
-    topology = a_topology(4, 2)
-    wide = hot(None, pooling_factor=1.0)
-    narrow = replace(wide, qcomm=QComm("fp16", "bf16"))
-    before, after = (
-        run(w, topology, sharded(w, topology, kind)).per_rank[0].busy_ms for w in (wide, narrow)
-    )
-    for phase in ("output_dist_forward", "output_dist_backward"):
-        assert 0.4 * before[phase] < after[phase] < 0.95 * before[phase]
-    assert before["input_dist"] == after["input_dist"]
-
-
 def test_a_pipeline_changes_the_graph_and_hides_the_input_distribution() -> None:
     topology = a_topology(2)
     for seed in range(8):
@@ -237,40 +204,6 @@ def test_a_pipeline_changes_the_graph_and_hides_the_input_distribution() -> None
         run(replace(workload, train_pipeline=p), topology, plan).iteration_ms for p in PIPELINES
     ]
     assert times[1] < 0.99 * times[0]
-
-
-def test_prefetching_takes_cache_misses_off_the_lookup() -> None:
-    topology = a_topology(2)
-    workload = hot(0.9)
-    plan = sharded(workload, topology, T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
-    sparse, ahead = (
-        run(replace(workload, train_pipeline=p), topology, plan) for p in PIPELINES[1:]
-    )
-    assert "prefetch" not in sparse.per_rank[0].busy_ms
-    assert ahead.per_rank[0].busy_ms["prefetch"] > 0
-    assert (
-        ahead.per_rank[0].busy_ms["embedding_forward"]
-        < sparse.per_rank[0].busy_ms["embedding_forward"]
-    )
-    assert ahead.iteration_ms < sparse.iteration_ms
-
-
-def test_an_uneven_plan_makes_the_others_wait() -> None:
-    tables = tuple(replace(hot(None).tables[0], name=n) for n in "ab")
-    workload, topology = replace(hot(None), tables=tables), a_topology(2)
-    piled = run(workload, topology, tuple(table_wise(t, 0) for t in tables))
-    spread = run(workload, topology, tuple(table_wise(t, r) for r, t in enumerate(tables)))
-    assert piled.iteration_ms > spread.iteration_ms
-    assert piled.per_rank[1].idle_ms > piled.per_rank[0].idle_ms
-    assert "embedding_forward" not in piled.per_rank[1].busy_ms
-
-
-def test_one_rank_talks_to_nobody() -> None:
-    workload, topology = a_workload(a_table("a"), a_table("b", dim=16)), a_topology(1)
-    for kind in (T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE):
-        found = run(workload, topology, sharded(workload, topology, kind), hardware())
-        assert found.iteration_ms > 0
-        assert all(op.resource != "collectives" for op in found.graph.ops)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)

@@ -14,19 +14,14 @@ from predictor.cost.collectives import (
     Uplink,
     all_to_all,
     bands,
-    bus_factor,
     hierarchical,
-    hyperbola,
-    latency_ms,
-    rank_cost,
     ring_or_tree,
-    transfer_ms,
 )
 from predictor.errors import InputError
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import Curve
 from predictor.model.topology import NetworkLevel, Topology
-from predictor.units import MIB, gb_per_s, us
+from predictor.units import MIB, us
 
 
 def topology(world: int, local: int = 8, domain: int = 0) -> Topology:
@@ -46,24 +41,6 @@ def test_one_rank_is_free_and_scopes_without_peers_too(name: str, op: str) -> No
     for scope in ("world", "intra", "cross"):
         assert getattr(alone, op)(1e6, scope) == 0.0
     assert getattr(collectives(name, 8), op)(1e6, "cross") == 0.0
-
-
-@given(
-    st.sampled_from(list_hardware()),
-    st.sampled_from(OPS),
-    st.sampled_from([(2, 8, 0), (8, 8, 0), (8, 8, 2), (16, 8, 0), (128, 8, 0), (32, 4, 16)]),
-    st.sampled_from(["world", "intra", "cross"]),
-    st.floats(0, 1e11),
-    st.floats(1, 4),
-)
-@settings(max_examples=150, deadline=None)
-def test_time_never_falls_with_size(
-    name: str, op: str, shape: tuple[int, int, int], scope: str, size: float, factor: float
-) -> None:
-    engine = collectives(name, *shape)
-    less, more = getattr(engine, op)(np.array([size, size * factor]), scope)
-    assert np.isfinite(more)
-    assert getattr(engine, op)(0.0, scope) <= less * (1 + 1e-12) <= more * (1 + 1e-9)
 
 
 @st.composite
@@ -107,44 +84,6 @@ def test_hosts_of_a_rack_are_joined_by_its_nvlink(op: str) -> None:
     assert getattr(racks, op)(size, "intra") == getattr(rack, op)(size, "world")
 
 
-def test_shape_is_kept_and_scalars_work() -> None:
-    engine = collectives("h100-sxm", 8)
-    sizes = np.geomspace(1, 1e9, 12).reshape(3, 4)
-    times = engine.all_to_all(sizes, "world")
-    assert times.shape == (3, 4)
-    assert float(engine.all_to_all(float(sizes[1, 2]), "world")) == times[1, 2]
-    assert engine.all_to_all(np.float64(0.0), "world").shape == ()
-    assert float(engine.all_to_all(0.0)) == engine.floor_ms("all_to_all")
-
-
-def test_beyond_the_table_the_last_bandwidth_holds() -> None:
-    engine = collectives("a100-40gb", 8)
-    t = engine.all_to_all(np.array([2.0**38, 2.0**39, 2.0**40]), "world")
-    assert t[2] - t[1] == pytest.approx(2 * (t[1] - t[0]), rel=1e-3)
-
-
-def test_two_hosts_are_bound_by_the_nic() -> None:
-    hw = load_hardware("h100-sxm")
-    one, two = collectives("h100-sxm", 8), collectives("h100-sxm", 16)
-    size = 2.0**30
-    over_nic = size / 2 / gb_per_s(hw.collectives.inter.nic_gbit_s / 8)
-    assert two.all_to_all(size, "world") > over_nic > one.all_to_all(size, "world")
-    assert two.all_reduce(size, "world") < 2 * one.all_reduce(size, "world")
-
-
-def test_a_larger_nvlink_domain_is_faster_and_a_smaller_one_slower() -> None:
-    size = 2.0**26
-    hosts = collectives("b200", 16, 8)
-    rack = collectives("b200", 16, 8, 16)
-    pairs = collectives("b200", 8, 8, 2)
-    whole = collectives("b200", 8, 8)
-    assert rack.all_to_all(size, "world") < 0.5 * hosts.all_to_all(size, "world")
-    for op in OPS:
-        # one ring over 16 moves 15/16 of the bytes, two levels over 8 and 2 at most 7/8 each
-        assert getattr(rack, op)(size, "world") < 1.08 * getattr(hosts, op)(size, "world")
-        assert getattr(pairs, op)(size, "world") > getattr(whole, op)(size, "world")
-
-
 def test_scopes_take_their_ranks() -> None:
     engine = collectives("a100-80gb", 32)
     assert [engine.ranks(s) for s in ("world", "intra", "cross")] == [32, 8, 4]
@@ -156,14 +95,13 @@ GPUS = [name for name in list_hardware() if not load_hardware(name).inline]
 HOUR = 3.6e6
 
 
-def flat(us_per_mib: float, latency_us: float = 0.0, per_rank_us: float = 0.0) -> dict[str, Curve]:
-    curve = Curve(
+def flat(us_per_mib: float, latency_us: float = 0.0, per_rank_us: float = 0.0) -> Curve:
+    return Curve(
         latency_us=latency_us,
         latency_per_rank_us=per_rank_us,
         edge_mib=(0.0,),
         us_per_mib=(us_per_mib,),
     )
-    return dict.fromkeys(OPS, curve)
 
 
 def hosts(
@@ -185,11 +123,6 @@ def test_a_ring_passes_the_bytes_of_all_ranks_over_the_nics_of_a_host(op: str) -
     levels = hosts(2, 8, 0.001, 1.0)
     time = float(ring_or_tree(op, np.array(64 * MIB), levels))  # type: ignore[arg-type]
     assert mib_of(time, 1.0) == pytest.approx(64 * 15 / 16 / 8)
-
-
-def test_a_ring_passes_them_over_every_nvlink_too() -> None:
-    time = float(ring_or_tree("all_gather", np.array(64 * MIB), hosts(2, 8, 1.0, 0.001)))
-    assert mib_of(time, 1.0) == pytest.approx(64 * 15 / 16)
 
 
 @pytest.mark.parametrize(
@@ -223,15 +156,6 @@ def test_a_ring_hops_over_every_rank() -> None:
     assert empty == pytest.approx(us(7 * 2.0 + 9.0 + 7 * 2.0))
 
 
-def test_a_ring_crosses_between_the_pairs_of_a_host_over_one_slot() -> None:
-    levels = [
-        Level("intra", flat(0.001), 1, 2),
-        Level("memory", flat(1.0), 2, 4, "host"),
-    ]
-    time = float(ring_or_tree("all_reduce", np.array(64 * MIB), levels))
-    assert mib_of(time, 1.0) == pytest.approx(64 * 1.5)
-
-
 def test_the_switch_reduces_where_it_is_faster() -> None:
     slow = Curve(latency_us=100.0, edge_mib=(0.0,), us_per_mib=(0.5,), own_part=1.0)
     levels = [Level("intra", flat(1.0), 1, 8, switch=slow)]
@@ -241,11 +165,6 @@ def test_the_switch_reduces_where_it_is_faster() -> None:
     assert switched == pytest.approx(us(100 + 1024))
     gathered = ring_or_tree("all_gather", sizes, levels)
     assert gathered == pytest.approx(us(0.875 * np.array([1.0, 1024.0])))
-
-
-def test_gloo_reduces_level_by_level() -> None:
-    time = float(hierarchical("all_gather", np.array(64 * MIB), hosts(2, 8, 0.001, 1.0)))
-    assert mib_of(time, 1.0) == pytest.approx(64 / 2 / 8)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -309,7 +228,7 @@ def pods(nic: float, uplink: float, latency_us: float = 0.0) -> list[Level]:
 @pytest.mark.parametrize(("over", "bound"), [(1.0, 24 / 32), (1.2, 24 / 32), (4.0, 4 * 16 / 32)])
 def test_the_fullest_link_decides_an_all_to_all(over: float, bound: float) -> None:
     """24 of 32 parts of a buffer leave a host, 16 leave a pod."""
-    time = float(all_to_all("all_to_all", np.array(64 * MIB), pods(1.0, over)))
+    time = float(all_to_all(np.array(64 * MIB), pods(1.0, over)))
     assert mib_of(time, 1.0) == pytest.approx(64 * bound)
 
 
@@ -323,7 +242,7 @@ def test_a_ring_leaves_a_pod_once() -> None:
 def test_crossings_wait() -> None:
     empty = np.array(0.0)
     levels = pods(1.0, 1.0, latency_us=5.0)
-    assert float(all_to_all("all_to_all", empty, levels)) == pytest.approx(us(5.0))
+    assert float(all_to_all(empty, levels)) == pytest.approx(us(5.0))
     assert float(ring_or_tree("all_gather", empty, levels)) == pytest.approx(us(5.0))
     assert float(ring_or_tree("all_reduce", empty, levels)) == pytest.approx(us(10.0))
     assert float(hierarchical("all_gather", empty, levels)) == pytest.approx(us(10.0))
@@ -358,13 +277,6 @@ def test_levels_that_take_nothing_away_change_nothing_and_others_only_cost(
     assert (times(over, 3.0) >= expected * (1 - 1e-12)).all()
 
 
-def test_hyperbola_is_flat_then_slope_one_without_cancellation() -> None:
-    w = np.array([0.0, 1.0, 1e3, 1e12])
-    assert hyperbola(w, 0.0) == pytest.approx(w)
-    assert hyperbola(w, 1e9)[1] == pytest.approx(0.5e-9, rel=1e-6)
-    assert hyperbola(w, 1e9)[3] == pytest.approx(1e12 - 1e9, rel=1e-3)
-
-
 @given(
     st.lists(st.floats(1, 1e9), min_size=1, max_size=6, unique=True),
     st.floats(0, 1e12),
@@ -373,35 +285,3 @@ def test_bands_share_out_every_byte(edges: list[float], size: float) -> None:
     parts = bands(np.array([size]), [0.0, *sorted(edges)])
     assert parts.min() >= -1e-6 * size
     assert parts.sum() == pytest.approx(size, rel=1e-9)
-
-
-CURVE = Curve(
-    latency_us=3.0,
-    latency_per_doubling_us=2.0,
-    latency_per_rank_us=1.5,
-    edge_mib=(0.0, 1.0),
-    us_per_mib=(4.0, 2.0),
-    own_part=1.0,
-)
-
-
-def test_a_ring_hops_once_more_for_each_rank() -> None:
-    assert latency_ms(CURVE, 8) == pytest.approx(us(3 + 2 * 3 + 1.5 * 7))
-
-
-def test_an_own_part_that_costs_as_much_makes_the_time_the_same_for_all_ranks() -> None:
-    """``2 (n-1)/n`` of the buffer and ``1/n`` twice are ``2`` of it: a reduction in the switch."""
-    flat = CURVE.model_copy(update={"edge_mib": (0.0,), "us_per_mib": (2.0,)})
-    size = 2.0**30
-    times = [
-        float(transfer_ms(flat, np.array(size * bus_factor("all_reduce", n)), n))
-        for n in (2, 3, 8, 72)
-    ]
-    assert times == pytest.approx([times[0]] * 4)
-
-
-def test_factors_of_wiring_and_own_part_multiply() -> None:
-    curve = CURVE.model_copy(update={"rank_cost": {2: 3.0, 8: 1.0}})
-    assert rank_cost(curve, 2) == pytest.approx(2 * 3.0)
-    assert rank_cost(curve, 4) == pytest.approx((1 + 1 / 3) * 2.0)
-    assert rank_cost(curve, 64) == pytest.approx(1 + 1 / 63)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from predictor.cost.dense import (
-    OPTIMIZER_PASSES,
     Bucket,
     DenseWork,
     Execution,
@@ -15,20 +14,16 @@ from predictor.cost.dense import (
     LookupCall,
     Segment,
     TableUpdate,
-    optimizer_ms,
     part_of,
     price,
 )
-from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.gemm import batched_ms, gemm_ms
 from predictor.cost.ops.op_time import OpTimes
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_topology, a_workload, hardware
 
-PROFILES = ["h100-sxm", "cpu-gloo"]
 BATCH = 4096
 
 
@@ -49,60 +44,6 @@ def a_model(interaction: str | DcnV2 = "concat", **more: object) -> Workload:
 
 def total(steps: tuple[object, ...]) -> float:
     return sum(step.cost_ms for step in steps if isinstance(step, Segment))
-
-
-def passes(hw: HardwareProfile, *elements: float) -> float:
-    return sum(float(memory_ms(hw, 4 * size)) for size in elements)
-
-
-def linear(hw: HardwareProfile, width: int, out: int) -> float:
-    """A layer and its bias, forward."""
-    bias = 0.0 if hw.elementwise.fused_bias else passes(hw, 2 * BATCH * out)
-    return gemm_ms(hw, BATCH, out, width, "fp32") + bias
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_the_bottom_mlp_is_its_products_and_passes(profile: str) -> None:
-    hw, found = hardware(profile), work(a_model(), profile)
-    first = found.forward.index(LookupCall("ebc"))
-    forward = (
-        linear(hw, 13, 512) + linear(hw, 512, 64) + passes(hw, 2 * BATCH * 512, 2 * BATCH * 64)
-    )
-    assert total(found.forward[:first]) == pytest.approx(forward)
-    last = found.backward.index(TableUpdate("ebc"))
-    # weight gradients of both layers, one input gradient, two bias sums, two ReLUs
-    products = [(512, 13, BATCH), (64, 512, BATCH), (BATCH, 512, 64)]
-    backward = sum(gemm_ms(hw, *shape, "fp32") for shape in products)
-    backward += passes(hw, 3 * BATCH * 512, 3 * BATCH * 64, (BATCH + 1) * 512, (BATCH + 1) * 64)
-    assert total(found.backward[last:]) == pytest.approx(backward)
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_dots_are_one_product_a_sample_and_their_pairs(profile: str) -> None:
-    hw, pairs = hardware(profile), BATCH * 9 * 8 // 2
-    dot, concat = (work(a_model(kind), profile) for kind in ("dot", "concat"))
-    gather = float(memory_ms(hw, 4 * 2 * pairs + 8 * 2 * 36))
-    gather += 1e-6 * hw.elementwise.gather_ns_per_element * pairs
-    product = batched_ms(hw, BATCH, 9, 9, 64, "fp32")
-    joined = float(columns_ms(hw, 2 * 4 * BATCH * (64 + 36)))
-    tops = [linear(hw, width, 512) for width in (64 + 36, 9 * 64)]
-    more = product + gather + joined + tops[0] - tops[1]
-    assert total(dot.forward) - total(concat.forward) == pytest.approx(more)
-
-
-@pytest.mark.parametrize("kind", ["dot", "concat", DcnV2(2, 64)], ids=str)
-@pytest.mark.parametrize("profile", PROFILES)
-def test_times_rise_with_the_batch_and_fall_with_faster_types(
-    kind: str | DcnV2, profile: str
-) -> None:
-    def all_ms(workload: Workload) -> float:
-        found = work(workload, profile)
-        return total(found.forward) + total(found.backward)
-
-    model = a_model(kind)
-    big = model.with_batch_size(65536)
-    assert all_ms(big) > all_ms(model)
-    assert all_ms(replace(big, dense=replace(big.dense, data_type="bf16"))) < all_ms(big)
 
 
 def test_what_reads_a_lookup_waits_for_it_once() -> None:
@@ -208,28 +149,6 @@ def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
     assert [step.kernels for step in found.forward if isinstance(step, Segment)] == [20, 1]
     quick = price(program, (), times, at_once())
     assert len(quick.forward) == 1
-
-
-def test_ops_without_a_kernel_model_are_counted_by_bytes_and_listed() -> None:
-    hw, x = hardware(), an_operand(1, 1000, 1000)
-    strange = OpCall("fancy_op", (x,), (an_operand(2, 1000, 1000),))
-    found = priced(DenseProgram(8, (strange, strange), (), ()), ())
-    assert found.by_bytes == {"fancy_op": 2}
-    assert total(found.forward) == pytest.approx(2 * float(memory_ms(hw, 8e6)))
-    assert work(a_model("dot")).by_bytes == {}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZER_PASSES)
-def test_a_step_of_tables_passes_over_parameters_and_state(optimizer: str) -> None:
-    count = {"sgd": 3, "adagrad": 5, "adam": 7}[optimizer]
-    expected = memory_ms(hardware(), count * 4e6)
-    assert optimizer_ms(hardware(), optimizer, 1e6) == pytest.approx(expected)
-    assert optimizer_ms(hardware(), optimizer, 0) == 0
-    # a CPU keeps what lies between the ops of one parameter in its caches
-    cpu, model = hardware("cpu-gloo"), a_model(optimizer=optimizer)
-    found = work(model, cpu)
-    size = count * sum(step.bytes for step in found.backward if isinstance(step, Bucket))
-    assert found.optimizer.cost_ms == pytest.approx(float(memory_ms(cpu, size)))
 
 
 def test_compiled_models_move_less_and_graphs_are_one_launch() -> None:

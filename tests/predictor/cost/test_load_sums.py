@@ -7,22 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from predictor.cost.load_sums import GrowingArray, LoadSums, Selection
+from predictor.cost.load_sums import LoadSums, Selection
 from predictor.cost.loads import COLUMNS, LONGEST, ShardLoads, add
 from search.space.enumerate import enumerate_space
 from search.space.option import place
 from tests.builders import a_topology, device_bound, random_candidate, random_workload
 
 TOPOLOGY = a_topology(8, 4)
-
-
-def test_a_stack_keeps_what_is_put_on_it() -> None:
-    stack, expected = GrowingArray(2), np.zeros((2, 0))
-    for count in (0, 1, 100, 3):
-        more = np.random.default_rng(count).random((2, count))
-        stack.extend(more)
-        expected = np.concatenate((expected, more), axis=1)
-        assert np.array_equal(stack.array, expected)
 
 
 @pytest.mark.parametrize("seed", range(5))

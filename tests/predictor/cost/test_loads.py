@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.cost.loads import Load, ShardLoads, group_of, shard_bins
+from predictor.cost.loads import Load, ShardLoads, group_of
 from predictor.model.distribution import Empirical, EmpiricalByRange, Zipf
-from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Feature, Table, Workload
 from tests.builders import a_table, a_topology, a_workload, hardware, sharded, table_wise
 
@@ -75,20 +75,6 @@ def test_rows_measured_by_range_go_to_their_shards(order: str) -> None:
     assert ids == pytest.approx(np.array([250, 250, 1050, 250]) / 1800 * 4000)
 
 
-def test_an_empty_shard_has_no_work() -> None:
-    table = a_table(rows=3)
-    found = load(a_workload(table), T.ROW_WISE)
-    assert found[3, Load.IDS] == found[3, Load.FORWARD_MS] == found[3, Load.BACKWARD_MS] == 0
-    assert found[3, Load.SHARDS] == 1
-
-
-def test_shard_bins_of_all_rows_are_the_tables() -> None:
-    table = a_table(rows=1000)
-    feature = table.features[0]
-    assert shard_bins(table, feature, Shard(0, (0, 32), (1000, 32))).mass == 1
-    assert shard_bins(table, feature, Shard(0, (250, 0), (250, 64))).mass == pytest.approx(0.25)
-
-
 def test_the_cache_load_factor_of_the_plan_counts() -> None:
     feature = Feature("f", 10.0, 1.0, Zipf(0.8))
     workload = a_workload(a_table(rows=10**6, features=(feature,)))
@@ -99,28 +85,6 @@ def test_the_cache_load_factor_of_the_plan_counts() -> None:
         for params in ({"load_factor": 0.05}, None, {"load_factor": 0.2}, {"load_factor": 0.9})
     ]
     assert times[0] > times[1] == times[2] > times[3]
-
-
-def test_a_prefetched_lookup_runs_as_if_every_row_were_cached() -> None:
-    workload = a_workload(a_table(rows=10**6))
-    ahead = replace(workload, train_pipeline="prefetch_sparse_dist")
-    fused = load(workload, T.TABLE_WISE)[0]
-    sparse = load(workload, T.TABLE_WISE, K.FUSED_UVM_CACHING)[0]
-    prefetched = load(ahead, T.TABLE_WISE, K.FUSED_UVM_CACHING)[0]
-    assert prefetched[Load.FORWARD_MS] == fused[Load.FORWARD_MS] < sparse[Load.FORWARD_MS]
-    assert prefetched[Load.PREFETCH_MS] > 0 == sparse[Load.PREFETCH_MS]
-
-
-@pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])
-def test_states_of_cached_tables_are_stepped_in_host_memory(pipeline: str) -> None:
-    """FBGEMM's cache holds weights alone, so the backward waits for the link all the same."""
-    adam = a_table(rows=1_000_000, optimizer="adam", features=(Feature("f", 20.0),))
-    workload = a_workload(adam, batch_size=8192, train_pipeline=pipeline)
-    cached, fused = (
-        load(workload, ShardingType.TABLE_WISE, kernel)[0, Load.BACKWARD_MS]
-        for kernel in (K.FUSED_UVM_CACHING, K.FUSED)
-    )
-    assert cached > 2 * fused
 
 
 def group(table: Table, pipeline: str = "base", **more: object) -> object:
@@ -141,24 +105,6 @@ def test_tables_share_a_lookup_as_in_group_tables() -> None:
         group(a_table(), compute_kernel=K.DENSE),
     ):
         assert apart != one
-
-
-def test_a_prefetch_pipeline_groups_cached_tables_by_dim() -> None:
-    ahead = "prefetch_sparse_dist"
-    plain = group(a_table("a", dim=64), ahead)
-    assert group(a_table("b", dim=128), ahead) == plain
-    cached = [
-        group(a_table("c", dim=d), ahead, compute_kernel=K.FUSED_UVM_CACHING) for d in (64, 64, 128)
-    ]
-    assert plain != cached[0] == cached[1] != cached[2]
-
-
-def test_loads_are_remembered_per_shard_not_per_rank() -> None:
-    workload = a_workload()
-    loads = ShardLoads(workload, TOPOLOGY, hardware())
-    here, there = (table_wise(workload.tables[0], r) for r in (0, 3))
-    assert loads.of_shard(0, here, here.shards[0]) is loads.of_shard(0, there, there.shards[0])
-    assert isinstance(here, TablePlan)
 
 
 def test_with_index_dedup_every_rank_sends_its_distinct_ids() -> None:

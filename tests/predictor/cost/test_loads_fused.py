@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from predictor.cost.loads import (
     COLUMNS,
-    LAUNCH,
     LONGEST,
     SHARED,
     Load,
@@ -19,23 +16,17 @@ from predictor.cost.loads import (
     fused_forward_ms,
 )
 from predictor.cost.lookup.embedding import lookup_model
-from predictor.cost.lookup.shard import SHARERS
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Zipf
-from predictor.model.plan import ShardingType, TablePlan
+from predictor.model.plan import TablePlan
 from predictor.model.workload import Feature, Workload
-from search.space.enumerate import enumerate_space
-from search.space.option import place
 from tests.builders import (
     a_table,
     a_topology,
     a_workload,
-    device_bound,
     hardware,
-    random_candidate,
     table_wise,
 )
-from tests.quick import quick_first
 
 loads = st.lists(st.floats(0, 10), min_size=COLUMNS, max_size=COLUMNS).map(np.array)
 
@@ -51,19 +42,6 @@ def small_batch(tables: int, lookups: float = 400.0, batch: int = 256) -> Worklo
 def on_rank_0(workload: Workload, count: int) -> list[TablePlan]:
     """The first tables on rank 0, the others on rank 1."""
     return [table_wise(t, int(i >= count)) for i, t in enumerate(workload.tables)]
-
-
-def test_columns_of_a_launch_are_those_that_no_shard_knows() -> None:
-    assert SHARED.stop - SHARED.start == len(SHARERS)
-    assert set(LAUNCH) == {
-        Load.SHARDS,
-        Load.ROWS,
-        Load.SORTED,
-        Load.FORWARD_VARIANCE,
-        Load.BACKWARD_VARIANCE,
-        *range(SHARED.start, SHARED.stop),
-        *range(LONGEST.start, LONGEST.stop),
-    }
 
 
 @given(loads, st.integers(0, COLUMNS - 1), st.floats(0, 5))
@@ -86,16 +64,6 @@ def test_a_launch_is_never_faster_than_its_shards(
     assert fused_backward_ms(grown, group, hw) >= times[1] * (1 - 1e-12)
 
 
-def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
-    load = np.zeros(COLUMNS)
-    load[SHARED] = 1.0, 2.0, 4.0, 8.0
-    found = []
-    for tables in (0, 1, 1.5, 2, 3, 4, 6, 8, 16, 100):
-        load[Load.SHARDS] = tables
-        found.append(float(fused_forward_ms(load)))
-    assert found == [0, 0, 0.5, 1, 2, 3, 5, 7, 15, 15]
-
-
 def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
     """Sums of tabulated shards against the law itself, at a number that is tabulated."""
     workload, topology = small_batch(5), a_topology(2)
@@ -107,12 +75,6 @@ def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
     shared = alone[Load.FORWARD_MS] + alone[Load.SHARED_2_MS] + alone[Load.SHARED_4_MS]
     assert float(fused_forward_ms(four)) == pytest.approx(4 * shared)
     assert float(fused_forward_ms(alone)) == pytest.approx(alone[Load.FORWARD_MS])
-
-
-def test_a_large_batch_shares_no_cache() -> None:
-    workload = small_batch(3, batch=16384)
-    total = PlanScorer(workload, a_topology(2), hardware()).totals(on_rank_0(workload, 3))
-    assert not total[..., SHARED].any()
 
 
 def test_a_small_table_is_sorted_by_the_bits_of_its_neighbours() -> None:
@@ -143,29 +105,11 @@ def test_the_longest_latency_counts_once() -> None:
     assert float(fused_forward_ms(total)) == alone[Load.FORWARD_LONGEST_MS] > total[Load.FORWARD_MS]
 
 
-@pytest.mark.parametrize("batch_size", quick_first(1, [300, 8, 5000]))
-def test_scores_of_small_batches_equal_single_predictions(batch_size: int) -> None:
-    """Latencies are looked up only where they may count; the caches are shared as in `totals`."""
-    workload, topology = small_batch(6, batch=batch_size), a_topology(2)
-    space, pick = enumerate_space(workload, topology), random.Random(batch_size)
-    plans = [random_candidate(space, topology, pick) for _ in range(20)]
-    batch = PlanScorer(workload, topology, device_bound())
-    together = batch.score(plans)
-    alone = [PlanScorer(workload, topology, device_bound()).score([plan]).item() for plan in plans]
-    assert together == pytest.approx(alone, rel=1e-9)
-    changes = [{t: plan[t] for t in range(0, 6, 2)} for plan in plans]
-    full = [[c.get(t, p) for t, p in enumerate(plans[0])] for c in changes]
-    assert batch.score_neighbours(plans[0], changes) == pytest.approx(batch.score(full), rel=1e-9)
-
-
-def test_column_shards_of_one_rank_wait_once() -> None:
-    workload = a_workload(a_table(dim=128, features=(Feature("f", 40.0),)), batch_size=16)
-    batch = PlanScorer(workload, a_topology(2), hardware())
-    halves = next(
-        option
-        for option in enumerate_space(workload, a_topology(2)).options[0]
-        if option.sharding_type is ShardingType.COLUMN_WISE and option.num_shards == 2
-    )
-    both, one = (batch.totals([place(halves, ranks)])[0, 0] for ranks in ((0, 0), (0, 1)))
-    assert both[LONGEST] == pytest.approx(one[LONGEST])
-    assert both[Load.FORWARD_MS] == pytest.approx(2 * one[Load.FORWARD_MS])
+def test_shares_of_the_cache_are_linear_between_those_tabulated() -> None:
+    load = np.zeros(COLUMNS)
+    load[SHARED] = 1.0, 2.0, 4.0, 8.0
+    found = []
+    for tables in (0, 1, 1.5, 2, 3, 4, 6, 8, 16, 100):
+        load[Load.SHARDS] = tables
+        found.append(float(fused_forward_ms(load)))
+    assert found == [0, 0, 0.5, 1, 2, 3, 5, 7, 15, 15]

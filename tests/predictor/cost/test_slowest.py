@@ -20,16 +20,6 @@ def test_kernels_of_the_slower_memory_and_links_of_the_slower_network() -> None:
     assert found.origins["embedding"] == "a100-80gb"
 
 
-def test_the_network_may_be_slow_where_the_memory_is_fast() -> None:
-    found = slowest([NEW.with_nic(10.0).model_copy(update={"name": "far"}), OLD])
-    assert found.collectives.inter.nic_gbit_s == 10.0
-    assert found.memory == OLD.memory
-
-
-def test_two_profiles_of_one_name_are_two() -> None:
-    assert slowest([OLD, OLD.with_nic(10.0)]).collectives.inter.nic_gbit_s == 10.0
-
-
 def test_cpus_and_gpus_do_not_mix() -> None:
     with pytest.raises(InputError, match=r"h100-sxm, cpu-gloo: CPUs and GPUs"):
         slowest([NEW, load_hardware("cpu-gloo")])

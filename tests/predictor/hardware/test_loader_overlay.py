@@ -45,21 +45,6 @@ def test_groups_that_are_not_given_are_the_base_s(tmp_path: Path) -> None:
     assert set(found.origins.values()) == {path, "h100-sxm"}
 
 
-def test_every_group_alone_can_be_replaced(tmp_path: Path) -> None:
-    for name in GROUP_NAMES:
-        data: Any = group(name) | {"rel_error": 0.77}
-        for key in reversed(name.split(".")):
-            data = {key: data}
-        found = load_hardware(write(tmp_path / "mine.yaml", base="h100-sxm", **data))
-        assert [n for n, g in found.groups.items() if g.rel_error == 0.77] == [name]
-
-
-def test_a_given_group_takes_no_optional_key_of_the_base(tmp_path: Path) -> None:
-    mine = {k: v for k, v in group("gemm").items() if k != "timing_floor_us"}
-    found = load_hardware(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=mine))
-    assert H100.gemm.timing_floor_us > found.gemm.timing_floor_us == 0
-
-
 def test_a_partial_group_says_what_it_lacks(tmp_path: Path) -> None:
     mine = {k: v for k, v in group("gemm").items() if k not in ("floor_us", "tiles")}
     text = complaint(write(tmp_path / "mine.yaml", base="h100-sxm", gemm=mine))
@@ -104,12 +89,6 @@ def test_cycles_and_unknown_bases_say_where(tmp_path: Path) -> None:
     for base in (None, 3, ["h100-sxm"], ""):
         text = complaint(write(tmp_path / "c.yaml", base=base))
         assert "c.yaml:1: base is" in text
-
-
-def test_a_bad_base_shows_its_own_problem(tmp_path: Path) -> None:
-    write(tmp_path / "bad.yaml", base="h100-sxm", sms=0)
-    text = complaint(write(tmp_path / "mine.yaml", base="bad.yaml"))
-    assert f"mine.yaml:1: base: {tmp_path}/bad.yaml:2: sms: got 0" in text
 
 
 def test_lookups_of_another_kind_of_device(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.iteration.critical_path import HOST, critical_cycle, critical_path
-from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
 from tests.predictor.iteration.graphs import add, random_graph
 
@@ -41,23 +41,6 @@ def test_a_late_host_is_charged_to_the_host() -> None:
     assert found == pytest.approx({"read": 1.0, "host issues work": 9.0, "after": 0.5})
     path = critical_path(graph, simulate(graph, keep_steps=True))
     assert {s.phase for s in path if s.name == "host issues work"} == {HOST}
-
-
-def test_waiting_for_last_iteration_leads_into_it() -> None:
-    graph = Graph(1, 1)
-    fetch = add(graph, "fetch", 5.0, "copy")
-    compute = add(graph, "compute", 3.0)
-    graph.wait(compute, Dep(fetch, lag=1))
-    graph.wait(fetch, Dep(compute, lag=1))
-    found = simulate(graph, keep_steps=True)
-    assert sum(s.duration_ms for s in critical_path(graph, found)) == pytest.approx(
-        found.iteration_ms[0]
-    )
-    cycle = critical_cycle(graph, found)
-    assert cycle is not None
-    ops, length, iterations = cycle
-    assert length / iterations == pytest.approx(found.iteration_ms[0])
-    assert ops
 
 
 @given(st.integers(0, 10**6))

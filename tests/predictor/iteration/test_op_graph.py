@@ -21,7 +21,6 @@ from predictor.iteration.op_graph import (
 from predictor.iteration.timeline import simulate
 
 MODELS = OpModels({"mul c>1": np.array([0, 0, 1.0, 0, 0, 0, 0])}, Caches(1e6, 1e8))
-SYNC = GradientSync(bucket_ms=0.5, gradient_ms=0.1, byte_ms=0.01)
 
 
 def rows(ms: int, kind: str = "mul c>1") -> tuple[OpRow, ...]:
@@ -47,26 +46,6 @@ def test_one_rank_takes_the_sum_of_its_parts() -> None:
     assert iteration_ms(STEP) == pytest.approx(35)
 
 
-def test_summing_gradients_is_work_of_the_same_core() -> None:
-    expected = 35 + 2 * 0.5 + 5 * 0.1 + 1100 * 0.01
-    assert iteration_ms(STEP, STEP, sync=SYNC) == pytest.approx(expected)
-
-
-def test_a_bucket_is_summed_while_the_backward_goes_on() -> None:
-    assert STEP.events == (
-        CollectiveStart("allreduce_", 100, gradients=2),
-        CollectiveStart("allreduce_", 1000, gradients=3),
-        CollectiveWait(0),
-        CollectiveWait(1),
-    )
-    assert [(call.op, call.segment) for call in STEP.calls] == [
-        ("forward", 0),
-        ("backward.0", 0),
-        ("backward.1", 1),
-        ("optimizer", 4),
-    ]
-
-
 def test_ranks_wait_for_the_slower_one() -> None:
     start = (CollectiveStart("allreduce_", 8), CollectiveWait(0))
 
@@ -84,12 +63,6 @@ def test_ranks_that_do_not_meet_are_refused() -> None:
     some = RankCalls((), (CollectiveStart("allreduce_", 8, group=(0,)),))
     with pytest.raises(InputError, match=r"joins only ranks \[0\]"):
         iteration_ms(some, some)
-
-
-def test_collectives_that_nothing_prices_are_counted() -> None:
-    of = RankCalls((), (CollectiveStart("barrier", 0),))
-    _, missing = op_graph([rank_times(of, MODELS)], [of], lambda starts: None, 1)
-    assert missing == {"barrier": 1}
 
 
 def test_recorded_times_are_used_where_there_is_no_kernel_model() -> None:

@@ -55,17 +55,6 @@ def test_without_errors_every_draw_is_the_prediction(seed: int) -> None:
     assert perturbed.score_numbered(plans) == pytest.approx(np.tile(expected, (4, 1)).T, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_plans_scored_together_and_alone_agree(seed: int) -> None:
-    problem = random_problem(seed)
-    objective, plans = some_plans(problem, seed)
-    errors = CostErrors(known_errors(problem.hardware, problem.topology), 6, seed)
-    perturbed = PerturbedScorer(objective.scorer, errors)
-    alone = np.concatenate([perturbed.score_numbered(plan[None]) for plan in plans])
-    assert perturbed.score_numbered(plans) == pytest.approx(alone, rel=1e-9)
-    assert (alone.std(axis=1) > 0).all()
-
-
 def test_one_error_for_everything_scales_the_iteration() -> None:
     """With the same factor on all costs, host and device, an iteration takes so much longer."""
     problem = a_problem(a_workload(*(a_table(f"t{i}") for i in range(4))), hosts(2))
@@ -79,20 +68,6 @@ def test_one_error_for_everything_scales_the_iteration() -> None:
     times = PerturbedScorer(objective.scorer, Same(sizes, 2, 0)).score_numbered(plans)
     nominal = objective.scorer.score_numbered(plans)
     assert times == pytest.approx(np.outer(nominal, np.exp([0.3, -0.3])), rel=1e-9)
-
-
-def test_the_hosts_error_is_that_of_a_profile_with_such_overheads() -> None:
-    workload = a_workload(*(a_table(f"t{i}") for i in range(4)), batch_size=512)
-    problem = a_problem(workload, hosts(2), H100)
-    objective, plans = some_plans(problem, 1)
-    errors = CostErrors(no_errors(problem) | {"overheads": ErrorSize(0.3, 0.0)}, 2, 3)
-    times = PerturbedScorer(objective.scorer, errors).score_numbered(plans)
-    for draw, factor in enumerate(errors.shared("overheads").tolist()):
-        cost = H100.overheads
-        slow = {n: v * factor for n, v in cost if n.endswith("_us") and isinstance(v, float)}
-        hardware = H100.model_copy(update={"overheads": cost.model_copy(update=slow)})
-        other, again = some_plans(a_problem(workload, hosts(2), hardware), 1)
-        assert times[:, draw] == pytest.approx(other.scorer.score_numbered(again), rel=1e-6)
 
 
 def test_a_tables_error_counts_on_the_ranks_that_hold_it() -> None:
@@ -150,18 +125,3 @@ def test_a_draw_is_a_problem_of_its_own(seed: int) -> None:
         drawn = replace(problem, errors=PickedError(errors, draw))
         again, same = some_plans(drawn, seed)
         assert again.scorer.score_numbered(same) == pytest.approx(times[:, draw], rel=1e-9)
-
-
-def test_a_drawn_problem_scores_plans_and_neighbours_alike() -> None:
-    problem = random_problem(1, tables=4)
-    sizes = known_errors(problem.hardware, problem.topology)
-    drawn = replace(problem, errors=CostErrors(sizes, 1, 3))
-    objective, plans = some_plans(drawn, 1)
-    changes = [{t: int(n) for t, n in enumerate(plan) if n != plans[0][t]} for plan in plans[1:]]
-    found = objective.scorer.score_changed(plans[0], changes)
-    assert found == pytest.approx(objective.scorer.score_numbered(plans[1:]))
-    none = CostErrors(no_errors(problem), 4, 0)
-    times = drawn.perturbed(objective.scorer, none).score_numbered(plans)
-    assert times == pytest.approx(np.tile(objective.scorer.score_numbered(plans), (4, 1)).T)
-    right = some_plans(problem, 1)
-    assert times[:, 0] != pytest.approx(right[0].scorer.score_numbered(right[1]), rel=1e-3)

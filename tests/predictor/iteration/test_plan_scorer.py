@@ -6,26 +6,21 @@ import random
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.predict import predict
 from search.space.enumerate import enumerate_space
 from tests.builders import (
     Candidate,
-    a_table,
     a_topology,
-    a_workload,
     device_bound,
     hardware,
     plan_of,
     random_candidate,
     random_workload,
-    sharded,
 )
 from tests.quick import quick_first, quick_only
 
@@ -123,18 +118,6 @@ def test_a_graph_of_their_own_does_not_matter(
         assert batch.score_neighbours(candidates[0], changes) == pytest.approx(together, rel=1e-9)
 
 
-def test_data_parallel_lookups_of_several_types_are_all_waited_for() -> None:
-    """Plans whose data-parallel tables form other lookup groups share one graph."""
-    tables = (a_table("a", data_type="fp32"), a_table("b", data_type="fp16"))
-    workload, topology = a_workload(*tables), a_topology(2)
-    dp = sharded(workload, topology, ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
-    tw = sharded(workload, topology, ShardingType.TABLE_WISE)
-    mixes = [(dp[0], tw[1]), (tw[0], dp[1]), dp, tw]
-    batch = PlanScorer(workload, topology, device_bound())
-    alone = [PlanScorer(workload, topology, device_bound()).score([mix]).item() for mix in mixes]
-    assert batch.score(mixes) == pytest.approx(alone, rel=1e-9)
-
-
 def test_renaming_ranks_does_not_change_the_time() -> None:
     """Hosts may be exchanged, and positions within all hosts alike."""
     topology = a_topology(4, 2)
@@ -152,25 +135,3 @@ def test_renaming_ranks_does_not_change_the_time() -> None:
                 for candidate in candidates
             ]
             assert batch.score(renamed) == pytest.approx(batch.score(candidates), rel=1e-9)
-
-
-def test_summed_loads_do_not_depend_on_what_was_asked_before() -> None:
-    batch, candidates = random_plans(1, "base", a_topology(2), 6)
-    first = batch.totals(candidates[0])
-    batch.score(candidates)
-    after = batch.totals(candidates[0])
-    assert np.array_equal(after[: len(first)], first)
-    assert not after[len(first) :].any()
-
-
-def test_a_table_that_moves_leaves_its_lookup_to_the_others() -> None:
-    """Tables of one lookup group: a neighbour takes out and adds one table's share alone."""
-    workload, topology = a_workload(*(a_table(name, dim=256) for name in "abcd")), a_topology(2)
-    space, pick = enumerate_space(workload, topology), random.Random(0)
-    candidates = [random_candidate(space, topology, pick) for _ in range(30)]
-    batch = PlanScorer(workload, topology, device_bound())
-    base = sharded(workload, topology, ShardingType.TABLE_WISE)
-    for table in range(4):
-        changes = [{table: c[table]} for c in candidates]
-        full = [(*base[:table], c[table], *base[table + 1 :]) for c in candidates]
-        assert batch.score_neighbours(base, changes) == pytest.approx(batch.score(full), rel=1e-9)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from predictor.cost.collectives import OPS, SCOPES, Collectives, bus_factor
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.ranges import OutOfRange, RecordingCosts, ranks_outside
+from predictor.iteration.ranges import OutOfRange, ranks_outside
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import predict
@@ -108,37 +103,3 @@ def test_rank_counts_have_two_sides() -> None:
     between = measured("collectives.inter", ranks=(2.0, 16.0))
     assert [i.asked for i in ranks_outside(between, topology(32, 8))] == [32]
     assert ranks_outside(between, topology(8)) == []
-
-
-def test_recording_changes_no_time() -> None:
-    tables = match_plan(workload(), topology(), plan())
-    recording = RecordingCosts(workload(), topology(), H100)
-    assert not recording.recorded
-    recorded = PlanScorer(workload(), topology(), H100, recording).score([tables])
-    assert recording.recorded
-    assert recording.dense.products
-    assert recorded == PlanScorer(workload(), topology(), H100).score([tables])
-    assert predict(workload(), topology(), H100, plan()).iteration_ms == pytest.approx(recorded[0])
-
-
-@given(
-    local=st.sampled_from([1, 2, 4, 8]),
-    hosts=st.integers(1, 5),
-    op=st.sampled_from(OPS),
-    scope=st.sampled_from(SCOPES),
-)
-@settings(max_examples=60, deadline=None)
-def test_a_link_s_share_moves_the_bus_bytes_that_it_is_charged(
-    local: int, hosts: int, op: Any, scope: str
-) -> None:
-    comms = Collectives(H100, topology(local * hosts, local))
-    levels = comms._levels(scope)
-    for level, (group, share) in zip(levels, comms.shares(op, scope), strict=True):
-        assert group == level.group
-        assert 0 < share <= 1
-        if op == "all_to_all":
-            parties = level.outer - level.inner + 1
-            charged = (level.outer - level.inner) / levels[-1].outer
-            assert share * bus_factor(op, parties) == pytest.approx(charged)
-        else:
-            assert share * level.inner == pytest.approx(1)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.iteration.graph import Dep, Graph
-from predictor.iteration.timeline import meet, simulate
+from predictor.iteration.timeline import simulate
 from tests.predictor.iteration.graphs import add, random_graph
 
 seeds = st.integers(0, 10**6)
@@ -58,33 +58,6 @@ def test_a_loop_over_several_iterations_counts_its_mean(lag: int, expected: floa
     assert period(graph) == pytest.approx(max(expected, 4.0), rel=1e-6)
 
 
-def test_an_alternating_schedule_counts_its_mean() -> None:
-    """Two chains that cross the iterations alternately: no two periods in a row are alike."""
-    graph = Graph(1, 1)
-    a = add(graph, "a", 1.0, "a")
-    b = add(graph, "b", 4.0, "b")
-    graph.wait(a, Dep(b, lag=1))
-    graph.wait(b, Dep(a, lag=1))
-    assert period(graph) == pytest.approx(4.0)
-    c = Graph(1, 1)
-    x, y = add(c, "x", 6.0, "x"), add(c, "y", 1.0, "y")
-    z = add(c, "z", 2.0, "z")
-    c.wait(x, Dep(y, lag=1))
-    c.wait(y, Dep(z, lag=1))
-    c.wait(z, Dep(x, lag=1))
-    assert period(c) == pytest.approx(6.0)
-
-
-def test_a_stream_that_starts_early_but_takes_longer_sets_the_pace() -> None:
-    """The chain ends later at first; the copy, longer per iteration, overtakes it in the end."""
-    graph = Graph(1, 1)
-    last = add(graph, "s0", 3.0, "s0")
-    for i in range(1, 6):
-        last = add(graph, f"s{i}", 3.0, f"s{i}", deps=[last])
-    add(graph, "copy", 4.0, "copy")
-    assert period(graph) == pytest.approx(4.0)
-
-
 def test_launches_run_ahead_but_a_kernel_cannot_start_before_its_launch() -> None:
     graph = Graph(1, 1, launch_latency_ms=1.0)
     add(graph, "late", 0.5, host_ms=6.0, kernels=3)
@@ -111,15 +84,6 @@ def test_inline_streams_are_the_host() -> None:
     assert period(graph) == pytest.approx(1 + 3 + 1 + 5 + 2)
 
 
-def test_scopes_join_the_right_ranks() -> None:
-    graph = Graph(4, 2)
-    arrival = np.array([[1.0, 2.0, 3.0, 4.0]])
-    assert meet(arrival, "world", graph).tolist() == [[4, 4, 4, 4]]
-    assert meet(arrival, "intra", graph).tolist() == [[2, 2, 4, 4]]
-    assert meet(arrival, "cross", graph).tolist() == [[3, 4, 3, 4]]
-    assert meet(arrival, None, graph).tolist() == [[1, 2, 3, 4]]
-
-
 @given(seeds)
 @settings(max_examples=80, deadline=None)
 def test_never_below_busy_streams_or_dependency_paths(seed: int) -> None:
@@ -138,30 +102,6 @@ def test_never_below_busy_streams_or_dependency_paths(seed: int) -> None:
                 if iteration >= dep.lag:
                     before = timeline.steps[iteration - dep.lag].end[dep.op]
                     assert (step.start[index] >= before - 1e-9).all()
-
-
-@given(seeds)
-@settings(max_examples=60, deadline=None)
-def test_more_work_never_ends_earlier(seed: int) -> None:
-    graph, pick = random_graph(seed), random.Random(seed)
-    before = simulate(graph, keep_steps=True)
-    index = pick.randrange(len(graph.ops))
-    op = graph.ops[index]
-    more = op.cost_ms + np.array([pick.choice([0.0, 5.0]) for _ in range(4)])
-    graph.ops[index] = replace(op, cost_ms=more)
-    after = simulate(graph, keep_steps=True)
-    for old, new in zip(before.steps, after.steps, strict=False):
-        assert (new.end >= old.end - 1e-9).all()
-    assert after.iteration_ms[0] >= before.iteration_ms[0] * (1 - 1e-6)
-
-
-@given(seeds)
-@settings(max_examples=60, deadline=None)
-def test_identical_ranks_behave_as_one(seed: int) -> None:
-    many = random_graph(seed, identical=True)
-    one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
-    one.ops = [replace(op, cost_ms=op.cost_ms[:1]) for op in many.ops]
-    assert period(many) == pytest.approx(period(one), rel=1e-12)
 
 
 @given(seeds)
@@ -192,20 +132,3 @@ def test_an_absent_operation_changes_nothing(seed: int) -> None:
     assert both.iteration_ms[1] >= period(without) * (1 - 1e-9)
     if all(d.op != gone for op in graph.ops for d in op.deps):
         assert both.iteration_ms[1] == pytest.approx(period(without), rel=1e-9)
-
-
-@given(seeds, seeds)
-@settings(max_examples=30, deadline=None)
-def test_plans_of_a_batch_do_not_touch_each_other(seed: int, other: int) -> None:
-    graph, pick = random_graph(seed), random.Random(other)
-    batch = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
-    factors = [pick.uniform(0, 3) for _ in range(3)]
-    batch.ops = [
-        replace(op, cost_ms=np.stack([op.cost_ms * f for f in factors])) for op in graph.ops
-    ]
-    together = simulate(batch, plans=3).iteration_ms
-    for factor, found in zip(factors, together, strict=True):
-        alone = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
-        alone.ops = [replace(op, cost_ms=op.cost_ms * factor) for op in graph.ops]
-        # a plan may settle while others still run; alternating ones are averages
-        assert found == pytest.approx(period(alone), rel=1e-2)

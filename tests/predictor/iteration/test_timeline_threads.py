@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from predictor.iteration.critical_path import critical_path
 from predictor.iteration.graph import Dep, Graph, Op
-from predictor.iteration.timeline import Timeline, meet, simulate, simulate_once
+from predictor.iteration.timeline import Timeline, simulate_once
 from tests.predictor.iteration.graphs import add
 
 seeds = st.integers(0, 10**6)
@@ -146,31 +146,6 @@ def test_the_critical_path_fills_the_run_without_gaps(seed: int) -> None:
         assert b.start_ms == pytest.approx(a.end_ms, abs=1e-6)
 
 
-@given(seeds)
-@settings(max_examples=60, deadline=None)
-def test_a_single_run_is_the_first_of_many(seed: int) -> None:
-    graph = random_trace_graph(seed)
-    first = simulate(graph, keep_steps=True).steps[0]
-    assert simulate_once(graph).steps[0].end == pytest.approx(first.end)
-
-
-@given(seeds)
-@settings(max_examples=60, deadline=None)
-def test_plans_of_a_batch_run_as_each_alone(seed: int) -> None:
-    graph, pick = random_trace_graph(seed), random.Random(seed)
-    factors = [pick.uniform(0, 3) for _ in range(3)]
-    batch, gone = replace(graph), pick.randrange(len(graph.ops))
-    batch.ops = [
-        replace(op, cost_ms=np.stack([op.cost_ms * f for f in factors])) for op in graph.ops
-    ]
-    batch.ops[gone] = replace(batch.ops[gone], active=np.array([True, True, False]))
-    together = simulate(batch, plans=3, keep_steps=True).steps[0].end
-    for plan, factor in enumerate(factors):
-        alone = replace(graph, ops=[replace(op, cost_ms=op.cost_ms * factor) for op in graph.ops])
-        alone.ops[gone] = replace(alone.ops[gone], active=np.array([plan < 2]))
-        assert together[:, plan] == pytest.approx(simulate_once(alone).steps[0].end[:, 0])
-
-
 def test_the_backward_runs_on_its_own_thread_while_the_main_one_waits() -> None:
     graph = Graph(1, 1, INLINE)
     call = add(graph, "calls backward", 1.0, "host main")
@@ -187,33 +162,12 @@ def test_the_backward_runs_on_its_own_thread_while_the_main_one_waits() -> None:
     assert total(graph) == pytest.approx(8)
 
 
-def test_threads_that_do_not_wait_run_side_by_side() -> None:
-    graph = Graph(1, 1, INLINE)
-    add(graph, "a", 4.0, "host main")
-    add(graph, "b", 3.0, "host autograd", thread="autograd")
-    assert total(graph) == pytest.approx(4)
-
-
-def test_a_group_of_ranks_meets_at_its_last_arrival() -> None:
-    graph = Graph(4, 4)
-    arrival = np.array([[1.0, 5.0, 3.0, 2.0]])
-    assert meet(arrival, (0, 2), graph).tolist() == [[3, 5, 3, 2]]
-
-
 def test_ranks_without_an_operation_neither_spend_nor_wait() -> None:
     graph = Graph(2, 2)
     only = add(graph, "only on rank 0", 7.0, host_ms=1.0, ranks=(0,))
     add(graph, "everywhere", 1.0, "other", deps=[only])
     step = simulate_once(graph).steps[0]
     assert step.end[1, 0].tolist() == pytest.approx([9, 1])
-
-
-def test_a_rank_that_begins_late_delays_the_others_where_they_meet() -> None:
-    graph = Graph(2, 2, INLINE)
-    add(graph, "begins", [0.0, 6.0], "host main")
-    kernel = add(graph, "kernel", 1.0)
-    add(graph, "exchange", 2.0, "comm", deps=[kernel], scope=(0, 1), ranks=(0, 1))
-    assert total(graph) == pytest.approx(6 + 1 + 2)
 
 
 def filled(fills: bool, *, other: bool | None = False) -> Timeline:

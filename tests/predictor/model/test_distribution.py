@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.model.distribution import (
-    Bins,
     Distribution,
     Empirical,
     EmpiricalByRange,
@@ -147,63 +146,6 @@ def test_misses_from_an_empty_cache_rise_with_draws_and_fall_with_room(
     assert bins.batch_misses(draws, whole) == pytest.approx(bins.unique(draws), rel=1e-6)
 
 
-@given(st.floats(0, 2), st.integers(2, 10**7), st.floats(0.01, 0.9))
-@settings(max_examples=60, deadline=None)
-def test_a_cache_is_full_at_its_characteristic_time(alpha: float, n: int, share: float) -> None:
-    """Misses of very many draws are those of a cache with that time."""
-    bins, room = Zipf(alpha).bins(n), max(1.0, share * n)
-    time = bins.characteristic_time(room)
-    draws = 1e3 * time
-    missed = room + (draws - time) * float(bins.missed(np.array(time)))
-    assert bins.batch_misses(draws, room) == pytest.approx(missed, rel=1e-4)
-
-
-def test_uniform_hit_rate_is_the_cached_share() -> None:
-    assert Uniform().bins(1000).hit_rate(250) == pytest.approx(0.25, rel=1e-6)
-
-
-@given(distributions, rows, st.floats(0.1, 1e9))
-@settings(max_examples=60, deadline=None)
-def test_distinct_rows_are_bounded_by_draws_and_rows(
-    distribution: Distribution, n: int, draws: float
-) -> None:
-    bins = distribution.bins(n)
-    unique = bins.unique(draws)
-    assert unique <= bins.rows * (1 + 1e-9)
-    assert draws < 1 or unique <= draws * (1 + 1e-9)
-    assert unique <= bins.unique(2 * draws) * (1 + 1e-12)
-
-
-def test_skew_lowers_distinct_rows() -> None:
-    distinct = [Zipf(a).bins(10**6).unique(1e5) for a in (0, 0.5, 1, 1.5)]
-    assert distinct == sorted(distinct, reverse=True)
-    assert distinct[0] == pytest.approx(Uniform().bins(10**6).unique(1e5), rel=1e-6)
-
-
-def test_one_row_is_always_found() -> None:
-    bins = Uniform().bins(1)
-    assert bins.unique(0) == 0
-    assert bins.unique(5) == 1
-
-
-def test_a_reuse_histogram_gives_back_its_distinct_ids() -> None:
-    """A sample of the histogram's own size has about as many distinct ids as it says."""
-    fractions = (0.2, 0.3, 0.3, 0.2)
-    repeats = np.array([1, 2**0.5, 2**1.5, 2**2.5])
-    lookups = 1e5
-    distinct = lookups / float(np.dot(fractions, repeats))
-    bins = ReuseHistogram(lookups, fractions).bins(10**7)
-    assert bins.rows == pytest.approx(10**7)
-    assert bins.unique(lookups) == pytest.approx(distinct, rel=0.15)
-
-
-def test_empirical_bins_are_cut_or_filled_at_the_cold_end() -> None:
-    measured = Empirical((10.0, 90.0), (1.0, 5.0))
-    assert measured.bins(1000).rows == 1000
-    assert measured.bins(90).probs == pytest.approx([1 / 90])
-    assert measured.bins(100).slice(0, 90).mass == pytest.approx(450 / 460)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -221,12 +163,6 @@ def test_empirical_bins_are_cut_or_filled_at_the_cold_end() -> None:
 def test_what_is_no_distribution_is_refused(make: object) -> None:
     with pytest.raises(InputError):
         make()  # type: ignore[operator]
-
-
-def test_no_draws_fall_on_an_empty_range() -> None:
-    empty = Zipf(1).bins(100).slice(50, 50)
-    assert (empty.rows, empty.mass, empty.unique(10), empty.hit_rate(5)) == (0, 0, 0, 0)
-    assert isinstance(empty, Bins)
 
 
 @given(
@@ -264,3 +200,21 @@ def test_id_ranges_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match="range"):
         EmpiricalByRange(Empirical((50.0,), (1.0,)), np.array(rows), width, table)
+
+
+def test_empirical_bins_are_cut_or_filled_at_the_cold_end() -> None:
+    measured = Empirical((10.0, 90.0), (1.0, 5.0))
+    assert measured.bins(1000).rows == 1000
+    assert measured.bins(90).probs == pytest.approx([1 / 90])
+    assert measured.bins(100).slice(0, 90).mass == pytest.approx(450 / 460)
+
+
+def test_a_reuse_histogram_gives_back_its_distinct_ids() -> None:
+    """A sample of the histogram's own size has about as many distinct ids as it says."""
+    fractions = (0.2, 0.3, 0.3, 0.2)
+    repeats = np.array([1, 2**0.5, 2**1.5, 2**2.5])
+    lookups = 1e5
+    distinct = lookups / float(np.dot(fractions, repeats))
+    bins = ReuseHistogram(lookups, fractions).bins(10**7)
+    assert bins.rows == pytest.approx(10**7)
+    assert bins.unique(lookups) == pytest.approx(distinct, rel=0.15)

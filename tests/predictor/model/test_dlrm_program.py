@@ -9,7 +9,7 @@ import pytest
 
 from lab.planners.reservation import dense_parameters
 from predictor.model.dlrm_program import dense_program
-from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall
+from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_workload
 
@@ -56,15 +56,6 @@ def test_a_layer_is_a_product_and_what_follows_it() -> None:
     assert (backward["mm"], backward["sum"], backward["threshold_backward"]) == (11, 6, 5)
 
 
-def test_dots_and_crosses() -> None:
-    dot = dense_program(a_model("dot"))
-    between = names(dot)[6:10]
-    assert between == ["stack", "bmm", "index", "cat"]
-    assert Counter(names(dot, "backward"))["bmm"] == 2
-    cross = Counter(names(dense_program(a_model(DcnV2(3, 512)))))
-    assert (cross["mm"], cross["mul"], cross["add"]) == (3, 3, 3)
-
-
 def test_lookups_stand_between_the_bottom_and_what_reads_them() -> None:
     tables = (
         a_table("a"),
@@ -83,13 +74,6 @@ def test_lookups_stand_between_the_bottom_and_what_reads_them() -> None:
     for lookup, event in zip(lookups, reversed(back), strict=True):
         shapes = [operand.shape for operand in lookup.outputs]
         assert shapes == [operand.shape for operand in event.gradients]
-
-
-def test_gradients_come_from_the_last_layer_to_the_first() -> None:
-    program = dense_program(a_model("concat"))
-    sizes = [event.elements for event in program.backward if isinstance(event, Gradient)]
-    assert sizes[:4] == [1, 512, 512, 512 * 1024]
-    assert sizes[-2:] == [512, 13 * 512]
 
 
 def test_parameters_of_half_precision_are_cast_there_and_back() -> None:
@@ -112,23 +96,6 @@ def test_memory_is_given_back_once_and_not_used_again(kind: str | DcnV2, data_ty
         gone |= set(op.freed)
     assert not gone & {operand.storage for operand in program.resident}
     assert len(gone) > 40
-
-
-def test_layers_of_unknown_wiring_run_behind_the_lookups() -> None:
-    dense = DenseArch(1, (), (), "concat", linears=((13, 64), (64, 32)))
-    program = dense_program(a_workload(dense=dense))
-    assert isinstance(program.forward[0], Lookup)
-    assert Counter(names(program))["addmm"] == 2
-    assert program.gradient_bytes == 4 * (14 * 64 + 65 * 32)
-
-
-def test_activations_and_copies_of_the_model() -> None:
-    workload = a_model("concat", activation="swish_layer_norm", copies=(100.0, 0.0))
-    found = Counter(names(dense_program(workload)))
-    assert found["native_layer_norm"] == found["sigmoid"] == found["mul"] == 3
-    assert found["clone"] == 1
-    (copy,) = (op for op in ops(dense_program(workload)) if op.name == "clone")
-    assert copy.inputs[0].elements + copy.outputs[0].elements == 4096 * 100
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,6 @@ def test_sums_over_features() -> None:
     assert a_workload(table, a_table("u", rows=10, dim=4)).embedding_bytes == 240
 
 
-def test_another_batch_size_changes_nothing_else() -> None:
-    workload = a_workload(batch_size=4)
-    other = workload.with_batch_size(8)
-    assert (other.batch_size, other.tables) == (8, workload.tables)
-
-
 def test_refusals_say_what_was_given() -> None:
     with pytest.raises(InputError, match="batch_size is 0"):
         a_workload(batch_size=0)

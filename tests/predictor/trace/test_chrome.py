@@ -10,7 +10,7 @@ from predictor.iteration.critical_path import critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
 from predictor.predict import Prediction
-from predictor.trace.chrome import chrome_trace, comparison_trace, process_names
+from predictor.trace.chrome import chrome_trace, comparison_trace
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import kineto, write
@@ -92,29 +92,10 @@ def test_times_are_microseconds_and_collectives_meet() -> None:
     assert dense["args"]["phase"] == "dense_forward"
 
 
-def test_absent_operations_are_not_shown() -> None:
-    assert not events(chrome_trace(prediction()), "absent")
-
-
 def test_the_critical_path_is_marked_on_the_rank_that_set_it() -> None:
     trace = chrome_trace(prediction(), iterations=1)
     marked = {e["pid"] for e in events(trace, "lookup") if e["args"].get("critical")}
     assert marked == {1}
-
-
-def test_what_the_host_issues_on_the_critical_path_is_marked() -> None:
-    """The host issues lookups only after it has waited for the dense work."""
-    trace = chrome_trace(prediction(), iterations=1)
-    assert [e["pid"] for e in events(trace, "issue lookup") if e["args"].get("critical")] == [1]
-
-
-def test_tracks_have_one_order_whatever_the_program_issues_first() -> None:
-    graph = Graph(1, 1)
-    for stream in ("copy", "spare", "comm", "compute"):
-        graph.add(stream, phase="p", resource="gemm", stream=stream, cost_ms=1.0)
-    events = process_names(graph, [0], ["rank 0"])
-    named = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert named == ["host", "compute", "comm", "copy", "spare"]
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 99])
@@ -126,13 +107,6 @@ def test_tracks_never_overlap_and_start_at_zero(iterations: int) -> None:
         ours = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if (e["pid"], e["tid"]) == track)
         for (_, end), (start, _) in pairwise(ours):
             assert start >= end - 1e-6
-
-
-def test_what_the_trace_is_of() -> None:
-    trace = chrome_trace(prediction(), meta={"plan": "p.json"})
-    assert trace["otherData"]["plan"] == "p.json"
-    assert trace["otherData"]["iteration_ms"] == pytest.approx(6.25)
-    assert trace["displayTimeUnit"] == "ms"
 
 
 def test_both_begin_the_last_step_at_zero(tmp_path: Path) -> None:
@@ -154,10 +128,3 @@ def test_both_begin_the_last_step_at_zero(tmp_path: Path) -> None:
         assert measured == pytest.approx(620)
         # the host times come from steps that are the same
         assert predicted == pytest.approx(measured, abs=60)
-
-
-def test_measured_alone(tmp_path: Path) -> None:
-    traces = read_traces([write(tmp_path, "rank0.json", kineto())])
-    events = comparison_trace(traces, None)["traceEvents"]
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0 measured"}
-    assert sum(e["ph"] == "X" for e in events) == len(traces[0].host) + len(traces[0].device)

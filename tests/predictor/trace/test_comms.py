@@ -2,7 +2,7 @@
 
 import pytest
 
-from predictor.trace.comms import collective_kind, int_list, item_bytes
+from predictor.trace.comms import collective_kind, int_list
 from predictor.trace.events import CollectiveCall
 
 
@@ -24,11 +24,6 @@ def test_kinds(name: str, kind: str) -> None:
     assert collective_kind(name) == kind
 
 
-def test_items() -> None:
-    spelt = ("Float", "long int", "c10::BFloat16", "signed char", "Bool", "unknown", None)
-    assert [item_bytes(t) for t in spelt] == [4, 8, 2, 1, 1, None, None]
-
-
 @pytest.mark.parametrize(
     ("given", "found"),
     [
@@ -44,13 +39,6 @@ def test_items() -> None:
 )
 def test_lists_of_integers(given: object, found: tuple[int, ...] | None) -> None:
     assert int_list(given) == found
-
-
-def test_what_says_it_first_counts() -> None:
-    first = CollectiveCall(op="all_reduce", size_bytes=8)
-    second = CollectiveCall(op="broadcast", size_bytes=4, output_bytes=4, group=(0, 1))
-    both = CollectiveCall("all_reduce", 8, (0, 1), output_bytes=4)
-    assert first.or_else(second) == both
 
 
 def test_splits_of_another_iteration_are_left_out() -> None:

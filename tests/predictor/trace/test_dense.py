@@ -16,7 +16,7 @@ from predictor.trace.events import (
     RankTrace,
     TraceStep,
 )
-from predictor.trace.phases import parts_of, traced_dense
+from predictor.trace.phases import traced_dense
 
 NODE = "autograd::engine::evaluate_function: "
 MAIN, GLOO = 1, 9
@@ -85,19 +85,6 @@ def test_on_the_host_time_of_the_main_thread_counts_without_embedding_modules() 
     assert any("profile_memory=True" in note for note in found.notes)
 
 
-def test_the_median_step_counts() -> None:
-    slow = [replace(e, end_us=e.end_us + 500 * (e.name == "aten::mse_loss")) for e in step(1000)]
-    found = traced_dense([trace(step(0), slow, step(3000))])
-    assert found.measured.forward_ms == pytest.approx(0.180)
-
-
-def test_a_batch_size_that_is_given_needs_no_shapes() -> None:
-    bare = [replace(e, shapes=None) for e in step(0)]
-    assert traced_dense([trace(bare)], 64).measured.batch_size == 64
-    with pytest.raises(InputError, match="record_shapes=True"):
-        traced_dense([trace(bare)])
-
-
 def test_on_a_device_kernels_count_by_what_launched_them() -> None:
     host = step(0)
     kernels = []
@@ -138,11 +125,3 @@ def test_a_step_without_a_backward_says_what_to_record() -> None:
     forward = [e for e in step(0) if e.start_us < 300]
     with pytest.raises(InputError, match="record training steps"):
         traced_dense([trace(forward)])
-
-
-def test_what_nests_in_an_embedding_module_is_no_dense_work() -> None:
-    dense = {p.event.name: p.dense for p in parts_of(trace(step(0)))}
-    assert not dense["aten::view"]
-    assert not dense["fbgemm::split_embedding_codegen_lookup"]
-    assert not dense[NODE + "IndexSelectBackward0"]
-    assert dense[NODE + "MseLossBackward0"], "its number was also that of an op before the loss"

@@ -38,18 +38,6 @@ def test_both_layouts_say_the_same(tmp_path: Path, nested: bool) -> None:
     assert found.input_bytes() == 1600
 
 
-def test_rank_from_the_collectives_where_the_name_has_none(tmp_path: Path) -> None:
-    assert read(tmp_path, execution(5), "et.json").rank == 5
-
-
-def test_waits_are_no_collectives(tmp_path: Path) -> None:
-    document = execution()
-    for node in document["nodes"]:
-        if node["name"] == "record_param_comms":
-            node["inputs"][4] = "wait"
-    assert list(read(tmp_path, document).collectives()) == []
-
-
 def test_attributes_count_more_than_inputs(tmp_path: Path) -> None:
     document = execution(nested=True)
     said = {
@@ -94,11 +82,6 @@ def test_unreadable_nodes_are_counted(tmp_path: Path) -> None:
     document["nodes"] += [7, {"id": 1}, {**document["nodes"][0], "inputs": [1]}]
     found = read(tmp_path, document)
     assert any("3 of 10 nodes could not be read" in note for note in found.notes)
-
-
-def test_without_nodes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="without nodes"):
-        read(tmp_path, {"schema": "1.0.1", "nodes": []})
 
 
 def test_alone_they_hold_no_times(tmp_path: Path) -> None:

@@ -47,13 +47,6 @@ def test_archives_pass_over_what_is_no_trace(tmp_path: Path, mode: str) -> None:
     assert contents(path) == {f"{path}:rank0.json": "[0]", f"{path}:rank1.json.gz": "[1]"}
 
 
-def test_folders_hold_files_and_archives(tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_bytes(b"[0]")
-    archive(tmp_path / "a.tgz", {"c.json": b"[1]"})
-    (tmp_path / "notes.md").write_bytes(b"")
-    assert list(contents(tmp_path).values()) == ["[1]", "[0]"]
-
-
 def test_other_json_beside_traces_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, "plan.json", {"schema": "shardopt.plan/1"})
     write(tmp_path, "rank0.json", kineto())
@@ -98,12 +91,6 @@ def test_every_broken_file_is_named_with_its_reason(tmp_path: Path) -> None:
         assert str(path) in str(caught.value), name
 
 
-def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
-    write(tmp_path, "rank0.json", kineto())
-    with pytest.raises(InputError, match=r"did you mean 'rank0.json'"):
-        load_traces([tmp_path / "rank0.jsn"])
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -124,13 +111,19 @@ def test_what_is_no_json_is_named(tmp_path: Path, text: bytes, words: str) -> No
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_a_file_without_an_end_is_refused() -> None:
-    with pytest.raises(InputError, match="not a trace: starts with"):
-        load_traces(["/dev/zero"])
-
-
 def test_objects_become_records_as_they_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'\xef\xbb\xbf{"a": [{"n": 1}, "\xff\xfeb\tc"]}')
     (file,) = open_traces([path])
     assert read_json(file, lambda found: found.get("n", found)) == {"a": [1, "\ufffd\ufffdb\tc"]}
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path, "rank0.json", kineto())
+    with pytest.raises(InputError, match=r"did you mean 'rank0.json'"):
+        load_traces([tmp_path / "rank0.jsn"])
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(InputError, match="not a trace: starts with"):
+        load_traces(["/dev/zero"])

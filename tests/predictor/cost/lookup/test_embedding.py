@@ -139,27 +139,6 @@ def test_what_crosses_the_link_in_a_backward(name: str) -> None:
         assert backward(kernel, adam) - backward(kernel, sgd) > 2 * one_way
 
 
-def test_places_in_a_cache_are_sorted_along() -> None:
-    hw = load_hardware("h100-sxm")
-    fused, cached = (
-        lookup_model(hw).backward_ms(shard(kernel=kernel, optimizer=Optimizer.EXACT_SGD))
-        for kernel in (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM_CACHING)
-    )
-    passes = float(lookup_model(hw).sort_passes(shard().rows))
-    one = lookup_model(hw).sort_pass_ms(weighted=False, pooled=True)
-    assert cached - fused == pytest.approx(shard().ids * passes * one)
-
-
-def test_small_reads_over_the_link_cost_a_request() -> None:
-    hw = load_hardware("h100-sxm")
-    narrow, half, wide = (
-        lookup_model(hw).forward_ms(shard(dim=dim, kernel=ComputeKernel.FUSED_UVM))
-        for dim in (8, 16, 64)
-    )
-    assert narrow == pytest.approx(half, rel=0.05)
-    assert wide > 2.5 * half
-
-
 @given(
     st.sampled_from(GPUS),
     st.sampled_from([4, 8, 16, 32, 64, 128, 256, 512, 1024]),
@@ -181,14 +160,6 @@ def test_never_falls_with_the_rows_of_the_table(
     model = lookup_model(hw)
     for cost in (model.forward_ms, model.backward_ms):
         assert cost(many) >= cost(few) * (1 - 1e-6)
-
-
-@pytest.mark.parametrize("name", GPUS)
-def test_skew_helps_through_the_cache_until_everything_fits(name: str) -> None:
-    hw = load_hardware(name)
-    small, large = shard(rows=1000), shard(rows=40_000_000)
-    assert lookup_model(hw).forward_ms(small) < lookup_model(hw).forward_ms(large)
-    assert small.distinct_rows == pytest.approx(1000, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -248,51 +219,6 @@ def test_latencies_never_fall_with_ids_or_dim(
     assert lookup_model(hw).forward_longest_ms(wider) <= base[0] * (1 + 1e-12)
 
 
-def test_a_cache_that_holds_all_rows_of_all_tables_is_shared_for_free() -> None:
-    hw = load_hardware("h100-sxm")
-    small = shard(rows=1000, draws=512 * 20, bags=512)
-    large = shard(rows=10_000_000, alpha=0.9, draws=512 * 200, bags=512)
-    assert lookup_model(hw).sharing_ms(small) == (0.0,) * len(SHARERS)
-    assert sum(lookup_model(hw).sharing_ms(large)) > 0.05 * lookup_model(hw).forward_ms(large)
-
-
-def test_narrow_rows_put_more_bags_on_the_device() -> None:
-    """8, 16 or 32 lanes serve a bag, four elements each."""
-    law = lookup_model(load_hardware("v100-32gb"))
-    assert isinstance(law, CudaLookups)
-    found = [law.tables_in_flight(shard(draws=960, bags=960, dim=d)) for d in (32, 36, 68, 512)]
-    assert found == [16, 8, 4, 4]  # 80 SMs of 48 warps
-
-
-def test_a_launch_that_fills_the_device_hides_its_latencies() -> None:
-    for name in GPUS:
-        hw = load_hardware(name)
-        few, many = (shard(draws=20.0 * n, bags=n) for n in (64, 131072))
-        assert lookup_model(hw).forward_longest_ms(few) > lookup_model(hw).forward_ms(few)
-        assert lookup_model(hw).forward_longest_ms(many) < 0.2 * lookup_model(hw).forward_ms(many)
-
-
-def test_unpooled_ids_are_walked_sample_by_sample() -> None:
-    hw = load_hardware("h100-sxm")
-    sequence = shard(draws=5000, bags=5000, pooled=False, lengths=100.0)
-    pooled = shard(draws=5000, bags=100)
-    assert lookup_model(hw).forward_longest_ms(sequence) == lookup_model(hw).forward_longest_ms(
-        pooled
-    )
-    assert lookup_model(hw).forward_ms(sequence) > lookup_model(hw).forward_ms(
-        pooled
-    )  # every id is an output
-
-
-def test_weights_are_sorted_along_and_get_gradients() -> None:
-    """The backward of weighted lookups reads bags and rows once more, wanted or not, at 0.4 of the
-    speed of a forward."""
-    hw = load_hardware("h100-sxm")
-    plain, weighted = shard(), shard(weighted=True)
-    more = lookup_model(hw).backward_ms(weighted) - lookup_model(hw).backward_ms(plain)
-    assert more > 2.5 * lookup_model(hw).forward_ms(plain)
-
-
 def test_a_row_of_many_ids_takes_a_block_of_its_own() -> None:
     """An SM holds one block, whose loads wait for one another, so rows count and not bytes; a row
     of up to 32 ids takes a warp."""
@@ -307,12 +233,6 @@ def test_a_row_of_many_ids_takes_a_block_of_its_own() -> None:
     assert added(10) == pytest.approx(1.0, rel=1e-3)
     assert added(20) < 1.1
     assert added(79) > 1.8
-
-
-def test_gradients_of_means_are_divided_in_a_pass_of_their_own() -> None:
-    hw = load_hardware("h100-sxm")
-    added = lookup_model(hw).backward_ms(shard(mean=True)) - lookup_model(hw).backward_ms(shard())
-    assert added > 2 * 65536 * 512 / (1.01 * hw.memory.hbm)
 
 
 def test_a_launch_sorts_the_bits_of_all_its_rows() -> None:
@@ -340,10 +260,3 @@ def test_optimizer_states_are_fp32() -> None:
     assert state_row_bytes("exact_row_wise_adagrad", 8) == (4, 0)
     assert state_row_bytes("adam", 8) == (0, 64)
     assert state_row_bytes("partial_row_wise_adam", 8) == (4, 32)
-
-
-def test_heavier_optimizers_take_longer() -> None:
-    hw = load_hardware("h100-sxm")
-    by = {o: lookup_model(hw).backward_ms(shard(optimizer=o)) for o in Optimizer}
-    assert by[Optimizer.SGD] < by[Optimizer.ROWWISE_ADAGRAD] < by[Optimizer.ADAGRAD]
-    assert by[Optimizer.ADAGRAD] < by[Optimizer.ADAM]

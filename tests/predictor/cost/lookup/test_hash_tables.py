@@ -178,17 +178,6 @@ def test_the_search_chooses_where_the_values_are(gib: float) -> None:
     assert not found.best.plan.tables["u"].compute_kernel.is_hashed
 
 
-def test_constraints_choose_among_the_kernels() -> None:
-    given = workload(1_000_000, storage="dynamicemb")
-    table = given.tables[0]
-    wants = replace(
-        table.constraints, compute_kernels=("dynamicemb_hybrid",), cache_load_factor=0.7
-    )
-    given = replace(given, tables=(replace(table, constraints=wants), given.tables[1]))
-    plan = solved(given, 80.0).best.plan.tables["t"]
-    assert (plan.compute_kernel, plan.cache_load_factor) == ("dynamicemb_hybrid", 0.7)
-
-
 def test_hash_tables_need_gpus() -> None:
     given = workload(1000, storage="dynamicemb")
     with pytest.raises(InputError, match=r"'t'.*dynamicemb"):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from predictor.cost.lookup.shard import (
     LookupShard,
     cache_rows,
-    fetched_rows,
     own_fetched_rows,
     shared_fetched_rows,
     table_of,
@@ -85,28 +84,6 @@ def test_more_cache_never_fetches_more(launch: tuple[LookupShard, ...], factor: 
         assert 0 <= rows <= table.distinct_rows
 
 
-def test_a_hot_table_gets_more_than_it_brings_in() -> None:
-    hot, cold = shard(100_000, 1e4, 0.2), shard(100_000, 1e3, 0.2)
-    found, alone = shared_fetched_rows((hot, cold)), list(map(own_fetched_rows, (hot, cold)))
-    assert found[0] < 0.9 * alone[0]
-    assert found[1] > alone[1]
-    assert sum(found) < sum(alone)
-
-
-def test_sharing_can_fetch_more_than_split_caches() -> None:
-    """LRU keeps a row for as long as any other, whatever table brought the room in."""
-    hot, flood = shard(1000, 2000.0, 1.0), shard(1_000_000, 1e6, 0.01)
-    assert own_fetched_rows(hot) == 0
-    assert sum(shared_fetched_rows((hot, flood))) > own_fetched_rows(flood)
-
-
-def test_a_table_without_lookups_lends_its_cache() -> None:
-    busy, idle = shard(100_000, 1e5, 0.2, 1.05), shard(100_000, 0.0, 0.5)
-    found = shared_fetched_rows((busy, idle))
-    assert found[1] == 0
-    assert found[0] == pytest.approx(own_fetched_rows(replace(busy, cache_load_factor=0.7)))
-
-
 def test_features_of_a_table_look_up_the_same_rows() -> None:
     one = shard(100_000, 1e4, 0.1, 1.05)
     both = table_of([one, one])
@@ -126,13 +103,3 @@ def test_a_mixture_adds_up_row_by_row() -> None:
     found = mix_features([one, other], [1.0, 3.0])
     assert found.counts == pytest.approx([1, 1, 2])
     assert found.probs == pytest.approx([0.1 + 0.225, 0.05 + 0.225, 0.05 + 0.15])
-
-
-@given(shards, st.floats(1e-3, 1e3))
-@settings(max_examples=40, deadline=None)
-def test_fetches_fall_with_the_time(one: LookupShard, time: float) -> None:
-    times = np.array([0.0, time, 1.5 * time, 1e9 * time])
-    found = fetched_rows(one, times)
-    assert found.shape == (4,)
-    assert (np.diff(found) <= 1e-9 * one.ids).all()
-    assert found[0] == pytest.approx(one.distinct_rows)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predictor.cost.loads import Load
 from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import lookup_model
-from predictor.cost.lookup.shard import LookupShard, cache_rows, shared_fetched_rows
+from predictor.cost.lookup.shard import LookupShard, shared_fetched_rows
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Uniform, Zipf
@@ -61,13 +61,6 @@ def error(launch: list[LookupShard]) -> float:
     return float(shared_cache.fetches_ms(total) - law) / max(law, total[shared_cache.OWN_MS])
 
 
-@given(launches)
-@settings(max_examples=50, deadline=None)
-def test_sums_of_tables_come_close_to_the_law(launch: list[LookupShard]) -> None:
-    """Worst where distinct rows begin to bound the fetches of a uniform table, a sharp corner."""
-    assert abs(error(launch)) < 0.1
-
-
 def test_most_launches_are_within_a_percent_of_the_law() -> None:
     rng = np.random.default_rng(0)
     errors = [
@@ -85,16 +78,6 @@ def test_most_launches_are_within_a_percent_of_the_law() -> None:
         for _ in range(100)
     ]
     assert np.quantile(np.abs(errors), 0.95) < 0.01
-
-
-@given(launches, st.integers(2, 4))
-@settings(max_examples=40, deadline=None)
-def test_tables_alike_share_as_if_each_had_its_own(launch: list[LookupShard], copies: int) -> None:
-    for one in tables_of(launch, hardware()):
-        assert float(shared_cache.fetches_ms(one)) == pytest.approx(one[shared_cache.OWN_MS])
-        change = float(shared_cache.sharing_ms(copies * one))
-        assert abs(change) <= 1e-9 * one[shared_cache.OWN_MS]
-        assert float(shared_cache.sharing_ms(one)) == 0.0
 
 
 @given(launches, st.floats(0, 1e8), st.floats(0, 1e8))
@@ -182,29 +165,3 @@ def test_scores_equal_single_predictions(pipeline: str) -> None:
         changes += [{1: plan[1]} for plan in plans]
         full = [[c.get(t, p) for t, p in enumerate(base)] for c in changes]
         assert batch.score_neighbours(base, changes) == pytest.approx(batch.score(full), rel=1e-9)
-
-
-def test_several_features_of_a_table_share_its_rows() -> None:
-    """Not a cache each: two features with half of the ids are the feature with all of them."""
-    whole, half = Feature("f", 10.0, 1.0, Zipf(1.05)), Feature("f", 5.0, 1.0, Zipf(1.05))
-    times = []
-    for features in ((whole,), (half, replace(half, name="g"))):
-        workload = a_workload(a_table(rows=1_000_000, features=features), train_pipeline=AHEAD)
-        batch = PlanScorer(workload, a_topology(2), hardware())
-        times.append(batch.totals(cached(workload, (0,)))[0, 0, Load.PREFETCH_MS])
-    assert times[1] == pytest.approx(times[0], rel=1e-6)
-
-
-def test_only_cached_shards_on_a_gpu_have_a_cache() -> None:
-    workload = unlike()
-    for hw, plan, has in (
-        (hardware(), cached(workload, (0, 0, 0))[0], True),
-        (hardware(), table_wise(workload.tables[0]), False),
-        (hardware("cpu-gloo"), cached(workload, (0, 0, 0))[0], False),
-    ):
-        batch = PlanScorer(workload, a_topology(2), hw)
-        found = batch.shards.cache_of_shard(0, plan, plan.shards[0])
-        assert (found is not None) is has
-        if found is not None:
-            rows = cache_rows(shard(workload.tables[0].num_embeddings, 1.0, 0.2))
-            assert found[shared_cache.ROWS] == rows

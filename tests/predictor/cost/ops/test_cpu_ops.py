@@ -41,38 +41,6 @@ def test_products_are_told_apart_by_layout() -> None:
     assert kind_and_sizes(OpCall("addmm", (bias, a, b), (out,)))[1] == (1, 8, 32, 16, 1)
 
 
-def test_views_and_fresh_memory_are_one_kind() -> None:
-    x = tensor(0, (4, 8))
-    for call in (OpCall("t", (x,), (tensor(0, (8, 4), (1, 8)),)), OpCall("empty_like", (x,), (x,))):
-        assert kind_and_sizes(call) == (VIEW, ())
-
-
-def test_permuted_operands_are_another_kind() -> None:
-    plain = OpCall("clone", (tensor(0, (4, 8)),), (tensor(1, (4, 8)),))
-    turned = OpCall("clone", (tensor(0, (4, 8), (1, 4)),), (tensor(1, (4, 8)),))
-    assert kind_and_sizes(plain)[0] == "clone c>1"
-    assert kind_and_sizes(turned)[0] == "clone 10>1"
-
-
-@pytest.mark.parametrize(("stride", "aliased"), [(16, 0), (17, 0), (32, 1), (1024, 6), (4096, 6)])
-def test_steps_that_meet_few_lines_of_a_cache(stride: int, aliased: int) -> None:
-    x = Operand(0, 4 * 64 * stride, 0, (stride, 64), (1, stride), 4)
-    call = OpCall("clone", (x,), (tensor(1, (stride, 64)),))
-    assert kind_and_sizes(call)[1][-1] == aliased * 64 * stride
-
-
-def test_embedding_reads_few_rows_of_its_table() -> None:
-    table, ids, out = tensor(0, (10_000, 8)), tensor(1, (4,)), tensor(2, (4, 8))
-    _, (_, written, read, _) = kind_and_sizes(OpCall("embedding", (table, ids), (out,)))
-    assert (written, read) == (32, 4 * 32 + 4)
-
-
-@given(st.lists(st.floats(0, 1e9), min_size=BINS, max_size=BINS))
-def test_the_larger_cache_misses_less(reuse: list[float]) -> None:
-    near, far = CACHES.misses(reuse)
-    assert 0 <= far <= near <= sum(reuse) * (1 + 1e-12)
-
-
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500))
 def test_work_of_a_product_never_falls(m: int, n: int, k: int) -> None:
     small = work(OpRow("mm nn", (1, m, n, k, 0), NOWHERE), CACHES)
@@ -109,14 +77,6 @@ def test_convolutions_are_told_apart_by_what_they_give() -> None:
     assert kind_and_sizes(OpCall("convolution", image, (y,)))[0] == "convolution image>"
 
 
-def test_channels_of_a_convolution_come_in_blocks() -> None:
-    def works(into: int, out: int) -> list[float]:
-        return list(work(OpRow("convolution >", (1, into, out, 9, 64, 64), NOWHERE), CACHES)[:4])
-
-    assert works(16, 16) == [1, 64 * 9 * 16 * 16, 64 * 32, 9 * 16 * 16]
-    assert works(3, 17) == [1, 64 * 9 * 16 * 32, 64 * 48, 9 * 16 * 32]
-
-
 MIB = 2**20
 
 
@@ -140,19 +100,6 @@ def test_a_copy_that_repeats_finds_everything_as_far_back_as_it_is_large() -> No
     assert found == pytest.approx(expected)
 
 
-def test_what_lies_between_pushes_operands_away() -> None:
-    calls = [copies(0, 4, 2, (2,)), copies(1, 32, 3, (3,))]
-    first, _ = reuse_bytes(calls)
-    # the source waited for both copies of the other; the target lies where the other's lay
-    assert first[bin_of((64 + 8) * MIB)] == 4 * MIB
-    assert first.sum() == 8 * MIB
-
-
-def test_views_touch_nothing() -> None:
-    view = OpCall("view", (operand(0, 4),), (operand(0, 4),))
-    assert reuse_bytes([view])[0].sum() == 0
-
-
 def test_what_broadcasting_repeats_counts_once() -> None:
     wide = Operand(0, 4096, 0, (1024, 1024), (0, 1), 4)
     (found,) = reuse_bytes([OpCall("clone", (wide,), (operand(1, 4),), (1,))])
@@ -173,13 +120,3 @@ def test_arena_never_gives_one_address_twice(steps: list[tuple[int, int]]) -> No
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
         # whatever is not taken is in a gap
         assert sum(end - first for first, end in spans) == arena.top
-
-
-def test_arena_fills_the_smallest_gap_that_is_large_enough() -> None:
-    arena = Arena()
-    for storage, size in enumerate((640, 64, 128, 64)):
-        arena.take(storage, size)
-    arena.give_back(0)
-    arena.give_back(2)
-    arena.take(9, 100)
-    assert arena.taken[9] == (704, 832)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from predictor import units
-from predictor.cost.elementwise import columns_ms, memory_ms
+from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import batched_ms, gemm_ms, product_rate
 from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.model.op_calls import OpCall, Operand
@@ -50,28 +50,6 @@ def test_products(profile: str) -> None:
     weight = tensor(2, 128, 256)
     flat = cost("linear", [tensor(1, 4, 128, 256), weight], tensor(3, 4, 128, 128), profile=profile)
     assert flat.product == (512, 128, 256)
-
-
-def test_the_type_of_a_product_is_its_operands() -> None:
-    hw = hardware()
-    assert cost("mm", [X, Y], OUT, product_type="tf32").ms == gemm_ms(hw, 512, 128, 256, "tf32")
-    half = [tensor(1, 512, 256, data_type="bf16"), tensor(2, 256, 128, data_type="bf16")]
-    assert cost("mm", half, OUT, product_type="tf32").ms == gemm_ms(hw, 512, 128, 256, "bf16")
-
-
-def test_convolutions_are_products_of_patches() -> None:
-    hw = hardware()
-    images, weight, out = (
-        tensor(1, 8, 16, 32, 32),
-        tensor(2, 64, 16, 3, 3),
-        tensor(3, 8, 64, 30, 30),
-    )
-    forward = cost("convolution", [images, weight], out)
-    assert forward.ms == gemm_ms(hw, 8 * 900, 64, 144, "fp32")
-    made = (replace(images, storage=4), replace(weight, storage=5))
-    backward = cost("convolution_backward", [out, images, weight], *made)
-    products = [(7200, 144, 64), (64, 144, 7200)]
-    assert backward.ms == pytest.approx(sum(gemm_ms(hw, *p, "fp32") for p in products))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -140,12 +118,6 @@ def test_an_operand_given_twice_is_read_once_and_one_written_in_place_twice_touc
     assert filled.ms == pytest.approx(float(memory_ms(hardware(), x.bytes)))
 
 
-def test_views_cost_nothing() -> None:
-    x = tensor(1, 64, 64)
-    for name in ("view", "t", "transpose", "slice"):
-        assert cost(name, [x], replace(x, shape=(32, 128), strides=(128, 1))) == OpCost(0.0, 0)
-
-
 @pytest.mark.parametrize("profile", PROFILES)
 def test_gathers_touch_what_they_take_and_scatters_what_they_put(profile: str) -> None:
     hw = hardware(profile)
@@ -158,75 +130,9 @@ def test_gathers_touch_what_they_take_and_scatters_what_they_put(profile: str) -
     assert put.ms == pytest.approx(float(memory_ms(hw, 3 * rows.bytes + ids.bytes)) + 2 * gathered)
 
 
-def test_rows_that_are_taken_apart_move_at_the_bandwidth_of_columns() -> None:
-    cpu = hardware("cpu-gloo")
-    x, y = tensor(1, 1000, 64), tensor(2, 1000, 64)
-    beside = cost("cat", [x, y], tensor(3, 1000, 128), profile="cpu-gloo")
-    below = cost("cat", [x, y], tensor(3, 2000, 64), profile="cpu-gloo")
-    assert beside.ms == pytest.approx(float(columns_ms(cpu, 4 * x.bytes)))
-    assert below.ms == pytest.approx(float(memory_ms(cpu, 4 * x.bytes)))
-    turned = replace(x, shape=(64, 1000), strides=(1, 64))
-    copy = cost("clone", [turned], tensor(3, 64, 1000), profile="cpu-gloo")
-    assert copy.ms == pytest.approx(float(columns_ms(cpu, 2 * x.bytes)))
-
-
-def test_a_cpu_also_computes_exponentials_and_random_numbers() -> None:
-    cpu, x = hardware("cpu-gloo"), tensor(1, 1024, 1024)
-    once = cpu.elementwise.math_ns_per_element * 2**20 * 1e-6
-    softmax = cost("_softmax", [x], tensor(2, 1024, 1024), profile="cpu-gloo")
-    assert softmax.ms == pytest.approx(float(memory_ms(cpu, 2 * x.bytes)) + once)
-    drawn = cost("bernoulli_", [x], x, profile="cpu-gloo", mutates=True)
-    assert drawn.ms > cpu.elementwise.random_ns_per_element * 2**20 * 1e-6
-    assert hardware().elementwise.math_ns_per_element == 0
-
-
-def test_foreach_ops_are_few_launches() -> None:
-    lists = [tensor(at, 64, 64) for at in range(200)]
-    found = cost("_foreach_add_", [*lists, *lists[:0]], *lists, mutates=True)
-    assert found.kernels == 2
-    assert found.ms >= float(memory_ms(hardware(), 200 * 2 * 64 * 64 * 4))
-
-
 def test_unknown_ops_say_so() -> None:
     assert not cost("fancy", [X], OUT).modelled
     assert cost("fancy", [X], OUT).ms > 0
-
-
-def changed(group: str, **constants: object) -> OpTimes:
-    cpu = hardware("cpu-gloo")
-    known = getattr(cpu, group).model_copy(update=constants)
-    return OpTimes(cpu.model_copy(update={group: known}), "fp32")
-
-
-def test_measured_functions_and_scattered_operands_cost_a_cpu_what_their_rows_say() -> None:
-    x, out = tensor(1, 1000, 64), tensor(3, 1000, 128)
-    silu = OpCall("silu", (x,), (tensor(2, 1000, 64),))
-    more = changed("elementwise", math_ns={"silu": 2.0}).cost(silu).ms
-    none = changed("elementwise", math_ns={"silu": 0.0}).cost(silu).ms
-    assert more - none == pytest.approx(2.0 * x.elements * 1e-6)
-    apart = changed("elementwise", sliced_ns_per_element=1.0, turned_ns_per_element=3.0)
-    others = {
-        "whole": x,
-        "sliced": replace(x, strides=(256, 1)),
-        "turned": replace(x, strides=(1, 1000)),
-    }
-    calls = {name: OpCall("cat", (x, other), (out,)) for name, other in others.items()}
-    plain = changed("elementwise")
-    found = {name: apart.cost(call).ms - plain.cost(call).ms for name, call in calls.items()}
-    each = x.elements * 1e-6
-    assert found == pytest.approx({"whole": 0.0, "sliced": 2 * each, "turned": 4 * each})
-
-
-def test_small_products_of_a_batch_cost_what_their_layout_says() -> None:
-    batches = {"nt": (1.0, 1.0, 1.0, 0.1), "outer": (9.0, 9.0, 9.0, 9.0)}
-    times = changed("gemm", batches=batches)
-    a, b = tensor(1, 10, 16, 8), tensor(2, 10, 8, 16)
-    turned = replace(b, strides=(128, 1, 8))
-    floor = 1e-3 * hardware("cpu-gloo").gemm.floor_us
-    found = times.cost(OpCall("bmm", (a, turned), (tensor(3, 10, 16, 16),))).ms
-    assert found == pytest.approx(floor + 10e-6 * (128 + 128 + 256 + 0.1 * 16 * 16 * 8))
-    thin = (tensor(1, 10, 16, 1), tensor(2, 10, 1, 16))
-    assert times.cost(OpCall("bmm", thin, (tensor(3, 10, 16, 16),))).ms > found
 
 
 SIZE = 4 * 64 * 64
@@ -241,12 +147,6 @@ def test_what_lies_between_is_neither_read_nor_written() -> None:
     # 5 is kept, for a backward
     assert outer_bytes(chain) == 3 * SIZE + 2 * SIZE
     assert outer_bytes(chain[:1]) == 3 * SIZE
-
-
-def test_what_is_written_in_place_counts_once_each_way() -> None:
-    x = tensor(1, 64, 64)
-    steps = [OpCall("mul_", (x,), (x,), mutates=True)] * 3
-    assert outer_bytes(steps) == 2 * SIZE
 
 
 def test_products_end_a_chain_and_views_are_left_out() -> None:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-import pytest
-
 from predictor.cost.dense import Bucket
-from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.graph import Dep, Graph
+from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.iteration.torchrec.sparse import exchanges
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import (
@@ -20,7 +15,6 @@ from tests.builders import (
     a_topology,
     a_workload,
     device_bound,
-    hardware,
     sharded,
 )
 
@@ -217,97 +211,3 @@ def test_a_rank_alone_sends_nothing() -> None:
         found = graph(pipeline, world=1)
         assert {op.stream for op in found.ops} <= {"compute", "copy"}
         assert all(op.scope is None for op in found.ops)
-
-
-def test_on_a_cpu_all_but_transfers_run_on_the_host_thread() -> None:
-    found = graph("sparse_dist", profile="cpu-gloo")
-    assert found.inline_streams >= {op.stream for op in found.ops} - {"comm", "prefetch"}
-
-
-def test_dependencies_reach_back_at_most_two_iterations() -> None:
-    for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
-        found = graph(pipeline)
-        for where, op in enumerate(found.ops):
-            for dep in op.deps:
-                assert isinstance(dep, Dep)
-                assert dep.lag in (0, 1, 2)
-                assert dep.lag or dep.op < where  # nothing waits for its own future
-
-
-def both(workload: Workload, profile: HardwareProfile) -> tuple[Graph, PlanScorer, np.ndarray]:
-    """Graph and loads of two plans: all tables table-wise, and a mix."""
-    batch = PlanScorer(workload, TOPOLOGY, profile)
-    candidates = (sharded(workload, TOPOLOGY, T.TABLE_WISE), mixed(workload))
-    for candidate in candidates:
-        for where, plan in enumerate(candidate):
-            batch.table(where, plan)
-    totals = np.stack([batch.totals(candidate) for candidate in candidates])
-    return batch.graph(totals), batch, totals
-
-
-@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
-def test_outputs_of_several_exchanges_of_a_module_are_concatenated_once_more(profile: str) -> None:
-    hw, workload = hardware(profile), a_workload(*TABLES)
-    found = both(workload, hw)[0]
-    copy_ms = 2 * 4 * 1024 * 64 / (hw.streaming * hw.elementwise.columns)
-    # of a, b, c and d; c is alone in its module, in either plan
-    copies = {
-        "unpack embeddings": [1 + 1 + 1 + 1, 2 + 1 + 1 + 1],
-        "pack gradients": [2 + 2 + 2 + 2, 3 + 1 + 2 + 1],
-    }
-    for name, counts in copies.items():
-        costs = [op.cost_ms for op in found.ops if op.name == name]
-        cost = np.sum(costs, axis=0)
-        assert cost.shape[0] == 2
-        assert cost[:, 0] == pytest.approx(np.array(counts) * copy_ms)
-
-
-def test_lookups_also_take_the_copies_for_their_exchange() -> None:
-    hw, workload = hardware("cpu-gloo"), a_workload(*TABLES)
-    found, batch, totals = both(workload, hw)
-    known = {e.name: e for e in exchanges(batch.costs, batch.groups, totals)}
-    tw, rw = known["ebc.TW"], known["ebc.RW"]
-    # a on rank 0, b on both; for the samples of both ranks
-    copy_ms = 2 * 4 * 2 * 1024 * 64 / hw.streaming
-    expected = {
-        "ebc.TW lookup": tw.forward_ms(*tw.members)[1] + [copy_ms, 0],
-        "ebc.RW lookup": rw.forward_ms(*rw.members)[1],
-        "ebc.TW lookup backward": tw.backward_ms(*tw.members)[1] + [copy_ms, 0],
-        "ebc.RW lookup backward": rw.backward_ms(*rw.members)[1] + [copy_ms, copy_ms],
-    }
-    for name, ms in expected.items():
-        assert found.ops[index(found, name)].cost_ms[1] == pytest.approx(ms), name
-
-
-def changed_by(profile: HardwareProfile, **overheads: float) -> dict[str, float]:
-    """Operations whose host time another overhead changes, and by how much in us."""
-    other = profile.overheads.model_copy(update=overheads)
-    workload = a_workload(*TABLES)
-    one, two = (
-        both(workload, p)[0] for p in (profile, profile.model_copy(update={"overheads": other}))
-    )
-    pairs = zip(one.ops, two.ops, strict=True)
-    found = {a.name: 1e3 * (b.host_ms - a.host_ms) for a, b in pairs}
-    return {name: us for name, us in found.items() if us}
-
-
-@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
-def test_an_iteration_has_host_time_of_its_own_once(profile: str) -> None:
-    base = hardware(profile)
-    more = base.overheads.iteration_us + 70.0
-    assert changed_by(base, iteration_us=more) == {"optimizer step": pytest.approx(70.0)}
-
-
-@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
-def test_ops_of_dense_layers_and_their_step_may_cost_less_than_torchrecs(profile: str) -> None:
-    base = hardware(profile)
-    alike = base.overheads.model_copy(update={"layer_op_us": None})
-    base = base.model_copy(update={"overheads": alike})  # then a layer's op costs as much as any
-    cost = base.overheads.op_us
-    assert changed_by(base, layer_op_us=cost) == {}
-    found = changed_by(base, layer_op_us=cost - 1.0)
-    assert {name.split()[0] for name in found} == {"dense", "optimizer"}
-    # four linear layers, of which three have a ReLU: about six kernels and six views each
-    issued = sum(-found[name] for name in found if name.startswith("dense"))
-    assert 4 * 6 * 1.5 * 0.8 < issued < 4 * 6 * 1.5 * 1.5
-    assert found["optimizer step"] == pytest.approx(-(6 + 2.5 * 8))

@@ -122,32 +122,6 @@ def test_modules_wait_for_each_others_ids_alone(pipeline: str, forward: float) -
     assert period_ms(found, costs) == pytest.approx(forward + max(6 + 1, 1 + 7))
 
 
-def test_exchanges_of_a_module_do_not_wait_between_their_lookups() -> None:
-    found = built([T.TABLE_WISE, T.ROW_WISE], ["ebc"] * 2)
-    costs = {
-        "ebc.TW lookup": (10, 1),
-        "ebc.RW lookup": (2, 9),
-        "ebc.RW lookup backward": (1, 6),
-        "ebc.TW lookup backward": (7, 2),
-    }
-    assert period_ms(found, costs) == pytest.approx((10 + 2) + (1 + 7))
-
-
-def test_lookups_of_replicated_tables_wait_for_nobody() -> None:
-    """Outputs of the others are there at 12; rank 0 is then ready at 13, and rank 1 at 15, when
-    gradients of the others arrive. By then rank 0 has begun: it goes on from 13 for 4, 1 and 7."""
-    found = built([T.TABLE_WISE, T.ROW_WISE, T.DATA_PARALLEL], ["ebc"] * 3)
-    costs = {
-        "ebc.TW lookup": (10, 1),
-        "ebc.RW lookup": (2, 9),
-        "ebc.DP lookup": (1, 5),
-        "ebc.DP lookup backward": (4, 1),
-        "ebc.RW lookup backward": (1, 6),
-        "ebc.TW lookup backward": (7, 2),
-    }
-    assert period_ms(found, costs) == pytest.approx(13 + 4 + 1 + 7)
-
-
 def test_row_blocks_meet_within_the_host_and_then_across() -> None:
     """Hosts of ranks 0 and 1, and of 2 and 3; when each rank is ready, from the lookup on.
 
@@ -170,20 +144,3 @@ def test_row_blocks_meet_within_the_host_and_then_across() -> None:
         "ebc.TWRW lookup backward": (7, 0, 0, 5),
     }
     assert period_ms(found, costs) == pytest.approx(21)
-
-
-@pytest.mark.parametrize("profile", [CPU, GPU])
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_all_that_is_sent_lets_ranks_meet(pipeline: str, profile: str) -> None:
-    """Also where another collective hides it: those of a stream follow one another."""
-    kinds = [T.TABLE_WISE, T.ROW_WISE, T.DATA_PARALLEL, T.COLUMN_WISE]
-    found = built(kinds, ["ebc", "ebc", "ebc", "other"], pipeline, profile)
-    sent = [op for op in found.ops if op.stream == "comm"]
-    assert {op.scope for op in sent} == {"world"}
-    assert {op.phase for op in sent} == {
-        "input_dist",
-        "output_dist_forward",
-        "output_dist_backward",
-        "all_reduce",
-    }
-    assert all(op.scope is None for op in found.ops if op.stream != "comm")

@@ -13,10 +13,7 @@ from predictor.cost.ops.position_weights import (
     RANGE_BYTES,
     READ_BACK_BYTES,
     RETURN_BYTES,
-    SPREAD_BYTES,
     WEIGH_BYTES,
-    ids_ms,
-    spread_ms,
 )
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
@@ -83,20 +80,6 @@ def test_weights_are_gathered_by_feature_and_their_gradients_scattered(kind: Sha
         assert found[name] == pytest.approx(expected, rel=1e-6)
 
 
-def test_they_stand_around_the_lookup_and_keep_ranks_in_step() -> None:
-    names = [op.name for op in graph(workload(), WHOLE, WHOLE).ops]
-    order = ("position weights", "lookup", "lookup backward", "position weights backward")
-    places = [names.index(f"ebc.{WHOLE.short} {what}") for what in order]
-    assert places == sorted(places)
-    assert places[-1] < names.index("all-reduce dense gradients")
-    with_it, without = (costs(workload(positions), WHOLE, WHOLE) for positions in (POSITIONS, 0))
-    outputs = 1024 * 2 * 64
-    for name, backward in (("unpack embeddings", False), ("pack gradients", True)):
-        added = spread_ms(device_bound(), outputs, backward=backward)
-        assert with_it[name] - without[name] == pytest.approx(added)
-        assert added > SPREAD_BYTES[backward] * outputs / hardware().streaming
-
-
 def test_plans_with_and_without_split_rows_are_scored_together_as_one_by_one() -> None:
     of = workload()
     batch = PlanScorer(of, TOPOLOGY, hardware())
@@ -104,14 +87,6 @@ def test_plans_with_and_without_split_rows_are_scored_together_as_one_by_one() -
     plans = [whole, rows, (whole[0], rows[1])]
     one_by_one = [simulate(batch.graph(batch.totals(plan)[None])).iteration_ms for plan in plans]
     assert batch.score(plans) == pytest.approx(np.concatenate(one_by_one))
-
-
-def test_a_cpu_also_reaches_weights_one_by_one() -> None:
-    cpu, ids = hardware("cpu-gloo"), np.array([0.0, 1e6])
-    gathers = us(1e-3 * cpu.elementwise.gather_ns_per_element) * ids
-    forward, back = (ids_ms(cpu, ids, backward=way) for way in (False, True))
-    assert forward == pytest.approx((RANGE_BYTES + WEIGH_BYTES) * ids / cpu.streaming + gathers)
-    assert back == pytest.approx(RETURN_BYTES * ids / cpu.streaming + 2 * gathers)
 
 
 def test_parameters_are_those_of_the_dense_optimizer() -> None:

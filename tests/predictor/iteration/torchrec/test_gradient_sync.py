@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -83,23 +81,6 @@ def test_a_cpu_moves_the_bytes_itself_and_then_meets_the_others() -> None:
     assert {d.op for d in step.deps} == {sent[name] for name in known}
 
 
-@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
-def test_gradients_of_tables_leave_only_where_a_plan_replicates_them(profile: str) -> None:
-    found = graph(profile)
-    for name, where in reduces(found).items():
-        active = found.ops[where].active
-        if "ebc.DP" in name:
-            assert active is not None
-            assert active.tolist() == [False, True]
-        else:
-            assert active is None
-
-
-@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
-def test_a_rank_alone_reduces_nothing(profile: str) -> None:
-    assert reduces(graph(profile, a_topology(1))) == {}
-
-
 def slower(profile: HardwareProfile, added_us: float) -> HardwareProfile:
     """Every all-reduce takes so much longer."""
     wires = profile.collectives
@@ -122,12 +103,3 @@ def test_no_all_reduce_of_a_cpu_is_hidden(kind: ShardingType) -> None:
 
 def iteration_ms(workload: Workload, profile: HardwareProfile, plan: Candidate) -> float:
     return float(PlanScorer(workload, TOPOLOGY, profile).score([plan])[0])
-
-
-def test_the_first_bucket_is_as_large_as_the_others() -> None:
-    # 20 MiB of gradients, of which the layer whose gradients come first has 4: torch's DDP would
-    # send those alone if TorchRec's wrapper did not state the size of buckets
-    dense = replace(WORKLOAD.dense, top_mlp=(2048, 2048, 512, 1))
-    batch = PlanScorer(replace(WORKLOAD, dense=dense), TOPOLOGY, hardware("h100-sxm"))
-    found = batch.graph(batch.totals(whole(TW))[None])
-    assert [op.name for op in found.ops].count("all-reduce dense gradients") == 1

@@ -69,21 +69,6 @@ def test_a_step_has_its_share_of_the_averaging() -> None:
     assert each.replica_sync.sync_ms == pytest.approx(float(largest))
 
 
-def test_copies_on_neighbours_meet_over_nvlink() -> None:
-    near, far = predicted(problem(8)), predicted(problem(8, use_inter_host_allreduce=True))
-    assert near.replica_sync is not None
-    assert far.replica_sync is not None
-    assert near.replica_sync.sync_ms < far.replica_sync.sync_ms
-
-
-def test_dense_gradients_meet_over_all_ranks() -> None:
-    def reduced(of: Problem) -> float:
-        return sum(r.busy_ms["all_reduce"] for r in predicted(of).per_rank[:1])
-
-    assert reduced(problem(4)) == pytest.approx(reduced(problem(16)))
-    assert reduced(problem(1)) == pytest.approx(reduced(problem(16))), "also where one rank shards"
-
-
 def test_a_shard_serves_the_batches_of_its_group_alone() -> None:
     group, alone = predicted(problem(4)), predicted(problem(4, world=4))
     assert alone.replica_sync is None
@@ -149,23 +134,6 @@ def test_parts_of_weights_are_scattered_behind_the_lookup_and_gathered_before_it
     )
 
 
-def test_parts_lie_beside_the_weights_until_the_backward() -> None:
-    parts, wholes = (predicted(of).memory for of in (scattered(), problem(4)))
-    more = [a.hbm_bytes - b.hbm_bytes for a, b in zip(parts, wholes, strict=True)]
-    # four copies: a fourth of the weights each
-    assert more == [100_000 * 64, 50_000 * 32 * 2 // 4, 1000 * 16, 1000 * 16]
-    # 12 columns do not divide by 8: all weights once more, padded
-    odd = replace(scattered(2).workload, tables=(a_table("a", 1001, 12),))
-    topology = Topology.uniform(16, 8, hbm_bytes=80 * GIB, ddr_bytes=100 * GIB)
-    part = -(-1001 * 12 // 8)
-    rows = (Shard(0, (0, 0), (1001, 12)),)
-    plan = ShardingPlan({"a": TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, rows)}, 2, 2)
-    plain = replace(odd, replica_groups=ReplicaGroups(2))
-    group = leave_for_shards(odd, topology, 0.05)
-    both = [predict(load, group, H100, plan).memory[0].hbm_bytes for load in (odd, plain)]
-    assert both[0] - both[1] == 4 * (part + 8 * part)
-
-
 def test_no_plan_of_scattered_copies_is_below_the_bound() -> None:
     of = scattered(2)
     objective, _ = objective_of(of)
@@ -184,3 +152,11 @@ def test_what_fully_sharded_copies_cannot_be_is_refused() -> None:
     of = scattered()
     with pytest.raises(InputError, match="runs on CUDA streams"):
         predict(of.workload, of.topology, cpu, table_wise(of))
+
+
+def test_dense_gradients_meet_over_all_ranks() -> None:
+    def reduced(of: Problem) -> float:
+        return sum(r.busy_ms["all_reduce"] for r in predicted(of).per_rank[:1])
+
+    assert reduced(problem(4)) == pytest.approx(reduced(problem(16)))
+    assert reduced(problem(1)) == pytest.approx(reduced(problem(16))), "also where one rank shards"

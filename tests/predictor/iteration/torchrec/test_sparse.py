@@ -9,8 +9,7 @@ import pytest
 
 from predictor.cost.collectives import Collectives
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.loads import COLUMNS, Load
-from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.loads import COLUMNS
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Exchange, exchanges
 from predictor.model.plan import ComputeKernel, ShardingType
@@ -73,54 +72,6 @@ def test_collectives_of_pooled_tables(
             assert scopes == (["cross", "intra"] if way else ["intra", "cross"])
         else:
             assert scopes == ["world"]
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_what_is_reduced_forward_is_gathered_backward(
-    backward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Profiles may charge both alike, so the calls are watched."""
-    called = []
-
-    def watch(op: str) -> object:
-        def spy(self: Collectives, size: object, scope: str = "world") -> np.ndarray:
-            called.append(op)
-            return np.zeros((1, 1))
-
-        return spy
-
-    for op in ("all_to_all", "reduce_scatter", "all_gather"):
-        monkeypatch.setattr(Collectives, op, watch(op))
-    for kind in (T.ROW_WISE, T.TABLE_ROW_WISE):
-        exchange_of(a_workload(), HOSTS, kind).outputs(backward=backward)
-    reduction = "all_gather" if backward else "reduce_scatter"
-    assert called == [reduction, reduction, "all_to_all"]
-
-
-def test_column_shards_send_their_columns() -> None:
-    wide = a_table(dim=256)
-    exchange = exchange_of(a_workload(wide, batch_size=B), HOSTS, T.COLUMN_WISE)
-    outputs = exchange.total[0, :, Load.OUTPUTS]
-    assert outputs.sum() == 8 * B * 256
-    assert outputs.max() == 8 * B * 128
-    assert exchange.total[0, :, Load.IDS].sum() == 2 * 8 * B * 2  # each column shard gets all ids
-
-
-def test_grid_moves_like_table_row_wise() -> None:
-    wide = a_table(
-        dim=256, constraints=replace(a_table().constraints, sharding_types=(T.GRID_SHARD,))
-    )
-    exchange = exchange_of(a_workload(wide, batch_size=B), HOSTS, T.GRID_SHARD)
-    assert [(name, scope) for name, scope, _ in transfers(exchange)] == [
-        ("reduce", "intra"),
-        ("all_to_all", "cross"),
-    ]
-
-
-def test_groups_of_one_rank_reduce_nothing() -> None:
-    spread = a_topology(4, 1)
-    exchange = exchange_of(a_workload(), spread, T.TABLE_ROW_WISE)
-    assert [scope for _, scope, _ in transfers(exchange)] == ["cross"]
 
 
 @pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE])
@@ -207,16 +158,6 @@ def test_received_outputs_are_copied_as_often_as_their_type_needs(
         assert copied(found[:, 0], B * 256) == pytest.approx([copies, copies + 1])
 
 
-@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.ROW_WISE, T.COLUMN_WISE])
-def test_received_sequences_are_copied_as_those_of_an_all_to_all(kind: ShardingType) -> None:
-    table = a_table(rows=80_000, dim=256, pooling="none", features=(Feature("f", 3.0),))
-    exchange = exchange_of(a_workload(table, batch_size=B), HOSTS, kind, profile="cpu-gloo")
-    columns = kind is T.COLUMN_WISE
-    for way, copies in ((False, 1 + columns), (True, 2 + columns)):
-        found = exchange.unpack_ms(np.array([False]), backward=way)
-        assert copied(found[:, 0], 3 * B * 256) == pytest.approx([copies], rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "forward", "holders"),
     [(T.TABLE_WISE, 1, 1), (T.COLUMN_WISE, 1, 2), (T.ROW_WISE, 0, 8), (T.TABLE_ROW_WISE, 0.25, 4)],
@@ -235,51 +176,6 @@ def test_a_lookup_packs_what_its_rank_sends(
         assert counts == pytest.approx([0] * (8 - holders) + [copies] * holders)
 
 
-def test_within_one_group_of_ranks_nothing_is_left_for_an_all_to_all() -> None:
-    workload = a_workload(wide_of(T.TABLE_ROW_WISE), batch_size=B)
-    exchange = exchange_of(workload, a_topology(4), T.TABLE_ROW_WISE, profile="cpu-gloo")
-    assert not exchange.pack_ms(0, backward=False).any()
-    divided = exchange.pack_ms(0, backward=True)[0]
-    assert copied(divided, 4 * B * 256, columns=False) == pytest.approx([1] * 4)
-    for way in (False, True):
-        found = exchange.unpack_ms(np.array([False, True]), backward=way)[:, 0]
-        assert copied(found, B * 256) == pytest.approx([0, 1])
-
-
-def test_each_lookup_of_an_exchange_packs_its_own_outputs() -> None:
-    tables = (a_table("a", dim=64), a_table("b", dim=128, data_type="fp16"))
-    exchange = exchange_of(a_workload(*tables, batch_size=B), HOSTS, T.TABLE_WISE)
-    assert len(exchange.members) == 2
-    found = [exchange.pack_ms(g, backward=False).max() for g in exchange.members]
-    assert found[1] == pytest.approx(2 * found[0])
-
-
-@pytest.mark.parametrize("kind", [T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE])
-def test_a_rank_alone_copies_columns_and_what_is_shared(kind: ShardingType) -> None:
-    workload, alone = a_workload(wide_of(kind), batch_size=B), a_topology(1)
-    exchange = exchange_of(workload, alone, kind, profile="cpu-gloo")
-    for way in (False, True):
-        assert not exchange.pack_ms(0, backward=way).any()
-        found = exchange.unpack_ms(np.array([False, True]), backward=way)[:, 0]
-        once = float(kind is T.COLUMN_WISE)
-        assert copied(found, B * 256) == pytest.approx([once, once + 1])
-
-
-def test_replicated_tables_pack_nothing() -> None:
-    exchange = exchange_of(a_workload(), HOSTS, T.DATA_PARALLEL, ComputeKernel.DENSE)
-    assert not exchange.pack_ms(0, backward=False).any()
-    assert not exchange.pack_ms(0, backward=True).any()
-
-
-def test_splits_of_a_pipeline_are_one_message() -> None:
-    exchange = exchange_of(a_workload(), HOSTS, T.TABLE_WISE)
-    collectives = Collectives(hardware(), HOSTS)
-    assert exchange.splits_ms().item() == collectives.all_to_all(3 * 8 * 8).item()
-    fused = exchange.splits_ms(np.array([[1.0], [5.0]]))
-    assert fused.shape == (2, 1)
-    assert fused[1, 0] == pytest.approx(collectives.all_to_all(5 * 3 * 8 * 8).item())
-
-
 def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
     table = a_table(rows=200_000, dim=DIM)
     exchange = exchange_of(a_workload(table), HOSTS, T.DATA_PARALLEL, ComputeKernel.DENSE)
@@ -288,29 +184,6 @@ def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
     assert exchange.outputs(backward=False) == []
     expected = Collectives(hardware(), HOSTS).all_reduce(size).item()
     assert exchange.gradient_sync_ms().item() == pytest.approx(expected)
-
-
-def test_a_prefetch_costs_its_floor_only_where_a_shard_lies() -> None:
-    workload = a_workload(train_pipeline="prefetch_sparse_dist")
-    exchange = exchange_of(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
-    here, there = exchange.prefetch_ms(0)[0]
-    assert exchange.prefetched == {0}
-    assert here > lookup_model(hardware()).prefetch_floor_ms()
-    assert there == 0
-
-
-def test_a_residue_of_rounding_is_no_lookup() -> None:
-    workload = a_workload(train_pipeline="prefetch_sparse_dist")
-    exchange = exchange_of(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)
-    loads = exchange.loads.copy()
-    loads[0, 0, 1, [Load.FORWARD_MS, Load.BACKWARD_MS, Load.PREFETCH_MS]] = 1e-18
-    batch = PlanScorer(workload, a_topology(2), hardware())
-    batch.group_index(
-        0, sharded(workload, a_topology(2), T.TABLE_WISE, ComputeKernel.FUSED_UVM_CACHING)[0]
-    )
-    again = Exchange(batch.costs, batch.groups, [0], loads)
-    for found in (again.forward_ms(0), again.backward_ms(0), again.prefetch_ms(0)):
-        assert found[0, 1] == 0
 
 
 def test_sizes_are_linear_in_loads_and_laws_never_fall() -> None:

@@ -18,24 +18,6 @@ from predictor.model.memory.blocks import (
 MIB = 1 << 20
 
 
-def test_host_memory_comes_and_goes_by_the_byte() -> None:
-    ledger = Ledger(simulate=False)
-    ledger.take("a", 10)
-    ledger.take("b", 5)
-    ledger.give("a")
-    ledger.take("c", 7)
-    assert (ledger.bytes, ledger.most_bytes) == (12, 15)
-    assert ledger.peak().reserved_bytes == 15
-
-
-def test_no_bytes_are_no_block_and_what_is_not_there_is_not_given() -> None:
-    ledger = Ledger(simulate=True)
-    ledger.take("a", 0.0)
-    assert "a" not in ledger
-    ledger.give("a")
-    assert ledger.peak().reserved_bytes == 0
-
-
 def test_what_another_stream_used_is_free_once_the_device_caught_up() -> None:
     for settled, reserved in ((False, 80 * MIB), (True, 40 * MIB)):
         ledger = Ledger(simulate=True)
@@ -46,10 +28,6 @@ def test_what_another_stream_used_is_free_once_the_device_caught_up() -> None:
         ledger.take("b", 40 * MIB)
         assert ledger.peak().allocated_bytes == 40 * MIB
         assert ledger.peak().reserved_bytes == reserved
-
-
-def test_requests_are_rounded_to_blocks_of_512_bytes() -> None:
-    assert [block_bytes(n) for n in (1, 512, 513)] == [512, 512, 1024]
 
 
 def test_segments_are_of_2_mib_20_mib_or_the_request_in_steps_of_2_mib() -> None:
@@ -74,15 +52,6 @@ def test_a_stream_cannot_use_what_another_gave_back() -> None:
     allocator.give(allocator.take(40 * MIB, "compute"))
     allocator.take(40 * MIB, "copy")
     assert allocator.reserved_bytes == 80 * MIB
-
-
-def test_a_hole_between_blocks_fits_no_larger_request() -> None:
-    allocator = CachingAllocator()
-    allocator.give(allocator.take(60 * MIB, "compute"))
-    parts = [allocator.take(20 * MIB, "compute") for _ in range(3)]
-    allocator.give(parts[1])
-    allocator.take(22 * MIB, "compute")
-    assert allocator.reserved_bytes == 82 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(1, 64 * MIB), st.booleans()), max_size=40))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.model.memory.iteration import Exchange, Iteration, batch_bytes, exchanges, unplaced
+from predictor.model.memory.iteration import Exchange, Iteration, exchanges
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -133,18 +131,6 @@ def test_outputs_and_gradients_under_every_pipeline() -> None:
     assert peak(of, wide) == 300
 
 
-def test_gloo_copies_what_it_reduces() -> None:
-    out, grad = tensor(1, 100), tensor(2, 100)
-    of = program(
-        [Lookup("m", (out,)), op([out], [], 1)],
-        [op([], [grad]), LookupBackward("m", (grad,))],
-    )
-    e = Exchange("m", ShardingType.ROW_WISE, True, looked_up=200, output=100)
-    assert peak(of, e) == 200 + 100 + 200
-    on_device = Iteration(of, [e], "base", batch_bytes=0.0)
-    assert on_device.run().allocated_bytes == 2 * 512
-
-
 ROWS, DIM, BATCH, WORLD = 1000, 64, 32, 2
 TOPOLOGY = Topology.uniform(WORLD, hbm_bytes=1, ddr_bytes=1)
 TABLE = Table("t", ROWS, DIM, (Feature("f", 2.0),))
@@ -176,35 +162,3 @@ def test_row_shards_get_their_part_of_the_ids_and_write_every_sample() -> None:
         assert e.received == 2 * BATCH * 8 + WORLD * BATCH * 8
         assert e.looked_up == WORLD * OUT
         assert e.sent == RECEIVED
-
-
-def test_every_column_shard_is_sent_all_ids() -> None:
-    half = (ROWS, DIM // 2)
-    shards = Shard(0, (0, 0), half), Shard(1, (0, DIM // 2), half)
-    for (e,) in exchanges(WORKLOAD, TOPOLOGY, plan_of(ShardingType.COLUMN_WISE, *shards)):
-        assert e.sent == 2 * RECEIVED
-        assert e.received == WORLD * RECEIVED
-        assert e.looked_up == WORLD * OUT / 2
-        assert e.output == OUT
-
-
-def test_replicas_look_up_their_own_batch() -> None:
-    shards = tuple(Shard(r, (0, 0), (ROWS, DIM)) for r in range(WORLD))
-    for (e,) in exchanges(WORKLOAD, TOPOLOGY, plan_of(ShardingType.DATA_PARALLEL, *shards)):
-        assert (e.sent, e.received, e.looked_up, e.output) == (0, RECEIVED, OUT, OUT)
-        assert e.replica == ROWS * DIM * 4
-        assert e.local
-
-
-def test_sequences_are_a_row_an_id() -> None:
-    workload = replace(WORKLOAD, tables=(replace(TABLE, pooling="none"),))
-    plan = plan_of(ShardingType.TABLE_WISE, Shard(1, (0, 0), (ROWS, DIM)))
-    _, (holder,) = exchanges(workload, TOPOLOGY, plan)
-    assert holder.looked_up == WORLD * 2 * BATCH * DIM * 4
-    assert not holder.pooled
-
-
-def test_weights_travel_with_the_ids_of_their_module() -> None:
-    workload = replace(WORKLOAD, tables=(replace(TABLE, weighted=True),))
-    assert unplaced(workload)[0].sent == 2 * BATCH * 12 + BATCH * 8
-    assert batch_bytes(workload) == BATCH * (4 + 1) * 4 + 2 * BATCH * 12 + BATCH * 8

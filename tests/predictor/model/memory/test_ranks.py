@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lab.planners.reservation import dense_parameters
 from predictor.model.memory.ranks import (
     RankMemory,
     RankPeak,
@@ -19,7 +18,7 @@ from predictor.model.memory.ranks import (
     shard_memory,
 )
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.workload import DcnV2, DenseArch, Workload
+from predictor.model.workload import Workload
 from tests.predictor.model.memory.one_table import (
     DIM,
     IDS,
@@ -79,15 +78,6 @@ def test_table_wise_sees_the_batches_of_all_ranks() -> None:
     assert memory == ShardMemory(WEIGHTS + io, 0, optimizer_bytes=0, io_bytes=io)
 
 
-def test_a_row_shard_gets_its_part_of_the_ids_and_writes_every_sample() -> None:
-    workload = a_workload()
-    table = workload.tables[0]
-    kind, kernel = ShardingType.ROW_WISE, ComputeKernel.FUSED
-    sizes = [(ROWS // 2, DIM), (ROWS // 2, DIM)]
-    for memory in shard_memory(table, workload, TOPOLOGY, kind, kernel, sizes):
-        assert memory.io_bytes == held(4, IDS, WORLD * LENGTHS, WORLD * OUT)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "state"),
     [
@@ -145,13 +135,3 @@ def test_on_cpu_everything_is_host_memory() -> None:
     memory = one(a_workload("adam"), device="cpu")
     io = held(4, WORLD * IDS, WORLD * LENGTHS, WORLD * OUT)
     assert (memory.hbm_bytes, memory.ddr_bytes) == (0, 3 * WEIGHTS + io)
-
-
-def test_dense_parameters() -> None:
-    workload = a_workload()
-    assert dense_parameters(workload) == (4 * 8 + 8) + ((8 + DIM) * 2 + 2) + (2 + 1)
-    dot = replace(workload, dense=DenseArch(4, (DIM,), (1,), "dot"))
-    assert dense_parameters(dot) == (4 * DIM + DIM) + (DIM + 1 + 1)
-    cross = replace(workload, dense=DenseArch(4, (8,), (1,), DcnV2(2, 5)))
-    width = 8 + DIM
-    assert dense_parameters(cross) == 40 + 2 * (2 * width * 5 + width) + width + 1

@@ -40,28 +40,12 @@ def test_the_five_kinds() -> None:
     assert found.find(Kind.T5, ("aten::view",)).us == pytest.approx(9)
 
 
-def test_the_device_side_of_calls() -> None:
-    found = table(one_step())
-    assert found.find(Kind.LATENCY, ("kernel",)).us == pytest.approx(2)
-    assert found.find(Kind.ISSUE, ("cudaMemcpyAsync",)).us == pytest.approx(13)
-    assert found.find(Kind.RETURN, ("cudaMemcpyAsync",)).us == pytest.approx(22)
-
-
 def test_unseen_operators_take_the_shared_time() -> None:
     found = table(one_step())
     shared = found.find(Kind.T2, ("aten::unseen", "0"))
     assert shared.count == 2
     assert shared.us == pytest.approx((6 + 5) / 2)
     assert Overheads().us(Piece(Kind.T2, ("x",), 1.0)) == 0
-
-
-def test_outliers_count_in_sums_but_are_not_typical() -> None:
-    samples = Overheads()
-    for us in (5.0, 6.0, 5.0, 6.0, 5.0, 1000.0):
-        samples.add(Piece(Kind.T1, ("a", "b"), us))
-    found = samples.find(Kind.T1, ("a", "b"))
-    assert found.us == pytest.approx(1027 / 6)
-    assert found.typical_us == pytest.approx(5.4)
 
 
 pieces = st.builds(

@@ -58,37 +58,6 @@ def test_a_longer_kernel_moves_the_step_by_as_much() -> None:
         assert last(simulate_trace([changed])) == pytest.approx(base + moves, abs=1e-6)
 
 
-def test_a_shorter_kernel_ends_at_the_host_at_last() -> None:
-    """With no work at all, the copy starts when it is called, and the host sets the pace."""
-    trace = longer(reads_the_loss(), "large", 0.01, since_us=800)
-    found = last(simulate_trace([longer(trace, "small", 0.01, since_us=800)]))
-    assert 80 + 144 < found < 80 + 144 + 40  # 144 us follow the copy's end
-
-
-def test_the_path_names_what_the_host_waited_for() -> None:
-    found = simulate_trace([reads_the_loss()])
-    spent: dict[str, float] = {}
-    for segment in found.critical_path:
-        spent[segment.name] = spent.get(segment.name, 0) + 1e3 * segment.duration_ms
-    assert spent["large"] == pytest.approx(200, abs=3)
-    assert sum(spent.values()) == pytest.approx(400, rel=0.02)
-
-
-def test_when_things_happened_in_a_step_does_not_enter() -> None:
-    """Device times of the last step moved together, and the length of its wait, change nothing."""
-    trace = reads_the_loss()
-    device = tuple(
-        replace(e, start_us=e.start_us + 17, end_us=e.end_us + 17) if e.start_us > 800 else e
-        for e in trace.device
-    )
-    host = tuple(
-        replace(e, end_us=e.end_us + 17) if e.name == "cudaMemcpyAsync" and e.start_us > 800 else e
-        for e in trace.host
-    )
-    late = replace(trace, device=device, host=host)
-    assert last(simulate_trace([late])) == pytest.approx(last(simulate_trace([trace])))
-
-
 @pytest.mark.parametrize(("size", "waits"), [(65_536, False), (65_537, True)])
 def test_large_copies_from_pageable_memory_hold_the_host(size: int, waits: bool) -> None:
     """The call lasts as long as the copy; a small copy is staged and the call returns at once."""
@@ -197,23 +166,6 @@ def test_the_rank_that_comes_last_sets_the_step_of_all() -> None:
     assert hidden.steps == base.steps, "rank 0 had time to spare"
 
 
-def test_a_slower_collective_costs_every_rank_as_much() -> None:
-    traces = two_ranks(late_us=500)
-    base = simulate_trace(traces, own_host=True)
-    # on rank 1, which came last, it took 100 us
-    slow = [traces[0], longer(traces[1], "nccl", 3.0)]
-    after = simulate_trace(slow, own_host=True)
-    moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, after.steps, strict=True)]
-    assert moves == pytest.approx([0.2, 0.2], abs=1e-6)
-
-
-def test_host_times_of_other_ranks_serve_a_single_step() -> None:
-    found = simulate_trace(two_ranks(late_us=500))
-    for step in found.steps:
-        assert step.predicted_ms == pytest.approx(step.measured_ms, rel=0.05)
-        assert step.naive_ms is None
-
-
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(InputError, match="no trace"):
         simulate_trace([])
@@ -221,16 +173,6 @@ def test_what_is_missing_is_said() -> None:
         simulate_trace([reads_the_loss(1)])
     with pytest.raises(InputError, match="the same number of steps"):
         simulate_trace([reads_the_loss(2), reads_the_loss(3)])
-
-
-def test_collectives_in_different_orders_are_refused() -> None:
-    one, other = two_ranks()
-    device = tuple(
-        replace(e, collective=replace(e.collective, order=7)) if e.collective else e
-        for e in other.device
-    )
-    alone = simulate_trace([one, replace(other, device=device)], own_host=True)
-    assert len({c.name for c in alone.collectives}) == 2, "nothing to meet"
 
 
 times = st.floats(0, 1000).map(lambda t: round(t, 1))
@@ -316,20 +258,6 @@ def test_steps_of_public_traces(name: str, mean: float) -> None:
 
 
 @needs_public_data
-def test_kernels_of_a_device_bound_trace_set_its_steps() -> None:
-    traces = single("hta_trace_diff_test_rank1of2.json.gz")
-    base = simulate_trace(traces).steps[2].predicted_ms
-    slower = simulate_trace([longer(traces[0], "split_embedding", 1.5)]).steps[2].predicted_ms
-    spent = sum(
-        e.end_us - e.start_us
-        for e in traces[0].device
-        if "split_embedding" in e.name
-        and traces[0].steps[2].start_us <= e.start_us < traces[0].steps[2].end_us
-    )
-    assert 0.4 * spent / 1e3 < slower - base < 0.6 * spent / 1e3
-
-
-@needs_public_data
 def test_eight_ranks_end_when_they_did() -> None:
     traces = single("dlrm_kineto.tar.gz")
     found = simulate_trace(traces, own_host=True)
@@ -338,43 +266,6 @@ def test_eight_ranks_end_when_they_did() -> None:
     for collective in found.collectives:
         assert collective.predicted_end_ms == pytest.approx(collective.measured_end_ms, abs=0.05)
     assert len(found.collectives) == 64
-
-
-@needs_public_data
-def test_the_last_of_eight_ranks_holds_up_the_others() -> None:
-    traces = single("dlrm_kineto.tar.gz")
-    base = simulate_trace(traces, own_host=True)
-    later = simulate_trace([*traces[:7], moved(traces[7], 1000)], own_host=True)
-    moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, later.steps, strict=True)]
-    assert moves[:7] == pytest.approx([1.0] * 7, abs=0.02)
-    assert moves[7] == pytest.approx(0, abs=0.02)
-
-
-@needs_public_data
-def test_a_slower_collective_delays_all_that_follow_it() -> None:
-    """1 ms more in the first all-reduce on rank 7, which came last to it."""
-    traces = single("dlrm_kineto.tar.gz")
-    kernel = next(e for e in traces[7].device if e.collective and e.collective.order == 4)
-    slow = replace(kernel, end_us=kernel.end_us + 1000)
-    device = tuple(slow if e is kernel else e for e in traces[7].device)
-    others = [_longest(t, 4, 2000.0) if t.rank != 7 else replace(t, device=device) for t in traces]
-    base = simulate_trace(traces, own_host=True)
-    after = simulate_trace(others, own_host=True, overheads=base.overheads)
-    for before, moved_to in zip(base.collectives, after.collectives, strict=True):
-        moves = moved_to.predicted_end_ms - before.predicted_end_ms
-        order = int(before.name.split("#")[1])
-        if order <= 4:
-            assert moves == pytest.approx(0.0 if order < 4 else 1.0, abs=1e-6)
-        assert moves > -1e-6
-
-
-def _longest(trace: RankTrace, order: int, more_us: float) -> RankTrace:
-    """A rank that waits longer in a collective: what it waited must not matter."""
-    device = tuple(
-        replace(e, end_us=e.end_us + more_us) if e.collective and e.collective.order == order else e
-        for e in trace.device
-    )
-    return replace(trace, device=device)
 
 
 @needs_public_data
@@ -427,11 +318,6 @@ def test_waiting_for_data_is_the_steps_own(loader: bool) -> None:
     assert found.overheads.find(Kind.T1).us < 1000
 
 
-def test_a_short_pause_is_predicted_from_other_steps() -> None:
-    found = simulate_trace([loads_data([3000, 1000, 1000])])
-    assert found.steps[0].predicted_ms == pytest.approx(2.0, rel=0.1)
-
-
 def test_a_first_step_that_began_before_the_trace_is_marked() -> None:
     trace = queues_a_kernel()
     assert not any(step.outside for step in simulate_trace([trace]).steps)
@@ -441,16 +327,3 @@ def test_a_first_step_that_began_before_the_trace_is_marked() -> None:
     found = simulate_trace([early])
     assert [step.outside for step in found.steps] == [True, False, False]
     assert any("before the trace" in note for note in found.notes)
-
-
-def test_a_synchronisation_before_all_work_waits_for_what_no_trace_shows() -> None:
-    record = Recorder()
-    for number in range(2):
-        at = 400.0 * number
-        record.step(at, at + 400)
-        if not number:
-            record.op("aten::item", at + 1, at + 200)
-            record.call("cudaDeviceSynchronize", at + 2, at + 199)
-        record.op("aten::mm", at + 210, at + 235)
-        record.launch((at + 220, at + 230), (at + 232, at + 300))
-    assert [s.outside for s in simulate_trace([record.trace()]).steps] == [True, False]
