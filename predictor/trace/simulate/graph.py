@@ -13,8 +13,9 @@ The graph of several ranks has the nodes of each in order, and its collectives a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,94 +30,20 @@ COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forwa
 """Prefixes of names that do not help to find what is waited for."""
 FEWEST_ALIKE = 6
 
-
-@dataclass(frozen=True)
-class _Work:
-    node: int
-    event: DeviceEvent
-    stack: tuple[str, ...]
-
-
-@dataclass
-class OutstandingWork:
-    """Work launched on each stream, and waits that no launch has followed yet."""
-
-    collectives: list[_Work] = field(default_factory=list)
-    latest: dict[str, _Work] = field(default_factory=dict)
-    waits: list[tuple[tuple[str, ...], bool]] = field(default_factory=list)
-    """Names of the events around each, and whether it is for a collective."""
-
-    def record_issue(
-        self, stream: str, node: int, event: DeviceEvent, stack: tuple[str, ...]
-    ) -> None:
-        work = _Work(node, event, stack)
-        if event.collective is not None:
-            self.collectives.append(work)
-        else:
-            self.latest[stream] = work
-
-    def wait(self, item: HostItem) -> None:
-        """Record a wait that is not part of launching a collective."""
-        if not item.joins:
-            collective = any(name.startswith("record_param_comms") for name in item.stack)
-            self.waits.append((item.stack, collective or not item.stack))
-
-    def release(self, stream: str, event: DeviceEvent) -> list[int]:
-        """What the next work of ``stream`` has to wait for.
-
-        Work that started later in the trace is left out.
-        """
-        found: list[int] = []
-        before = [w for w in self.collectives if w.event.start_us <= event.start_us]
-        for stack, collective in self.waits:
-            if collective:
-                found += (work.node for work in _find_awaited(stack, before, event))
-            else:
-                found += (
-                    work.node
-                    for name, work in self.latest.items()
-                    if name != stream and work.event.start_us <= event.start_us
-                )
-        self.waits.clear()
-        return list(dict.fromkeys(found))
-
-
-def _find_awaited(
-    stack: tuple[str, ...], before: list[_Work], event: DeviceEvent
-) -> Iterator[_Work]:
-    """The collective launched in the most similar context, and all that had ended by then.
-
-    Collectives share a stream and end in order. If none was launched in a context like that of the
-    wait, it is the last.
-    """
-    scored = [(_alike(stack, work.stack), index) for index, work in enumerate(before)]
-    likeness, best = max(scored, default=(0, -1))
-    if likeness < FEWEST_ALIKE:
-        yield from before[-1:]
-        return
-    yield before[best]
-    yield from [work for work in before if work.event.end_us <= event.start_us][-1:]
-
-
-def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    """Length of the longest common prefix of a name of each, without common words."""
-    telling = [[name for name in stack if not name.startswith(COMMON)] for stack in (first, second)]
-    return max((_shared(a, b) for a in telling[0] for b in telling[1]), default=0)
-
-
-def _shared(a: str, b: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
 Factor = Callable[[RankTrace, DeviceEvent], float]
 """Predicted over traced duration of a kernel or copy of a rank."""
-HOST = "host"
-COMPUTE = "compute"
-COLLECTIVE = "collective"
-COPY = "copy"
+HOST, COMPUTE, COLLECTIVE, COPY = "host", "compute", "collective", "copy"
 RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
 FILLING_WAVES = 2.0
 """Waves from which on a kernel fills the device for most of its time."""
+
+
+class _Work(NamedTuple):
+    """Launched work, and the names of the events around its launch."""
+
+    node: int
+    event: DeviceEvent
+    stack: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -157,11 +84,8 @@ class RankProgram:
         factor: Factor,
         start_us: float,
     ) -> None:
-        self.trace = trace
-        self.overheads = overheads
-        self.own_host = own_host
-        self.factor = factor
-        self.start_us = start_us
+        self.trace, self.overheads, self.own_host = trace, overheads, own_host
+        self.factor, self.start_us = factor, start_us
         self.nodes: list[Node] = []
         self.begin = self.end = 0
         self.pending: dict[int, float] = {}
@@ -170,7 +94,10 @@ class RankProgram:
         self.comms = {d.stream for d in trace.device if d.collective is not None}
         self.last: dict[str, tuple[int, DeviceEvent]] = {}
         self.current: dict[int, str] = {}
-        self.outstanding = OutstandingWork()
+        self.collectives: list[_Work] = []
+        self.latest: dict[str, _Work] = {}
+        self.waits: list[tuple[tuple[str, ...], bool]] = []
+        """Waits that no launch has followed: names of events around, whether for a collective."""
 
     def add_backlog(self, step: TraceStep, main: int) -> None:
         """Add the work that the device had not finished when a step began.
@@ -188,21 +115,27 @@ class RankProgram:
                 stream = self._stream(event.stream)
                 gap_us = max(0.0, since - free.get(stream, step.start_us))
                 free[stream] = event.end_us
-                index = self._on_device(stream, main, event, event.end_us - since, gap_us)
-                self.outstanding.record_issue(stream, index, event, ())
+                self._on_device(stream, main, event, event.end_us - since, gap_us)
 
     def add_step(self, items: Sequence[HostItem]) -> None:
         """Append the items of the step, of which the first and the last are its markers."""
         main = items[0].thread
         self.begin = self._on_host(main, "step begins", self.start_us)
         for item in items[1:]:
-            self._before(item)
+            if item.handoff is None:
+                self._spend(item.thread, self._us(item.before))
+            else:
+                rested = self._on_host(item.handoff, "hands over")
+                name, cost_us = f"{item.label} follows another thread", self._us(item.before)
+                self._on_host(item.thread, name, cost_us, (rested,))
             if item.role is Role.LAUNCH:
                 self._launch(item)
             elif item.role is Role.SYNC:
                 self._sync(item)
             elif item.role is Role.WAIT:
-                self.outstanding.wait(item)
+                if not item.joins:  # not part of launching a collective
+                    joined = any(name.startswith("record_param_comms") for name in item.stack)
+                    self.waits.append((item.stack, joined or not item.stack))
                 self._spend(item.thread, self._us(call_piece(item)))
         self.end = self._on_host(main, "step ends")
 
@@ -212,20 +145,17 @@ class RankProgram:
     def _spend(self, thread: int, time_us: float) -> None:
         self.pending[thread] = self.pending.get(thread, 0.0) + time_us
 
-    def _before(self, item: HostItem) -> None:
-        if item.handoff is None:
-            self._spend(item.thread, self._us(item.before))
-            return
-        rested = self._on_host(item.handoff, "hands over")
-        name, cost_us = f"{item.label} follows another thread", self._us(item.before)
-        self._on_host(item.thread, name, cost_us, (rested,))
-
     def _on_host(
         self, thread: int, name: str, cost_us: float = 0.0, deps: tuple[int, ...] = ()
     ) -> int:
         """Work of a thread, with the time that it has spent so far."""
-        spent, stream = self.pending.pop(thread, 0.0), f"{HOST} {self._thread(thread)}"
-        return self._add(name, HOST, stream, thread, cost_us, host_us=spent, deps=deps)
+        spent = self.pending.pop(thread, 0.0)
+        own = self.threads.setdefault(thread, f"thread {len(self.threads)}")
+        cost = np.array([us(cost_us)])
+        waits = tuple(map(Dep, deps))
+        op = Op(name, HOST, RESOURCES[HOST], f"{HOST} {own}", cost, us(spent), 1, waits, thread=own)
+        self.nodes.append(Node(op))
+        return len(self.nodes) - 1
 
     def _on_device(
         self,
@@ -234,57 +164,35 @@ class RankProgram:
         event: DeviceEvent,
         taken_us: float,
         gap_us: float,
+        stack: tuple[str, ...] = (),
         *,
         host_us: float = 0.0,
-        deps: tuple[int, ...] = (),
+        deps: Sequence[int] = (),
         waits: bool = False,
-    ) -> int:
-        phase = COMPUTE if event.kind == "kernel" else COPY
+    ) -> None:
+        """Work of a stream."""
+        phase = COPY if event.kind != "kernel" else COMPUTE
         phase = phase if event.collective is None else COLLECTIVE
         taken_us *= self.factor(self.trace, event)
-        index = self._add(
-            event.name,
-            phase,
-            stream,
-            thread,
-            gap_us + taken_us,
-            host_us=host_us,
-            deps=deps,
-            waits=waits,
-            event=event,
-            taken_us=taken_us,
-        )
-        self.last[stream] = (index, event)
-        return index
-
-    def _add(
-        self,
-        name: str,
-        phase: str,
-        stream: str,
-        thread: int,
-        cost_us: float,
-        *,
-        host_us: float,
-        deps: tuple[int, ...],
-        waits: bool = False,
-        event: DeviceEvent | None = None,
-        taken_us: float = 0.0,
-    ) -> int:
         op = Op(
-            name,
+            event.name,
             phase,
             RESOURCES[phase],
             stream,
-            np.array([us(cost_us)]),
+            np.array([us(gap_us + taken_us)]),
             us(host_us),
             deps=tuple(map(Dep, deps)),
             blocks_host=waits,
-            thread=self._thread(thread),
+            thread=self.threads.setdefault(thread, f"thread {len(self.threads)}"),
             fills=_fills(event),
         )
         self.nodes.append(Node(op, event, taken_us))
-        return len(self.nodes) - 1
+        work = _Work(len(self.nodes) - 1, event, stack)
+        self.last[stream] = work.node, event
+        if event.collective is not None:
+            self.collectives.append(work)
+        else:
+            self.latest[stream] = work
 
     def _launch(self, item: HostItem) -> None:
         waits = item.waits
@@ -295,49 +203,54 @@ class RankProgram:
             host_us = self._us(call_piece(item))
         host_us += self.pending.pop(item.thread, 0.0)
         for event in sorted(item.device, key=lambda d: d.start_us):
-            self._device(item, event, host_us, waits)
+            stream, deps = self._stream(event.stream), list[int]()
+            gap_us = 0.0
+            if event.collective is not None:
+                current = self.current.get(item.thread) or next(iter(self.current.values()), None)
+                if current in self.last:
+                    deps.append(self.last[current][0])
+                # host time before a collective, which each rank spends separately
+                self._spend(item.thread, host_us)
+                deps.append(self._on_host(item.thread, f"issue {plain(item.label)}"))
+                host_us = 0.0
+            else:
+                self.current[item.thread] = stream
+                deps += self._release(stream, event)
+                if stream in self.last:
+                    before = self.last[stream][1]
+                    same = before.correlation == event.correlation
+                    gap_us = self.overheads.us(gap_piece(before, event, 0.0, same=same))
+            taken = event.end_us - event.start_us
+            self._on_device(
+                stream,
+                item.thread,
+                event,
+                taken,
+                gap_us,
+                item.stack,
+                host_us=host_us,
+                deps=deps,
+                waits=waits,
+            )
             host_us = 0.0
         if waits:
             self._spend(item.thread, self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0)))
 
-    def _device(self, item: HostItem, event: DeviceEvent, host_us: float, waits: bool) -> None:
-        stream = self._stream(event.stream)
-        deps: list[int] = []
-        collective = event.collective
-        if collective is not None:
-            current = self.current.get(item.thread) or next(iter(self.current.values()), None)
-            if current in self.last:
-                deps.append(self.last[current][0])
-        else:
-            self.current[item.thread] = stream
-            deps += self.outstanding.release(stream, event)
-        if collective is not None:
-            host_us, deps = 0.0, [*deps, self._issue(item, host_us)]
-        taken = event.end_us - event.start_us
-        index = self._on_device(
-            stream,
-            item.thread,
-            event,
-            taken,
-            self._gap(stream, event),
-            host_us=host_us,
-            deps=tuple(deps),
-            waits=waits,
-        )
-        self.outstanding.record_issue(stream, index, event, item.stack)
-
-    def _gap(self, stream: str, event: DeviceEvent) -> float:
-        """Time between two pieces of work of a stream."""
-        if stream not in self.last or event.collective is not None:
-            return 0.0
-        before = self.last[stream][1]
-        same = before.correlation == event.correlation
-        return self.overheads.us(gap_piece(before, event, 0.0, same=same))
-
-    def _issue(self, item: HostItem, host_us: float) -> int:
-        """Host time before a collective, which each rank spends separately."""
-        self._spend(item.thread, host_us)
-        return self._on_host(item.thread, f"issue {plain(item.label)}")
+    def _release(self, stream: str, event: DeviceEvent) -> list[int]:
+        """What the next work of ``stream`` has to wait for, but work that started later in the
+        trace."""
+        found: list[int] = []
+        before = [w for w in self.collectives if w.event.start_us <= event.start_us]
+        others = [
+            work.node
+            for name, work in self.latest.items()
+            if name != stream and work.event.start_us <= event.start_us
+        ]
+        for stack, collective in self.waits:
+            awaited = (work.node for work in _find_awaited(stack, before, event))
+            found += awaited if collective else others
+        self.waits.clear()
+        return list(dict.fromkeys(found))
 
     def _sync(self, item: HostItem) -> None:
         everything = "Device" in item.label
@@ -345,9 +258,6 @@ class RankProgram:
         deps = tuple(self.last[s][0] for s in streams if s in self.last)
         cost = self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0))
         self._on_host(item.thread, item.label, cost, deps)
-
-    def _thread(self, thread: int) -> str:
-        return self.threads.setdefault(thread, f"thread {len(self.threads)}")
 
     def _stream(self, stream: int) -> str:
         """Streams of collectives are numbered by first use: ids may differ between ranks."""
@@ -357,6 +267,34 @@ class RankProgram:
         return self.streams.setdefault(stream, f"comm {used}")
 
 
+def _find_awaited(
+    stack: tuple[str, ...], before: list[_Work], event: DeviceEvent
+) -> Iterator[_Work]:
+    """The collective launched in the most similar context, and all that had ended by then.
+
+    Collectives share a stream and end in order. If none was launched in a context like that of the
+    wait, it is the last.
+    """
+    scored = [(_alike(stack, work.stack), index) for index, work in enumerate(before)]
+    likeness, best = max(scored, default=(0, -1))
+    if likeness < FEWEST_ALIKE:
+        yield from before[-1:]
+        return
+    yield before[best]
+    yield from [work for work in before if work.event.end_us <= event.start_us][-1:]
+
+
+def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """Length of the longest common prefix of a name of each, without common words."""
+
+    def shared(a: str, b: str) -> int:
+        pairs = zip(a, b, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    telling = [[name for name in stack if not name.startswith(COMMON)] for stack in (first, second)]
+    return max((shared(a, b) for a in telling[0] for b in telling[1]), default=0)
+
+
 def latency_us(overheads: Overheads) -> float:
     """Time from the end of a launch to the start on an idle stream, less the gap of a stream, which
     every operation has anyway."""
@@ -364,9 +302,9 @@ def latency_us(overheads: Overheads) -> float:
     return max(0.0, launch - overheads.find(Kind.GAP, ("stream", "kernel kernel")).typical_us)
 
 
-def _fills(event: DeviceEvent | None) -> bool | None:
+def _fills(event: DeviceEvent) -> bool | None:
     """Copies have engines of their own; kernels compete for the multiprocessors."""
-    if event is None or event.kind == "memcpy":
+    if event.kind == "memcpy":
         return None
     return event.waves is not None and event.waves >= FILLING_WAVES
 
@@ -385,12 +323,11 @@ def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Grap
     Raises:
         InputError: the ranks' collectives do not follow each other in one order.
     """
-    ranks = range(len(programs))
     inline = {n.op.stream for p in programs for n in p.nodes if n.op.phase == HOST}
     graph = Graph(len(programs), len(programs), frozenset(inline), us(latency_us))
-    place: list[list[int]] = [[] for _ in ranks]
+    place: list[list[int]] = [[] for _ in programs]
     members = _members(programs)
-    while left := [r for r in ranks if len(place[r]) < len(programs[r].nodes)]:
+    while left := [r for r, of in enumerate(place) if len(of) < len(programs[r].nodes)]:
         before = len(graph.ops)
         waiting: dict[CollectiveKey | None, list[int]] = {}
         for rank in left:
@@ -431,10 +368,8 @@ def _add(graph: Graph, place: list[list[int]], nodes: Mapping[int, Node]) -> int
     deps = tuple(Dep(place[rank][d.op]) for rank, node in nodes.items() for d in node.op.deps)
     op = replace(first, deps=deps, ranks=tuple(nodes))
     if len(nodes) > 1:
-        shortest = us(min(node.taken_us for node in nodes.values()))
-        op = replace(
-            op, cost_ms=np.array([shortest]), host_ms=0.0, blocks_host=False, scope=tuple(nodes)
-        )
+        shortest = np.array([us(min(node.taken_us for node in nodes.values()))])
+        op = replace(op, cost_ms=shortest, host_ms=0.0, blocks_host=False, scope=tuple(nodes))
     graph.ops.append(op)
     return len(graph.ops) - 1
 
@@ -443,12 +378,8 @@ def _mismatch(programs: Sequence[RankProgram], places: list[list[int]]) -> str:
     stuck = []
     for program, place in zip(programs, places, strict=True):
         if len(place) < len(program.nodes):
-            node = program.nodes[len(place)]
+            node, rank = program.nodes[len(place)], program.trace.rank
             call = node.event.collective if node.event is not None else None
             order = call.order if call else "?"
-            where = f"rank {program.trace.rank} ({program.trace.source})"
-            stuck.append(f"{where}: {node.op.name} #{order}")
-    return (
-        "collectives of the ranks do not match; each rank waits at a different one: "
-        + "; ".join(stuck)
-    )
+            stuck.append(f"rank {rank} ({program.trace.source}): {node.op.name} #{order}")
+    return f"collectives of the ranks do not match; each waits at another: {'; '.join(stuck)}"

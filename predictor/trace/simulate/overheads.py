@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import fmean, quantiles
 
 from predictor.trace.events import DeviceEvent, RankTrace, TraceStep
 from predictor.trace.simulate.host import HostItem, Kind, Piece, Role, blocks, plain
@@ -81,20 +82,12 @@ class Overheads:
 
 
 def _mean(times: list[float]) -> Overhead:
-    us = typical = sorted(times)
-    if len(us) >= FEWEST_TO_CUT:
-        low, high = _quantile(us, 0.25), _quantile(us, 0.75)
+    typical = times
+    if len(times) >= FEWEST_TO_CUT:
+        low, _, high = quantiles(times, n=4, method="inclusive")
         reach = OUTLIER_IQR * (high - low)
-        typical = [time for time in us if low - reach <= time <= high + reach]
-    return Overhead(sum(us) / len(us), sum(typical) / len(typical), len(us))
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """Interpolated linearly between the two nearest values."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+        typical = [time for time in times if low - reach <= time <= high + reach]
+    return Overhead(fmean(times), fmean(typical), len(times))
 
 
 def overheads_of(items: Iterable[HostItem], trace: RankTrace, step: TraceStep) -> Overheads:

@@ -154,15 +154,28 @@ def simulate_trace(
     collectives: list[SimulatedCollective] = []
     for step in range(len(traces[0].steps)):
         known = [overheads] * len(traces) if overheads else _of_others(hosts, step, own=own_host)
-        programs = _programs(hosts, step, known, own_host=own_host, factor=factor)
+        begin = min(trace.steps[step].start_us for trace in traces)
+        programs = []
+        for rank, trace in enumerate(traces):
+            items, marked = hosts.items[rank][step], trace.steps[step]
+            program = RankProgram(
+                trace,
+                known[rank],
+                own_host=own_host,
+                factor=factor,
+                start_us=marked.start_us - begin,
+            )
+            # the work that earlier steps left on the device
+            program.add_backlog(marked, items[0].thread)
+            program.add_step(items)
+            programs.append(program)
         graph, place = join_ranks(programs, latency_us(known[0]))
         timeline = simulate_once(graph)
         for rank, program in enumerate(programs):
             ends = timeline.steps[0].end[place[rank], 0, rank]
-            steps.append(
-                _simulated_step(hosts, step, rank, ends[program.end] - ends[program.begin])
-            )
-            collectives += _collectives(program, step, ends)
+            took = float(ends[program.end] - ends[program.begin])
+            steps.append(_simulated_step(hosts, step, rank, took))
+            collectives += _collectives(program, step, begin, ends)
     notes = dict.fromkeys(note for trace in traces for note in trace.notes)
     outside = [FIRST_STEP] if any(step.outside for step in steps) else []
     return SimulatedTrace(
@@ -185,50 +198,26 @@ def _of_others(hosts: TracedHosts, step: int, *, own: bool) -> list[Overheads]:
     return [hosts.pooled(without_rank=None if own else rank) for rank in ranks]
 
 
-def _programs(
-    hosts: TracedHosts, step: int, overheads: Sequence[Overheads], *, own_host: bool, factor: Factor
-) -> list[RankProgram]:
-    """What each rank runs in a step, with the work that earlier steps left on the device."""
-    begin = min(trace.steps[step].start_us for trace in hosts.traces)
-    programs = []
-    for rank, trace in enumerate(hosts.traces):
-        start_us = trace.steps[step].start_us - begin
-        program = RankProgram(
-            trace, overheads[rank], own_host=own_host, factor=factor, start_us=start_us
-        )
-        items = hosts.items[rank][step]
-        program.add_backlog(trace.steps[step], items[0].thread)
-        program.add_step(items)
-        programs.append(program)
-    return programs
-
-
 def _simulated_step(hosts: TracedHosts, step: int, rank: int, predicted_ms: float) -> SimulatedStep:
     trace = hosts.traces[rank]
     measured = [us(s.end_us - s.start_us) for s in trace.steps]
     others = measured[:step] + measured[step + 1 :]
-    return SimulatedStep(
-        trace.rank,
-        step,
-        measured[step],
-        float(predicted_ms),
-        median(others) if others else None,
-        begins_outside(trace, step, hosts.items[rank][step]),
-    )
+    naive = median(others) if others else None
+    outside = begins_outside(trace, step, hosts.items[rank][step])
+    return SimulatedStep(trace.rank, step, measured[step], predicted_ms, naive, outside)
 
 
 def _collectives(
-    program: RankProgram, step: int, ends_ms: NDArray[np.float64]
+    program: RankProgram, step: int, begin_us: float, ends_ms: NDArray[np.float64]
 ) -> Iterator[SimulatedCollective]:
     """Ends of the step's collectives; times count from the earliest begin of the step."""
-    trace = program.trace
-    begin_us = trace.steps[step].start_us - program.start_us
-    for index, node in enumerate(program.nodes):
+    for node, end_ms in zip(program.nodes[program.begin :], ends_ms[program.begin :], strict=True):
         event = node.event
-        if index >= program.begin and event is not None and event.collective is not None:
+        if event is not None and event.collective is not None:
             name = f"{event.collective.op} #{event.collective.order}"
             measured_ms = us(event.end_us - begin_us)
-            yield SimulatedCollective(name, trace.rank, step, measured_ms, float(ends_ms[index]))
+            rank = program.trace.rank
+            yield SimulatedCollective(name, rank, step, measured_ms, float(end_ms))
 
 
 OUTSIDE_SHARE = 0.02
