@@ -117,64 +117,41 @@ def shard_memory(
     """
     clf = cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
     copies = scattered_copies(workload, topology)
-    known: dict[Size, ShardMemory] = {}
-    for size in sizes:
-        if size not in known:
-            io = _io_bytes(table, workload, topology, sharding_type, size, len(sizes))
-            held = _held_io_bytes(table, workload, kernel, size, io)
-            known[size] = _of_shard(
-                table, workload, kernel, size, held, clf, copies, device, enforce_hbm
+
+    def of_shard(size: Size) -> ShardMemory:
+        rows, columns = size
+        held = _held_io_bytes(table, workload, topology, sharding_type, kernel, size, len(sizes))
+        weights = rows * columns * table.element_bytes
+        first = second = dense = 0
+        if kernel is ComputeKernel.DENSE:
+            # dense gradient (DDP's bucket is a view of it) and dense optimizer state
+            dense = weights * (1 + _DENSE_STATES.get(workload.dense.optimizer, 2))
+        else:
+            first, second = (
+                (element * columns + row) * rows * STATE_BYTES
+                for element, row in STATES[table.optimizer]
             )
+        state = first + second
+        if device == "cpu":
+            return ShardMemory(0, weights + state + dense + held, state, held, dense)
+        hbm = held + dense
+        if kernel.is_hashed:
+            return _hashed(table, kernel, size, held, clf)
+        if kernel not in UVM_KERNELS:
+            if kernel is ComputeKernel.FUSED and copies > 1:
+                hbm += _scattered_bytes(table, workload, size, copies)
+            return ShardMemory(hbm + weights + state, 0, state, held, dense)
+        if kernel is ComputeKernel.FUSED_UVM_CACHING:
+            hbm += math.ceil(weights * clf) + cache_state_bytes(rows, clf)
+        if enforce_hbm:
+            return ShardMemory(hbm + weights + first, second, state, held, dense)
+        # one value a row stays on the device (`construct_split_state`)
+        moments = zip((first, second), STATES[table.optimizer], strict=True)
+        on_host = sum(size for size, (element, _) in moments if element)
+        return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
+
+    known = {size: of_shard(size) for size in dict.fromkeys(sizes)}
     return [known[size] for size in sizes]
-
-
-def _of_shard(
-    table: Table,
-    workload: Workload,
-    kernel: ComputeKernel,
-    size: Size,
-    held: int,
-    clf: float,
-    copies: int,
-    device: str,
-    enforce_hbm: bool,
-) -> ShardMemory:
-    """Memory of one shard.
-
-    Args:
-        held: of these, ids and embeddings.
-        clf: share of the rows that a cache, or the device, holds.
-        copies: `scattered_copies`.
-    """
-    rows, columns = size
-    weights = rows * columns * table.element_bytes
-    first = second = dense = 0
-    if kernel is ComputeKernel.DENSE:
-        # dense gradient (DDP's bucket is a view of it) and dense optimizer state
-        dense = weights * (1 + _DENSE_STATES.get(workload.dense.optimizer, 2))
-    else:
-        first, second = (
-            (element * columns + row) * rows * STATE_BYTES
-            for element, row in STATES[table.optimizer]
-        )
-    state = first + second
-    if device == "cpu":
-        return ShardMemory(0, weights + state + dense + held, state, held, dense)
-    hbm = held + dense
-    if kernel.is_hashed:
-        return _hashed(table, kernel, size, held, clf)
-    if kernel not in UVM_KERNELS:
-        scattered = _scattered_bytes(table, workload, size, copies)
-        scattered *= kernel is ComputeKernel.FUSED
-        return ShardMemory(hbm + weights + scattered + state, 0, state, held, dense)
-    if kernel is ComputeKernel.FUSED_UVM_CACHING:
-        hbm += math.ceil(weights * clf) + cache_state_bytes(rows, clf)
-    if enforce_hbm:
-        return ShardMemory(hbm + weights + first, second, state, held, dense)
-    # one value a row stays on the device (`construct_split_state`)
-    moments = zip((first, second), STATES[table.optimizer], strict=True)
-    on_host = sum(size for size, (element, _) in moments if element)
-    return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
 
 
 def value_bytes(optimizer: str, dim: int, element_bytes: int) -> int:
@@ -205,8 +182,6 @@ def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) 
     padded (`_reduce_scatter_weights_async` in batched_embedding_kernel.py). The weights themselves
     go only when they are waited for, which is where they are gathered again.
     """
-    if copies == 1:
-        return 0
     part = -(-size[0] * size[1] // copies)
     uneven = any(t.embedding_dim % copies for t in workload.tables)
     padded = part * copies if uneven or size[1] % copies else 0
@@ -250,20 +225,6 @@ def cache_state_bytes(rows: int, clf: float) -> int:
     return math.ceil(rows * (4 + clf * 16))
 
 
-def _held_io_bytes(
-    table: Table, workload: Workload, kernel: ComputeKernel, size: Size, io: tuple[int, int]
-) -> int:
-    """Copies of ids and embeddings that are alive at once, as `predictor.model.memory.iteration`
-    takes them, each in memory of its own."""
-    inputs, outputs = io
-    if kernel is ComputeKernel.DENSE:
-        weights = size[0] * size[1] * table.element_bytes
-        return math.ceil((2 + SORT_COPIES) * inputs) + outputs + weights
-    prefetched = PREFETCH_COPIES * kernel.is_cached
-    copies = ID_COPIES[workload.train_pipeline] + SORT_COPIES + prefetched
-    return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
-
-
 def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> int:
     """Shards of a table that the ids of a sample are spread over."""
     if sharding_type is ShardingType.GRID_SHARD:
@@ -271,15 +232,17 @@ def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> i
     return shards if sharding_type in ROW_SPLITS else 1
 
 
-def _io_bytes(
+def _held_io_bytes(
     table: Table,
     workload: Workload,
     topology: Topology,
     sharding_type: ShardingType,
+    kernel: ComputeKernel,
     size: Size,
     shards: int,
-) -> tuple[int, int]:
-    """Bytes of ids in and of embeddings out of one shard.
+) -> int:
+    """Copies of ids and embeddings that are alive at once, as `predictor.model.memory.iteration`
+    takes them, each in memory of its own.
 
     A shard receives the ids of all ranks (``world_size`` times the local ids); a row shard receives
     its share of them, but writes a partial sum for every sample. A replica sees its rank's batch.
@@ -289,13 +252,19 @@ def _io_bytes(
     if sharding_type is ShardingType.DATA_PARALLEL:
         world = 1
     elif size[0] * size[1] == 0:
-        return 0, 0
-    ids = table.lookups_per_sample * batch
-    arriving = ids / row_parts(sharding_type, shards, topology) * world
+        return 0
+    parts = row_parts(sharding_type, shards, topology)
+    arriving = table.lookups_per_sample * batch / parts * world
     samples = sum(f.num_poolings for f in table.features) * batch * world
     written = samples if table.is_pooled else arriving
     received = arriving * (INDEX_BYTES + WEIGHT_BYTES * table.weighted) + samples * LENGTH_BYTES
-    return math.ceil(received), math.ceil(written * size[1] * OUTPUT_BYTES)
+    inputs, outputs = math.ceil(received), math.ceil(written * size[1] * OUTPUT_BYTES)
+    if kernel is ComputeKernel.DENSE:
+        weights = size[0] * size[1] * table.element_bytes
+        return math.ceil((2 + SORT_COPIES) * inputs) + outputs + weights
+    prefetched = PREFETCH_COPIES * kernel.is_cached
+    copies = ID_COPIES[workload.train_pipeline] + SORT_COPIES + prefetched
+    return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
 
 
 @dataclass(frozen=True)
