@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from predictor.errors import InputError
@@ -133,19 +133,11 @@ def _refused(text: str) -> InputError:
 BATCH = "B"
 
 ITEM_BYTES = {
-    "fp32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "fp64": 8,
-    "fp8": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
+    **dict.fromkeys(("complex128",), 16),
+    **dict.fromkeys(("fp64", "int64", "complex64"), 8),
+    **dict.fromkeys(("fp32", "int32"), 4),
+    **dict.fromkeys(("fp16", "bf16", "int16"), 2),
+    **dict.fromkeys(("fp8", "int8", "uint8", "bool"), 1),
 }
 """Bytes of an element, by the name of its type."""
 
@@ -257,9 +249,45 @@ class CapturedProgram:
         yield from self.optimizer
 
     def texts(self) -> set[str]:
+        """All expressions that it holds."""
         operands = (o for e in self.events for o in (*e.inputs, *e.outputs))
         sizes = {size for o in (*self.resident, *operands) for size in o.sizes}
         return {size for size in sizes.union(self.storages) if isinstance(size, str)}
+
+    @cached_property
+    def _programs(self) -> dict[tuple[int, tuple[tuple[str, int], ...]], DenseProgram]:
+        """Those that were made, by batch size and numbers of ids."""
+        return {}
+
+    def at(self, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
+        """The program at a batch size and numbers of ids.
+
+        Raises:
+            InputError: a size is none there.
+        """
+        if (batch, counts) not in self._programs:
+            self._programs[batch, counts] = self._make(batch, counts)
+        return self._programs[batch, counts]
+
+    def _make(self, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
+        at = {BATCH: batch, **dict(counts)}
+        values: dict[Size, int] = {text: parse_size(text).value(at) for text in self.texts()}
+
+        def value(size: Size) -> int:
+            return size if isinstance(size, int) else values[size]
+
+        storages = [value(size) for size in self.storages]
+        known: dict[int, Operand] = {}
+
+        def operand(sized: SizedOperand) -> Operand:
+            if id(sized) not in known:
+                known[id(sized)] = _operand(sized, storages, value)
+            return known[id(sized)]
+
+        parts = (self.forward, self.backward, self.optimizer)
+        forward, backward, step = (tuple(_event(e, operand) for e in part) for part in parts)
+        resident = tuple(operand(sized) for sized in self.resident)
+        return DenseProgram(batch, forward, backward, step, resident, self.state_bytes)
 
 
 @dataclass(frozen=True)
@@ -305,7 +333,7 @@ class CapturedDense:
                 inputs=("batch_size",),
             )
         try:
-            return _program_at(_ById(captured), workload.batch_size, self._counts(workload))
+            return captured.at(workload.batch_size, self._counts(workload))
         except InputError as error:
             raise InputError(f"{self.file or captured.module}: {error}") from None
 
@@ -315,49 +343,6 @@ class CapturedDense:
             (name, sum(math.ceil(per_sample[key] * workload.batch_size) for key in keys))
             for name, keys in self.captured.ids.items()
         )
-
-
-class _ById:
-    """A captured program as the key of a cache, which never compares what it holds."""
-
-    def __init__(self, captured: CapturedProgram) -> None:
-        self.captured = captured
-
-    def __hash__(self) -> int:
-        return id(self.captured)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.captured is other.captured
-
-
-@lru_cache(maxsize=16)
-def _program_at(of: _ById, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
-    captured = of.captured
-    at = {BATCH: batch, **dict(counts)}
-    values: dict[Size, int] = {text: parse_size(text).value(at) for text in captured.texts()}
-
-    def value(size: Size) -> int:
-        return size if isinstance(size, int) else values[size]
-
-    storages = [value(size) for size in captured.storages]
-    known: dict[int, Operand] = {}
-
-    def operand(sized: SizedOperand) -> Operand:
-        if id(sized) not in known:
-            known[id(sized)] = _operand(sized, storages, value)
-        return known[id(sized)]
-
-    def events(part: tuple[SizedEvent, ...]) -> tuple[Event, ...]:
-        return tuple(_event(event, operand) for event in part)
-
-    return DenseProgram(
-        batch,
-        events(captured.forward),
-        events(captured.backward),
-        events(captured.optimizer),
-        tuple(operand(sized) for sized in captured.resident),
-        captured.state_bytes,
-    )
 
 
 def _operand(sized: SizedOperand, storages: list[int], value: Callable[[Size], int]) -> Operand:
