@@ -10,7 +10,7 @@ on replays of calibration models, and used to predict generated benchmarks.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from predictor.document import SAFE_LOADER, KeyPath, Problems, key_text, parse_yaml, shown
+from predictor.document import SAFE_LOADER, KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError, ProfileError, did_you_mean
 from predictor.files import read_whole
 from predictor.hardware.schema import (
@@ -32,18 +32,6 @@ from predictor.hardware.schema import (
 )
 
 DEFAULT_HARDWARE = "h100-sxm"
-
-NEEDED_FOR = {
-    "memory": "embedding lookups, copies and memory caps",
-    "gemm": "the MLPs and the interaction",
-    "embedding": "embedding forward, backward and UVM prefetch",
-    "elementwise": "activations, loss, concatenations and the dense optimizer",
-    "overheads": "the host's time per op, launch and collective",
-    "collectives": "all-to-alls, all-reduces, reduce-scatters and all-gathers",
-    "collectives.intra": "collectives inside a host or NVLink domain",
-    "collectives.inter": "collectives between hosts",
-}
-"""What is not predicted without a group."""
 
 _MAPPING = ("model_type", "model_attributes_type", "dict_type")
 _LAWS = {"async": "fbgemm_cuda", "inline": "distinct_rows"}
@@ -74,9 +62,16 @@ def _load_shipped(name: str) -> HardwareProfile:
     return parse_hardware(file.read_text(encoding="utf-8"), f"{name}.yaml")
 
 
+@cache
+def load_table(name: str) -> Any:
+    """What a YAML file beside this module holds."""
+    file = resources.files("predictor.hardware") / f"{name}.yaml"
+    return yaml.load(file.read_text(encoding="utf-8"), Loader=SAFE_LOADER)
+
+
 def load_runtime(name: str) -> dict[str, Any]:
-    file = resources.files("predictor.hardware") / "runtimes" / f"{name}.yaml"
-    found: dict[str, Any] = yaml.load(file.read_text(encoding="utf-8"), Loader=SAFE_LOADER)
+    """The constants of a framework's software."""
+    found: dict[str, Any] = load_table(f"runtimes/{name}")
     return found
 
 
@@ -96,36 +91,23 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
     if name_or_path in shipped:
         return _load_shipped(name_or_path)
     path = folder / name_or_path
-    if not _is_there(path):
-        if path.suffix in {".yaml", ".yml"} or len(Path(name_or_path).parts) > 1:
-            raise ProfileError(f"hardware profile {path}: {_absent(path)}")
+    try:
+        real = path.resolve()
+        if real in chain:
+            files = " -> ".join(file.name for file in (*chain[chain.index(real) :], real))
+            raise ProfileError(f"{path} builds on itself: {files}")
+        text = read_whole(path).decode("utf-8")
+    except (OSError, ValueError) as error:
+        absent = isinstance(error, (FileNotFoundError, IsADirectoryError))
+        named = path.suffix in {".yaml", ".yml"} or len(Path(name_or_path).parts) > 1
+        if named or not absent:
+            reason = getattr(error, "strerror", None) or error
+            raise ProfileError(f"hardware profile {path}: cannot be read: {reason}") from error
         raise ProfileError(
             f"unknown hardware '{name_or_path}'{did_you_mean(name_or_path, shipped)}; "
             f"known: {', '.join(shipped)}, or give the path of a profile file"
-        )
-    real = path.resolve()
-    if real in chain:
-        files = " -> ".join(file.name for file in (*chain[chain.index(real) :], real))
-        raise ProfileError(f"{path} builds on itself: {files}")
-    try:
-        text = read_whole(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"hardware profile {path}: cannot be read: {error}") from error
+        ) from None
     return _profile(text, str(path), path.parent, (*chain, real))
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # not a valid file name
-        return False
-
-
-def _absent(path: Path) -> str:
-    try:
-        return "is a directory; name the file in it" if path.is_dir() else "no such file"
-    except (OSError, ValueError):
-        return "no such file"
 
 
 def _read(text: str, origin: str) -> tuple[dict[str, Any], Problems]:
@@ -208,16 +190,17 @@ def _check_law(data: dict[str, Any], problems: Problems, profile: HardwareProfil
 def _validated(
     model: type[Model], data: dict[str, Any], problems: Problems, *, has_base: bool
 ) -> Model:
+    """The model of plain data, or all that is wrong with it."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        for problem in found:
-            # pydantic adds the tag of a union and a mark for mapping keys, which the file has not
-            keys = tuple(key for key in problem["loc"] if key not in (*_BASES, "[key]"))
-            problems.add(keys, _what_is_wrong(model, problem, keys, has_base=has_base))
-        if any(p["type"] == "missing" for p in found) and not has_base:
-            problems.add((), f"a line 'base: {DEFAULT_HARDWARE}' fills in the groups left out")
+    for problem in found:
+        # pydantic adds the tag of a union and a mark for mapping keys, which the file has not
+        keys = tuple(key for key in problem["loc"] if key not in (*_BASES, "[key]"))
+        problems.add(keys, _what_is_wrong(model, problem, keys, has_base=has_base))
+    if any(problem["type"] == "missing" for problem in found) and not has_base:
+        problems.add((), f"a line 'base: {DEFAULT_HARDWARE}' fills in the groups left out")
     try:
         problems.raise_if_any()
     except InputError as error:
@@ -229,11 +212,8 @@ def _what_is_wrong(
     model: type[StrictModel], problem: ErrorDetails, keys: KeyPath, *, has_base: bool
 ) -> str:
     kind, given = problem["type"], problem["input"]
-    name = key_text(keys)
-    need = f"; it is needed for {NEEDED_FOR[name]}" if name in NEEDED_FOR else ""
     if kind == "missing":
-        whole = "; a group replaces that of the base as a whole" if has_base else ""
-        return f"missing{need or whole}"
+        return "missing; a group replaces that of the base as a whole" if has_base else "missing"
     if kind == "extra_forbidden":
         known = _siblings(model, keys[:-1])
         listed = f"; known: {', '.join(known)}" if known else ""
@@ -242,7 +222,7 @@ def _what_is_wrong(
         return f"no law; it is one of {', '.join(_BASES)}"
     if kind in _MAPPING:
         what = "empty" if given is None else f"got {shown(given)}"
-        return f"{what}; it must be a mapping of keys{need}"
+        return f"{what}; it must be a mapping of keys"
     message = problem["msg"].removeprefix("Value error, ")
     return f"got {shown(given)}: {message[:1].lower()}{message[1:]}"
 

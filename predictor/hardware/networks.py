@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any
-
-import yaml
 
 from predictor.errors import InputError
-from predictor.hardware.loader import load_hardware
+from predictor.hardware.loader import load_hardware, load_table
 from predictor.hardware.schema import HardwareProfile, Inter
 
 
@@ -38,7 +33,7 @@ class Network:
                 "leave it out",
                 inputs=("cluster",),
             )
-        found = _kinds()[self.kind]
+        found = load_table("networks")[self.kind]
         usual = found["per_gpu_gbps"]
         about = {key: found[key] for key in ("rel_error", "provenance")}
         if "inter" in found:
@@ -54,11 +49,4 @@ class Network:
 
 
 def list_networks() -> tuple[str, ...]:
-    return tuple(_kinds())
-
-
-@cache
-def _kinds() -> dict[str, dict[str, Any]]:
-    file = resources.files("predictor.hardware") / "networks.yaml"
-    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+    return tuple(load_table("networks"))

