@@ -67,15 +67,13 @@ def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> Ta
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, the topology has {topology.world_size}"
         )
-    keys = dict.fromkeys(workload.keys)
-    missing = [key for key in keys if key not in plan.tables]
-    if missing:
-        near = did_you_mean(missing[0], plan.tables)
-        raise PlanError(f"the plan does not place table '{missing[0]}'{near}")
-    unknown = [key for key in plan.tables if key not in keys]
-    if unknown:
-        near = did_you_mean(unknown[0], keys)
-        raise PlanError(f"the plan places '{unknown[0]}', which the model does not have{near}")
+    for given, known, what in (
+        (workload.keys, plan.tables, "the plan does not place table '{}'{}"),
+        (plan.tables, workload.keys, "the plan places '{}', which the model does not have{}"),
+    ):
+        absent = next((key for key in given if key not in known), None)
+        if absent is not None:
+            raise PlanError(what.format(absent, did_you_mean(absent, known)))
     for key, table in plan.tables.items():
         outside = [r for r in table.ranks if not 0 <= r < topology.world_size]
         if outside:
@@ -89,7 +87,7 @@ def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> Ta
                 f"table '{key}' has the kernel {table.compute_kernel}, which replica groups do "
                 "not average; use fused, or data_parallel"
             )
-    return tuple(plan.tables[key] for key in keys)
+    return tuple(plan.tables[key] for key in workload.keys)
 
 
 def model_mismatch(plan: ShardingPlan, workload: Workload) -> str | None:
@@ -177,66 +175,53 @@ def _show(home: tuple[str, str]) -> str:
 
 
 def table_problem(table: TablePlan, shape: tuple[int, int], world_size: int) -> str | None:
-    for i, shard in enumerate(table.shards):
-        if not 0 <= shard.rank < world_size:
-            return f"shards[{i}] is on rank {shard.rank}; ranks are 0..{world_size - 1}"
-    if table.sharding_type is ShardingType.DATA_PARALLEL:
-        return _replica_problem(table.shards, shape, world_size)
-    return (
-        _empty_problem(table)
-        or _shape_problem(table.sharding_type, table.shards, shape)
-        or tiling_problem(table.shards, shape)
-    )
-
-
-def _replica_problem(
-    shards: Sequence[Shard], shape: tuple[int, int], world_size: int
-) -> str | None:
+    """What is wrong with the shards of a table of `shape` (rows, columns), or None."""
+    kind, shards = table.sharding_type, table.shards
+    ranks = f"ranks are 0..{world_size - 1}"
     for i, shard in enumerate(shards):
-        if shard.offset != (0, 0) or shard.size != shape:
+        if not 0 <= shard.rank < world_size:
+            return f"shards[{i}] is on rank {shard.rank}; {ranks}"
+    if kind is ShardingType.DATA_PARALLEL:
+        for i, shard in enumerate(shards):
+            if shard.offset != (0, 0) or shard.size != shape:
+                return (
+                    f"shards[{i}] has offset {list(shard.offset)} and size {list(shard.size)}; "
+                    "data_parallel keeps the whole table, offset [0, 0] and size "
+                    f"{list(shape)}, on every rank"
+                )
+        if sorted(table.ranks) != list(range(world_size)):
             return (
-                f"shards[{i}] has offset {list(shard.offset)} and size {list(shard.size)}; "
-                f"data_parallel keeps the whole table, offset [0, 0] and size {list(shape)}, "
-                "on every rank"
+                f"data_parallel needs one shard on each rank ({ranks}), but the shards are on "
+                f"{list(table.ranks)}"
             )
-    if sorted(s.rank for s in shards) != list(range(world_size)):
-        return (
-            f"data_parallel needs one shard on each of the ranks 0..{world_size - 1}, "
-            f"but the shards are on {_ranks(shards)}"
-        )
-    return None
-
-
-def _ranks(shards: Sequence[Shard]) -> str:
-    return str([s.rank for s in shards])
-
-
-def _empty_problem(table: TablePlan) -> str | None:
-    for i, shard in enumerate(table.shards):
+        return None
+    for i, shard in enumerate(shards):
         rows, columns = shard.size
-        if columns == 0 or (rows == 0 and table.sharding_type not in ROW_SPLITS):
+        if columns == 0 or (rows == 0 and kind not in ROW_SPLITS):
             return (
                 f"shards[{i}] has size {list(shard.size)}: only the last shards of a row split "
                 "may be empty, with 0 rows; remove it"
             )
-    return None
-
-
-def _shape_problem(
-    kind: ShardingType, shards: Sequence[Shard], shape: tuple[int, int]
-) -> str | None:
     if kind is ShardingType.TABLE_WISE and len(shards) != 1:
         return f"table_wise keeps the table whole on one rank, but there are {len(shards)} shards"
-    for i, shard in enumerate(shards):
-        if kind in (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE):
-            side, given, whole = "rows", shard.size[0], shape[0]
-        elif kind in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE):
-            side, given, whole = "columns", shard.size[1], shape[1]
-        else:
-            continue
-        if given != whole:
-            return f"shards[{i}] has {given} {side}, but a {kind} shard has all {whole}"
-    return None
+    if kind in _WHOLE_SIDE:
+        axis, side = _WHOLE_SIDE[kind]
+        for i, shard in enumerate(shards):
+            if shard.size[axis] != shape[axis]:
+                return (
+                    f"shards[{i}] has {shard.size[axis]} {side}, but a {kind} shard has all "
+                    f"{shape[axis]}"
+                )
+    return tiling_problem(shards, shape)
+
+
+_WHOLE_SIDE = {
+    ShardingType.COLUMN_WISE: (0, "rows"),
+    ShardingType.TABLE_COLUMN_WISE: (0, "rows"),
+    ShardingType.ROW_WISE: (1, "columns"),
+    ShardingType.TABLE_ROW_WISE: (1, "columns"),
+}
+"""Axis along which a sharding type does not split."""
 
 
 def tiling_problem(shards: Sequence[Shard], shape: tuple[int, int]) -> str | None:
