@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -62,17 +62,31 @@ def parse_table(
     Raises:
         InputError: the text is empty, or lacks a column.
     """
-    lines = _numbered_lines(text)
-    header = _header(path, next(lines, (1, "")), columns)
+    every = ((number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1))
+    lines = [(number, line) for number, line in every if line and not line.startswith("#")]
+    if not lines:
+        raise InputError(f"{path}: is empty; it needs the columns {', '.join(columns)}")
+    number, first = lines[0]
+    try:
+        header = _cells(first)
+    except ValueError as error:
+        raise InputError(f"{path}:{number}: {error}") from error
+    for column in columns:
+        if header.count(column) != 1:
+            wrong = f"column '{column}' is there twice"
+            if column not in header:
+                near = did_you_mean(column, header)
+                wrong = f"no column '{column}'{near}; it has {', '.join(header)}"
+            raise InputError(f"{path}:{number}: {wrong}")
     found: ParsedRows[T] = ParsedRows()
-    for line, text in lines:
+    for number, line in lines[1:]:
         try:
-            cells = _cells(text)
+            cells = _cells(line)
             if len(cells) != len(header):
                 raise ValueError(f"has {len(cells)} columns, the header has {len(header)}")
             found.rows.append(parse(dict(zip(header, cells, strict=True))))
         except ValueError as error:
-            found.problems.append(f"{path.name}:{line}: {error}")
+            found.problems.append(f"{path.name}:{number}: {error}")
     return found
 
 
@@ -82,37 +96,11 @@ def skipped_lines(problems: Sequence[str]) -> list[str]:
     return head + [f"    {text}" for text in problems]
 
 
-def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(line number, text) of the lines that are neither empty nor comments."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        kept = line.removesuffix("\r")
-        if kept and not kept.startswith("#"):
-            yield number, kept
-
-
 def _cells(line: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True))
     except csv.Error as error:
         raise ValueError(f"is no CSV: {error}") from error
-
-
-def _header(path: Path, first: tuple[int, str], columns: Sequence[str]) -> list[str]:
-    number, text = first
-    if not text:
-        raise InputError(f"{path}: is empty; it needs the columns {', '.join(columns)}")
-    try:
-        header = _cells(text)
-    except ValueError as error:
-        raise InputError(f"{path}:{number}: {error}") from error
-    for column in columns:
-        if header.count(column) > 1:
-            raise InputError(f"{path}:{number}: column '{column}' is there twice")
-        if column not in header:
-            hint = did_you_mean(column, header)
-            known = ", ".join(header)
-            raise InputError(f"{path}:{number}: no column '{column}'{hint}; it has {known}")
-    return header
 
 
 def number(row: Row, column: str) -> float:
