@@ -64,7 +64,6 @@ MEMORY = "[memory]"
 """Name of what ``profile_memory`` adds (kineto, torch/csrc/profiler/kineto_shim.cpp)."""
 
 Args = Mapping[str, Any]
-Shapes = tuple[tuple[int, ...], ...]
 
 
 KEPT = (
@@ -86,15 +85,13 @@ class KinetoReader:
     def __init__(self, source: str, *, keep_args: bool = False) -> None:
         self.source = source
         self.keep_args = keep_args
-        self.args: dict[str, Args] = {}
         self.host: list[HostEvent] = []
         self.device: list[DeviceEvent] = []
         self.comms: list[tuple[DeviceEvent, CollectiveCall]] = []
         self.host_comms: list[tuple[HostEvent, CollectiveCall]] = []
         self.launched: dict[int, HostEvent] = {}
         self.threads: dict[str, int] = {}
-        self.shapes: dict[Shapes, Shapes] = {}
-        self.dtypes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.known: dict[Any, Any] = {}
         self.devices: set[int] = set()
         self.memory: dict[bool, list[MemoryEvent]] = {True: [], False: []}
         self.unreadable = 0
@@ -127,37 +124,44 @@ class KinetoReader:
         self.memory[_whole(args, "Device Type") != 0].append(made)
 
     def _host(self, event: Args, kind: HostKind) -> None:
-        args = _args(event)
+        args, name = _args(event), _name(event)
         start, end = _times(event)
-        name = _name(event)
-        shapes, dtypes = self._inputs(args) if kind != "runtime" else (None, None)
+        runtime, shapes, dtypes, kept = kind == "runtime", None, None, None
+        if not runtime:
+            dims, types = args.get("Input Dims", args.get("Input dims")), args.get("Input type")
+            shapes = self._once(tuple(map(_shape, dims)) if isinstance(dims, list) else ())
+            dtypes = self._once(tuple(map(str, types)) if isinstance(types, list) else ())
+            if self.keep_args:
+                found = {key: args[key] for key in KEPT if key in args}
+                kept = self.known.setdefault(repr(found), found) or None
         made = HostEvent(
             name,
             "annotation" if STEP.match(name) else kind,
             self._thread(event["tid"]),
             start,
             end,
-            _whole(args, "correlation") if kind == "runtime" else None,
+            _whole(args, "correlation") if runtime else None,
             shapes,
             dtypes,
             _whole(args, "Sequence number"),
-            None,
-            _whole(args, "External id", "external id") if kind != "runtime" else None,
-            _whole(args, "Record function id"),
-            self._kept(args) if self.keep_args and kind != "runtime" else None,
+            external=None if runtime else _whole(args, "External id", "external id"),
+            record=_whole(args, "Record function id"),
+            args=kept,
         )
         self.host.append(made)
         if made.correlation is not None:
             self.launched[made.correlation] = made
         elif HOST_NAME.match(name):
-            described = info_of_args(args)
-            self.host_comms.append((made, described or info_of_host(made)))
+            self.host_comms.append((made, info_of_args(args) or info_of_host(made)))
+
+    def _once(self, value: tuple[Any, ...]) -> Any:
+        """One object for equal values, as a few occur thousands of times; None for none."""
+        return self.known.setdefault(value, value) or None
 
     def _device(self, event: Args, kind: DeviceKind) -> None:
-        args = _args(event)
+        args, name = _args(event), _name(event)
         start, end = _times(event)
-        name = _name(event)
-        stream = _whole(args, "stream")
+        stream, device = _whole(args, "stream"), _whole(args, "device", "Device")
         made = DeviceEvent(
             name,
             kind,
@@ -168,30 +172,12 @@ class KinetoReader:
             _whole(args, "bytes"),
             waves=_waves(args),
         )
-        device = _whole(args, "device", "Device")
         if device is not None:
             self.devices.add(device)
         if kind == "kernel" and is_collective(name, args):
             self.comms.append((made, info_of_args(args) or NOTHING))
         else:
             self.device.append(made)
-
-    def _kept(self, args: Args) -> Args | None:
-        kept = {key: args[key] for key in KEPT if key in args}
-        # a few values occur thousands of times
-        return self.args.setdefault(repr(kept), kept) if kept else None
-
-    def _inputs(self, args: Args) -> tuple[Shapes | None, tuple[str, ...] | None]:
-        """Shapes and types of the inputs; None where the profiler did not record them."""
-        dims = args.get("Input Dims", args.get("Input dims"))
-        types = args.get("Input type")
-        shapes = tuple(_shape(d) for d in dims) if isinstance(dims, list) else ()
-        dtypes = tuple(str(t) for t in types) if isinstance(types, list) else ()
-        # a few values occur thousands of times
-        return (
-            self.shapes.setdefault(shapes, shapes) or None,
-            self.dtypes.setdefault(dtypes, dtypes) or None,
-        )
 
     def _thread(self, given: object) -> int:
         """Threads are numbers, except for tracks that a tool named."""
@@ -307,18 +293,12 @@ def _shape(given: object) -> tuple[int, ...]:
 
 
 def _device_name(properties: object, used: Iterable[int]) -> str | None:
-    found = properties if isinstance(properties, list) else []
-    named = {
-        p.get("id"): p["name"]
-        for p in found
-        if isinstance(p, dict) and isinstance(p.get("name"), str) and _hashable_id(p)
-    }
-    wanted = [named[d] for d in sorted(used) if d in named]
+    named = {}
+    for device in properties if isinstance(properties, list) else []:
+        if isinstance(device, dict) and isinstance(device.get("name"), str):
+            named[str(device.get("id"))] = device["name"]
+    wanted = [named[str(d)] for d in sorted(used) if str(d) in named]
     return next(iter([*wanted, *named.values()]), None)
-
-
-def _hashable_id(properties: Args) -> bool:
-    return isinstance(properties.get("id"), (int, str, type(None)))
 
 
 def _steps(
