@@ -94,27 +94,6 @@ def test_provenance_is_the_weakest_on_the_path() -> None:
     )
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_time_rises_with_batch_and_bytes(pipeline: str) -> None:
-    topology = a_topology(2)
-    for seed in range(6):
-        workload = random_workload(seed, pipeline)
-        space = enumerate_space(workload, topology)
-        candidate = random_candidate(space, topology, random.Random(seed))
-        times = [
-            run(workload.with_batch_size(b), topology, candidate).iteration_ms
-            for b in (256, 1024, 8192)
-        ]
-        assert times == sorted(times)
-        assert times[0] < times[-1]
-    times = []
-    for dtype in ("fp16", "fp32"):
-        workload = replace(hot(None), tables=(replace(hot(None).tables[0], data_type=dtype),))
-        candidate = sharded(workload, topology, T.TABLE_WISE)
-        times.append(run(workload, topology, candidate).iteration_ms)
-    assert times[0] < times[1]
-
-
 def grown(workload: Workload, rows: float = 1, dims: int = 1, ids: float = 1) -> Workload:
     """The workload with tables that are larger, or read more often, by these factors."""
     tables = tuple(

@@ -83,11 +83,7 @@ def sequences() -> DenseProgram:
     ids, given, weight = an_operand(1, 512, 64), an_operand(2, 512, 64), an_operand(3, 64, 64)
     own, joined = an_operand(4, 512, 64), an_operand(6, 512, 64)
     grad = an_operand(7, 512, 64)
-    forward = (
-        Lookup("ec", (ids,)),
-        mm(given, weight, 4),
-        OpCall("mul", (own, ids), (joined,)),
-    )
+    forward = (Lookup("ec", (ids,)), mm(given, weight, 4), OpCall("mul", (own, ids), (joined,)))
     backward = (
         OpCall("mul", (grad, own), (an_operand(8, 512, 64),)),
         LookupBackward("ec", (an_operand(8, 512, 64),)),

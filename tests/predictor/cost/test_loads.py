@@ -132,18 +132,3 @@ def test_with_index_dedup_every_rank_sends_its_distinct_ids() -> None:
         table, feature, plan, plan.shards[0]
     )
     assert lookup.distinct_rows == pytest.approx(rows, rel=0.01)
-
-
-def test_only_lengths_that_vary_much_make_stragglers() -> None:
-    def variance(deviation: float | None, batch_size: int, kind: ShardingType) -> float:
-        features = (Feature("f", 20.0, pooling_factor_std=deviation),)
-        workload = a_workload(a_table(features=features), batch_size=batch_size)
-        kernel = K.DENSE if kind is T.DATA_PARALLEL else K.FUSED
-        found = load(workload, kind, kernel)
-        return float((found[:, Load.FORWARD_VARIANCE] / found[:, Load.FORWARD_MS] ** 2).max())
-
-    assert variance(None, 64, T.TABLE_WISE) == 0
-    # what bags take without ids does not vary
-    assert 0.5 * 9 / (4 * 64) < variance(60.0, 64, T.TABLE_WISE) < 9 / (4 * 64)
-    assert variance(60.0, 65536, T.TABLE_WISE) == 0, "too little to count"
-    assert 0.5 * 9 / 64 < variance(60.0, 64, T.DATA_PARALLEL) < 9 / 64

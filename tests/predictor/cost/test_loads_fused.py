@@ -7,26 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.loads import (
-    COLUMNS,
-    LONGEST,
-    SHARED,
-    Load,
-    fused_backward_ms,
-    fused_forward_ms,
-)
-from predictor.cost.lookup.embedding import lookup_model
+from predictor.cost.loads import COLUMNS, LONGEST, SHARED, Load, fused_backward_ms, fused_forward_ms
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Zipf
 from predictor.model.plan import TablePlan
 from predictor.model.workload import Feature, Workload
-from tests.builders import (
-    a_table,
-    a_topology,
-    a_workload,
-    hardware,
-    table_wise,
-)
+from tests.builders import a_table, a_topology, a_workload, hardware, table_wise
 
 loads = st.lists(st.floats(0, 10), min_size=COLUMNS, max_size=COLUMNS).map(np.array)
 
@@ -75,22 +61,6 @@ def test_the_cost_at_a_share_is_that_of_the_table_with_so_much_cache() -> None:
     shared = alone[Load.FORWARD_MS] + alone[Load.SHARED_2_MS] + alone[Load.SHARED_4_MS]
     assert float(fused_forward_ms(four)) == pytest.approx(4 * shared)
     assert float(fused_forward_ms(alone)) == pytest.approx(alone[Load.FORWARD_MS])
-
-
-def test_a_small_table_is_sorted_by_the_bits_of_its_neighbours() -> None:
-    small, large = a_table("a", 200, 64), a_table("b", 40_000_000, 64)
-    workload, hw = a_workload(small, large, batch_size=1_000_000), hardware()
-    batch = PlanScorer(workload, a_topology(2), hw)
-
-    def backward(ranks: tuple[int, int]) -> float:
-        plans = [table_wise(t, r) for t, r in zip(workload.tables, ranks, strict=True)]
-        total = batch.totals(plans)[0]
-        return float(fused_backward_ms(total, batch.groups[0], hw).sum())
-
-    passes = 4 - 1
-    ids = batch.totals([table_wise(t) for t in workload.tables])[0, 0, Load.IDS] / 2
-    beyond = passes * ids * lookup_model(hw).sort_pass_ms(weighted=False, pooled=True)
-    assert backward((0, 0)) - backward((0, 1)) == pytest.approx(beyond)
 
 
 def test_the_longest_latency_counts_once() -> None:

@@ -21,9 +21,7 @@ def test_the_excess_is_that_of_random_draws(ranks: int, apart: float, unlike: fl
     assert found[0, 0] == pytest.approx(drawn - mean.max(), abs=0.25)
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), min_size=1, max_size=6),
-)
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), min_size=1, max_size=6))
 @settings(max_examples=100, deadline=None)
 def test_it_is_never_negative_and_zero_for_one_rank(ranks: list[tuple[float, float]]) -> None:
     mean, deviation = np.array(ranks).T[:, None]

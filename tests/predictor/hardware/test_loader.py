@@ -17,15 +17,7 @@ from predictor.hardware.loader import (
     parse_hardware,
 )
 
-SHIPPED = {
-    "v100-32gb",
-    "a100-40gb",
-    "a100-80gb",
-    "h100-sxm",
-    "h200-sxm",
-    "b200",
-    "cpu-gloo",
-}
+SHIPPED = {"v100-32gb", "a100-40gb", "a100-80gb", "h100-sxm", "h200-sxm", "b200", "cpu-gloo"}
 
 
 @pytest.fixture

@@ -39,31 +39,10 @@ VALUES = st.sampled_from(
 )
 PIECES = st.sampled_from(
     [
-        *(
-            b"\x00",
-            b"\xff",
-            b"\xef\xbb\xbf",
-            b"\t",
-            b": ",
-            b"- ",
-            b"&a [*a]",
-            b"*a",
-            b"<<: ",
-            b"{",
-            b"]",
-        ),
-        *(b"? [1]\n: 2\n", b"2000-13-45", b"0b_", b"[" * 2000, b"!!python/object:os.system {}"),
-        *(
-            b"\n---\n",
-            b"'",
-            b'"',
-            b"|\n",
-            b"%YAML 9\n",
-            b"\r",
-            "\u2028".encode(),
-            b"1:99",
-            b"base: x\n",
-        ),
+        *(b"\x00", b"\xff", b"\xef\xbb\xbf", b"\t", b": ", b"- ", b"&a [*a]", b"*a", b"<<: "),
+        *(b"{", b"]", b"? [1]\n: 2\n", b"2000-13-45", b"0b_", b"[" * 2000, b"\n---\n", b"'", b'"'),
+        *(b"!!python/object:os.system {}", b"|\n", b"%YAML 9\n", b"\r", "\u2028".encode()),
+        *(b"1:99", b"base: x\n"),
     ]
 )
 

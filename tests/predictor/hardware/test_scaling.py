@@ -7,9 +7,6 @@ import pytest
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.scaling import scale_group
 from predictor.hardware.schema import HardwareProfile
-from predictor.iteration.graph import Graph
-from predictor.predict import predict
-from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 
 H100 = load_hardware("h100-sxm")
 
@@ -37,24 +34,3 @@ def test_times_double_and_rates_halve(
     group: str, read: Callable[[HardwareProfile], float], moves: float
 ) -> None:
     assert read(scale_group(H100, group, 2.0)) == pytest.approx(moves * read(H100))
-
-
-@pytest.mark.parametrize("name", ["h100-sxm", "cpu-gloo"])
-def test_collectives_take_twice_as_long(name: str) -> None:
-    before, after = graphs(name, "collectives")
-    for old, new in zip(before.ops, after.ops, strict=True):
-        factor = 2.0 if old.resource == "collectives" else 1.0
-        assert new.cost_ms == pytest.approx(factor * old.cost_ms), old.name
-        assert new.host_ms == pytest.approx(old.host_ms)
-
-
-def graphs(name: str, group: str) -> tuple[Graph, Graph]:
-    """Of an iteration, and of one on the profile with a group's times doubled."""
-    workload, topology = a_workload(a_table("a"), a_table("b")), a_topology(2, 2)
-    plan = plan_of(workload, topology, [table_wise(t, i) for i, t in enumerate(workload.tables)])
-    hardware = load_hardware(name)
-    before, after = (
-        predict(workload, topology, hw, plan).graph
-        for hw in (hardware, scale_group(hardware, group, 2.0))
-    )
-    return before, after

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.errors import (
-    CostErrors,
-    ErrorSize,
-    PickedError,
-    StratifiedErrors,
-    known_errors,
-)
+from predictor.cost.errors import CostErrors, ErrorSize, PickedError, StratifiedErrors, known_errors
 from predictor.iteration.perturbed import PerturbedScorer
 from search.objective import Objective
 from search.problem import Problem
@@ -68,22 +62,6 @@ def test_one_error_for_everything_scales_the_iteration() -> None:
     times = PerturbedScorer(objective.scorer, Same(sizes, 2, 0)).score_numbered(plans)
     nominal = objective.scorer.score_numbered(plans)
     assert times == pytest.approx(np.outer(nominal, np.exp([0.3, -0.3])), rel=1e-9)
-
-
-def test_a_tables_error_counts_on_the_ranks_that_hold_it() -> None:
-    """On CPU ranks lookups are never hidden: the slowest rank's error is the iteration's."""
-    problem = a_problem(a_workload(a_table("large", 500_000, 128, 20.0)), hosts(2), CPU)
-    objective, plans = some_plans(problem, 0, count=1)
-    sizes = no_errors(problem) | {"embedding": ErrorSize(0.0, 0.2)}
-    errors = CostErrors(sizes, 2, 0)
-    times = PerturbedScorer(objective.scorer, errors).score_numbered(plans)[0]
-    nominal = float(objective.scorer.score_numbered(plans)[0])
-    group = objective.scorer.groups[int(objective.scorer.rows.group(plans[0, :1])[0])]
-    forward, backward = errors.lookup(0, group.sharding_type)
-    low = nominal * np.minimum(np.minimum(forward, backward), 1.0)
-    high = nominal * np.maximum(np.maximum(forward, backward), 1.0)
-    assert ((times >= low * (1 - 1e-9)) & (times <= high * (1 + 1e-9))).all()
-    assert abs(times / nominal - 1).max() > 0.01
 
 
 class BoundedErrors(CostErrors):

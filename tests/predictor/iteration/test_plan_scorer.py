@@ -35,11 +35,7 @@ TOPOLOGIES = [
 
 
 def random_plans(
-    seed: int,
-    pipeline: str,
-    topology: Topology,
-    count: int,
-    profile: HardwareProfile | None = None,
+    seed: int, pipeline: str, topology: Topology, count: int, profile: HardwareProfile | None = None
 ) -> tuple[PlanScorer, list[Candidate]]:
     workload, pick = random_workload(seed, pipeline), random.Random(seed)
     space = enumerate_space(workload, topology)
@@ -126,10 +122,7 @@ def test_renaming_ranks_does_not_change_the_time() -> None:
         for name in ([2, 3, 0, 1], [1, 0, 3, 2]):
             renamed = [
                 tuple(
-                    replace(
-                        plan,
-                        shards=tuple(replace(s, rank=name[s.rank]) for s in plan.shards),
-                    )
+                    replace(plan, shards=tuple(replace(s, rank=name[s.rank]) for s in plan.shards))
                     for plan in candidate
                 )
                 for candidate in candidates

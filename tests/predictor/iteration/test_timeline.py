@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,33 +99,3 @@ def test_never_below_busy_streams_or_dependency_paths(seed: int) -> None:
                 if iteration >= dep.lag:
                     before = timeline.steps[iteration - dep.lag].end[dep.op]
                     assert (step.start[index] >= before - 1e-9).all()
-
-
-@given(seeds)
-@settings(max_examples=60, deadline=None)
-def test_an_absent_operation_changes_nothing(seed: int) -> None:
-    """With an operation switched off, a plan runs as in a graph without it (whose dependants wait
-    for what the absent one would have waited for)."""
-    graph, pick = random_graph(seed), random.Random(seed)
-    gone = pick.randrange(len(graph.ops))
-    masked = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
-    masked.ops = list(graph.ops)
-    masked.ops[gone] = replace(graph.ops[gone], active=np.array([True, False]))
-    both = simulate(masked, plans=2)
-    assert both.iteration_ms[0] == pytest.approx(period(graph), rel=1e-9)
-    without = Graph(4, 2, graph.inline_streams, graph.launch_latency_ms)
-    for index, op in enumerate(graph.ops):
-        if index == gone:
-            continue
-        deps: list[Dep] = []
-        for dep in op.deps:
-            if dep.op != gone:
-                deps.append(Dep(dep.op - (dep.op > gone), dep.lag))
-                continue
-            inherited = [Dep(d.op, d.lag + dep.lag) for d in graph.ops[gone].deps]
-            deps += [Dep(d.op - (d.op > gone), d.lag) for d in inherited if d.op != gone]
-        # beyond three iterations the timeline keeps no ends
-        without.ops.append(replace(op, deps=tuple(d for d in deps if d.lag <= 2)))
-    assert both.iteration_ms[1] >= period(without) * (1 - 1e-9)
-    if all(d.op != gone for op in graph.ops for d in op.deps):
-        assert both.iteration_ms[1] == pytest.approx(period(without), rel=1e-9)

@@ -206,9 +206,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def plan_of(
-    kind: ShardingType,
-    *shards: tuple[int, tuple[int, int], tuple[int, int]],
-    world: int = 2,
+    kind: ShardingType, *shards: tuple[int, tuple[int, int], tuple[int, int]], world: int = 2
 ) -> ShardingPlan:
     made = tuple(Shard(*shard) for shard in shards)
     return ShardingPlan({"t0": TablePlan(kind, ComputeKernel.FUSED, made)}, world, world)
@@ -249,10 +247,7 @@ def test_plans_that_fit(plan: ShardingPlan) -> None:
             plan_of(T.TABLE_WISE, (0, (0, 0), (10, 4)), (1, (0, 4), (10, 4))),
             ["whole on one rank", "2 shards"],
         ),
-        (
-            plan_of(T.ROW_WISE, (0, (0, 0), (6, 8)), (1, (5, 0), (5, 8))),
-            ["rows 5..5", "2 shards"],
-        ),
+        (plan_of(T.ROW_WISE, (0, (0, 0), (6, 8)), (1, (5, 0), (5, 8))), ["rows 5..5", "2 shards"]),
         (plan_of(T.ROW_WISE, (0, (0, 0), (10, 4)), (1, (0, 4), (10, 4))), ["4 columns", "all 8"]),
         (plan_of(T.COLUMN_WISE, (0, (0, 0), (5, 8)), (1, (5, 0), (5, 8))), ["5 rows", "all 10"]),
         (plan_of(T.COLUMN_WISE, (0, (0, 0), (10, 8)), (1, (0, 8), (10, 0))), ["empty"]),

@@ -123,14 +123,7 @@ def _step(step: int, start: float, schema: str, markers: bool) -> list[Event]:
 
 
 def _event(
-    kind: str,
-    name: str,
-    pid: int,
-    tid: int,
-    start: float,
-    length: float,
-    args: Event,
-    schema: str,
+    kind: str, name: str, pid: int, tid: int, start: float, length: float, args: Event, schema: str
 ) -> Event:
     return {
         "ph": "X",

@@ -4,12 +4,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.trace.breakdown import Intervals, breakdown, short_name
+from predictor.trace.breakdown import breakdown, short_name
 from predictor.trace.events import (
     CollectiveCall,
     DeviceEvent,
@@ -65,13 +64,7 @@ def test_a_host_alone(trace: RankTrace) -> None:
     )
     first = breakdown(replace(trace, host=host, device=()))[0]
     assert first.parts() == pytest.approx(
-        {
-            "compute": 0.2,
-            "exposed_communication": 0.3,
-            "memcpy": 0,
-            "host_bound": 0.5,
-            "idle": 0,
-        }
+        {"compute": 0.2, "exposed_communication": 0.3, "memcpy": 0, "host_bound": 0.5, "idle": 0}
     )
     assert first.hidden_communication_ms == pytest.approx(0.1)
 
@@ -158,28 +151,3 @@ def test_every_moment_counts_once(drawn: list, edges: list[int]) -> None:
         assert all(value >= 0 for value in parts.values())
         hidden = sum({"exchange", "compute"} <= r for r in running)
         assert 1e3 * step.hidden_communication_ms == pytest.approx(hidden)
-
-
-PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
-
-
-def points(pairs: list[tuple[int, int]]) -> set[int]:
-    return {t for a, b in pairs for t in range(a, b)}
-
-
-def points_of(intervals: Intervals) -> set[int]:
-    assert np.all(intervals.starts < intervals.ends)
-    assert np.all(intervals.ends[:-1] < intervals.starts[1:])
-    return points([(int(a), int(b)) for a, b in zip(intervals.starts, intervals.ends, strict=True)])
-
-
-@given(PAIRS, PAIRS, st.integers(0, 40), st.integers(0, 40))
-def test_like_sets(first: list, second: list, start: int, end: int) -> None:
-    a, b = Intervals.merged(first), Intervals.merged(second)
-    p, q = points(first), points(second)
-    assert points_of(a) == p
-    assert points_of(a | b) == p | q
-    assert points_of(a & b) == p & q
-    assert points_of(a - b) == p - q
-    start, end = min(start, end), max(start, end)
-    assert a.within(start, end) == len(p & set(range(start, end)))

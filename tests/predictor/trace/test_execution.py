@@ -61,22 +61,6 @@ def test_attributes_count_more_than_inputs(tmp_path: Path) -> None:
     assert (comm.send_bytes, comm.group, comm.group_name) == ((16, 24), (4, 5), "7")
 
 
-@pytest.mark.parametrize("text", ["", "[", '[{"pg_name": "7", "ranks": [1, 3], "group_size": 2}]'])
-def test_groups_from_the_node_that_lists_them(tmp_path: Path, text: str) -> None:
-    document = execution(nested=True)
-    group = {"name": "pg_name", "type": "string", "value": "7"}
-    name = {"name": "collective_name", "type": "string", "value": "allreduce"}
-    for node in document["nodes"]:
-        if node["name"] == "record_param_comms":
-            node["attrs"] += [group, name]
-    listing = {"values": [text], "shapes": [[]], "types": ["String"]}
-    init = {**document["nodes"][0], "id": 99, "name": "## process_group:init ##"}
-    document["nodes"].append({**init, "inputs": listing})
-    (node,) = read(tmp_path, document).collectives()
-    assert node.comm is not None
-    assert node.comm.group == ((1, 3) if len(text) > 1 else None)
-
-
 def test_unreadable_nodes_are_counted(tmp_path: Path) -> None:
     document = execution()
     document["nodes"] += [7, {"id": 1}, {**document["nodes"][0], "inputs": [1]}]

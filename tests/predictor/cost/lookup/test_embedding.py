@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.cost.lookup.cuda import CudaLookups
 from predictor.cost.lookup.embedding import lookup_model
-from predictor.cost.lookup.shard import SHARERS, LookupShard, state_row_bytes
+from predictor.cost.lookup.shard import LookupShard, state_row_bytes
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import CudaEmbedding
 from predictor.model.distribution import Uniform, Zipf
@@ -178,24 +177,6 @@ def test_hot_rows_do_not_serialise_for_free(name: str) -> None:
 gpu_shards = st.tuples(
     st.sampled_from([n for n in GPUS if n in ("a100-40gb", "v100-32gb", "h100-sxm")]), shards
 )
-
-
-@given(gpu_shards, st.floats(1, 64))
-@settings(max_examples=150, deadline=None)
-def test_less_of_the_cache_never_helps(drawn: tuple[str, LookupShard], factor: float) -> None:
-    name, s = drawn
-    hw = load_hardware(name)
-    added = lookup_model(hw).sharing_ms(s)
-    assert min(added) >= -1e-12
-    law = lookup_model(hw)
-    assert isinstance(law, CudaLookups)
-    most = law.tables_in_flight(s)
-    # from the number of tables on that the batch leaves in flight, more of them change nothing
-    assert all(ms == 0 for ms, n in zip(added, (1, *SHARERS), strict=False) if n >= most)
-    assert law.forward_ms(s, factor) >= law.forward_ms(s) * (1 - 1e-12)
-    # a larger batch fills the device with fewer tables
-    more = replace(s, draws=s.draws * factor, bags=s.bags * factor)
-    assert law.tables_in_flight(more) <= most
 
 
 @given(gpu_shards, st.floats(1, 16))

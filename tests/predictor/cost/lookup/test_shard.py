@@ -34,7 +34,6 @@ shards = st.builds(
     clf=st.sampled_from([0.01, 0.1, 0.2, 0.5, 1.0]),
     alpha=st.sampled_from([0.0, 0.8, 1.2]),
 )
-launches = st.lists(shards, min_size=1, max_size=4).map(tuple)
 
 
 def test_a_simulated_lru_of_two_tables_misses_as_often() -> None:
@@ -69,19 +68,6 @@ def test_a_table_alone_has_the_hit_rate_of_its_own_cache(one: LookupShard) -> No
     assert shared_fetched_rows((one,)) == (law,)
     twins = shared_fetched_rows((one, replace(one)))
     assert twins == pytest.approx((law, law), rel=1e-6, abs=1e-9 * one.ids)
-
-
-@given(launches, st.floats(1.0, 10.0))
-@settings(max_examples=60, deadline=None)
-def test_more_cache_never_fetches_more(launch: tuple[LookupShard, ...], factor: float) -> None:
-    more = (
-        replace(launch[0], cache_load_factor=min(1.0, factor * launch[0].cache_load_factor)),
-        *launch[1:],
-    )
-    for less, before in zip(shared_fetched_rows(more), shared_fetched_rows(launch), strict=True):
-        assert less <= before * (1 + 1e-6) + 1e-6
-    for table, rows in zip(launch, shared_fetched_rows(launch), strict=True):
-        assert 0 <= rows <= table.distinct_rows
 
 
 def test_features_of_a_table_look_up_the_same_rows() -> None:

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from predictor.cost.loads import Load
 from predictor.cost.lookup import shared_cache
@@ -36,16 +34,6 @@ AHEAD = "prefetch_sparse_dist"
 def shard(rows: int, draws: float, clf: float, alpha: float = 0.0) -> LookupShard:
     bins = (Zipf(alpha) if alpha else Uniform()).bins(rows)
     return LookupShard(bins, draws, draws, rows, 128, kernel=CACHED, cache_load_factor=clf)
-
-
-shards = st.builds(
-    shard,
-    rows=st.integers(100_000, 30_000_000),
-    draws=st.floats(1e3, 3e6),
-    clf=st.floats(0.01, 0.9),
-    alpha=st.sampled_from([0.0, 0.8, 1.05, 1.2]),
-)
-launches = st.lists(shards, min_size=2, max_size=5)
 
 
 def tables_of(launch: list[LookupShard], hw: HardwareProfile) -> np.ndarray:
@@ -78,22 +66,6 @@ def test_most_launches_are_within_a_percent_of_the_law() -> None:
         for _ in range(100)
     ]
     assert np.quantile(np.abs(errors), 0.95) < 0.01
-
-
-@given(launches, st.floats(0, 1e8), st.floats(0, 1e8))
-@settings(max_examples=40, deadline=None)
-def test_fetches_fall_with_the_room_without_a_jump(
-    launch: list[LookupShard], room: float, more: float
-) -> None:
-    total = tables_of(launch, hardware()).sum(axis=0)
-    rooms = np.sort([room, room * (1 + 1e-9), room + more])
-    filled = np.repeat(total[None], 3, axis=0)
-    filled[:, shared_cache.ROWS] = rooms
-    found, most = shared_cache.fetches_ms(filled), total[shared_cache.FETCH_MS][0]
-    assert (np.diff(found) <= 1e-12 * most).all()
-    assert ((found >= 0) & (found <= most * (1 + 1e-9))).all()
-    close = found[int(np.searchsorted(rooms, room))] - found[0]
-    assert abs(close) <= 1e-6 * most
 
 
 def cached(workload: Workload, ranks: tuple[int, ...], clf: float | None = None) -> list[TablePlan]:

@@ -9,14 +9,7 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import DcnV2, DenseArch, Workload
-from tests.builders import (
-    Candidate,
-    a_table,
-    a_topology,
-    a_workload,
-    device_bound,
-    sharded,
-)
+from tests.builders import Candidate, a_table, a_topology, a_workload, device_bound, sharded
 
 T, K = ShardingType, ComputeKernel
 TOPOLOGY = a_topology(2)

@@ -25,15 +25,7 @@ from predictor.model.op_calls import Gradient
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Feature, Workload
 from predictor.units import us
-from tests.builders import (
-    a_table,
-    a_topology,
-    a_workload,
-    device_bound,
-    hardware,
-    plan_of,
-    sharded,
-)
+from tests.builders import a_table, a_topology, a_workload, device_bound, hardware, plan_of, sharded
 
 POSITIONS, IDS, TOPOLOGY = 100, 20.0, a_topology(2)
 WHOLE, ROWS = ShardingType.TABLE_WISE, ShardingType.ROW_WISE

@@ -158,24 +158,6 @@ def test_received_outputs_are_copied_as_often_as_their_type_needs(
         assert copied(found[:, 0], B * 256) == pytest.approx([copies, copies + 1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "forward", "holders"),
-    [(T.TABLE_WISE, 1, 1), (T.COLUMN_WISE, 1, 2), (T.ROW_WISE, 0, 8), (T.TABLE_ROW_WISE, 0.25, 4)],
-)
-def test_a_lookup_packs_what_its_rank_sends(
-    kind: ShardingType, forward: float, holders: int
-) -> None:
-    """Nothing for a reduce-scatter, and what it leaves for an all-to-all after it; gradients are
-    divided whatever brought them."""
-    workload = a_workload(wide_of(kind), batch_size=B)
-    exchange = exchange_of(workload, HOSTS, kind, profile="cpu-gloo")
-    made = 8 * B * (128 if kind is T.COLUMN_WISE else 256)
-    for way, copies in ((False, forward), (True, 1)):
-        found = np.broadcast_to(exchange.pack_ms(0, backward=way), (1, 8))[0]
-        counts = np.sort(copied(found, made, columns=False))
-        assert counts == pytest.approx([0] * (8 - holders) + [copies] * holders)
-
-
 def test_data_parallel_tables_sync_their_whole_gradient_at_once() -> None:
     table = a_table(rows=200_000, dim=DIM)
     exchange = exchange_of(a_workload(table), HOSTS, T.DATA_PARALLEL, ComputeKernel.DENSE)

@@ -119,8 +119,7 @@ def test_outputs_and_gradients_under_every_pipeline() -> None:
     slices, what leaves and what arrives (`All2All_Pooled_Req` and `_Wait` in comm_ops.py)."""
     out, grad = tensor(1, 100), tensor(2, 100)
     of = program(
-        [Lookup("m", (out,)), op([out], [], 1)],
-        [op([], [grad]), LookupBackward("m", (grad,))],
+        [Lookup("m", (out,)), op([out], [], 1)], [op([], [grad]), LookupBackward("m", (grad,))]
     )
     e = Exchange("m", ShardingType.TABLE_WISE, True, looked_up=150, output=100)
     forward = 150 + 100 + 150

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from predictor.trace.events import RankTrace
 from predictor.trace.simulate.host import Kind, Piece
@@ -46,25 +44,3 @@ def test_unseen_operators_take_the_shared_time() -> None:
     assert shared.count == 2
     assert shared.us == pytest.approx((6 + 5) / 2)
     assert Overheads().us(Piece(Kind.T2, ("x",), 1.0)) == 0
-
-
-pieces = st.builds(
-    Piece,
-    st.sampled_from(list(Kind)),
-    st.lists(st.sampled_from(["a", "b"]), max_size=2).map(tuple),
-    st.floats(0, 1e6),
-)
-
-
-@given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
-def test_merging_is_collecting_together(first: list[Piece], second: list[Piece]) -> None:
-    parts = [Overheads(), Overheads(), Overheads()]
-    for piece in first:
-        parts[0].add(piece)
-        parts[2].add(piece)
-    for piece in second:
-        parts[1].add(piece)
-        parts[2].add(piece)
-    merged = Overheads(parts[:2])
-    for key in merged.times.keys() | parts[2].times.keys():
-        assert merged.find(Kind(key[0]), key[1:]) == parts[2].find(Kind(key[0]), key[1:])
