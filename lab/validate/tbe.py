@@ -148,7 +148,7 @@ class Launch:
         work = {
             "prefetch": (1.0, constants.prefetch_kernels),
             "forward": (1.0, constants.forward_kernels),
-            "backward": (HOST_OPS.lookup_backward, constants.backward_kernels),
+            "backward": (HOST_OPS["lookup_backward"], constants.backward_kernels),
         }
         counts = [work[phase] for phase in self.phases]
         issued_us = sum(ops * host.op_us + kernels * host.launch_us for ops, kernels in counts)

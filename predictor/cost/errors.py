@@ -195,41 +195,32 @@ class GivenErrors(CostErrors):
         return np.ones((2, 1))
 
 
-class PickedError(CostErrors):
-    """One of the draws of others.
+class JoinedErrors(CostErrors):
+    """The draws of several, one after the other.
 
     Args:
-        errors: has more draws.
-        draw: which, from 0.
+        picked: of all of these.
     """
 
+    def __init__(self, parts: Iterable[CostErrors], picked: slice = slice(None)) -> None:
+        self.parts, self.picked = [*parts], picked
+        count = len(range(sum(part.draws for part in self.parts))[picked])
+        super().__init__(self.parts[0].sizes if self.parts else {}, count, seed=0)
+
+    def _shared(self, resource: str) -> Array:
+        return np.concatenate([part.shared(resource) for part in self.parts])[self.picked]
+
+    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
+        found = [part.op(resource, name, link, kind) for part in self.parts]
+        return np.concatenate(found)[self.picked]
+
+    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+        found = [part.lookup(table, sharding_type) for part in self.parts]
+        return np.concatenate(found, axis=1)[:, self.picked]
+
+
+class PickedError(JoinedErrors):
+    """One of the draws of others, by its number from 0."""
+
     def __init__(self, errors: CostErrors, draw: int) -> None:
-        super().__init__(errors.sizes, draws=1, seed=errors.seed)
-        self.errors = errors
-        self.picked = slice(draw, draw + 1)
-
-    def _shared(self, resource: str) -> Array:
-        return self.errors.shared(resource)[self.picked]
-
-    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
-        return self.errors.op(resource, name, link, kind)[self.picked]
-
-    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
-        return self.errors.lookup(table, sharding_type)[:, self.picked]
-
-
-class JoinedErrors(CostErrors):
-    """The draws of several, one after the other."""
-
-    def __init__(self, parts: Iterable[CostErrors]) -> None:
-        self.parts = [*parts]
-        super().__init__({}, sum(part.draws for part in self.parts), seed=0)
-
-    def _shared(self, resource: str) -> Array:
-        return np.concatenate([part.shared(resource) for part in self.parts])
-
-    def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
-        return np.concatenate([part.op(resource, name, link, kind) for part in self.parts])
-
-    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
-        return np.concatenate([part.lookup(table, sharding_type) for part in self.parts], axis=1)
+        super().__init__([errors], slice(draw, draw + 1))

@@ -6,7 +6,7 @@ its source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -23,41 +23,8 @@ from predictor.model.topology import Topology
 from predictor.model.workload import MeasuredDense, Workload
 from predictor.units import us
 
-
-@dataclass(frozen=True)
-class HostOps:
-    """Framework ops per stage of an iteration, in units of the profile's time of one op.
-
-    Args:
-        copy: of the batch to the device.
-        permute, splits, ids, recat: of one exchange's input distribution, in its order.
-        lookup, lookup_backward: of one fused lookup.
-        output, output_backward: of one collective of an output distribution.
-        concat: of the outputs of all exchanges, and the same backward.
-        op, view: of one op of the dense part that launches kernels, and of one that does not.
-        gradient_sync: of one bucket of gradients.
-        step, step_per_parameter: of the dense optimizer.
-    """
-
-    copy: float
-    permute: float
-    splits: float
-    ids: float
-    recat: float
-    lookup: float
-    lookup_backward: float
-    output: float
-    output_backward: float
-    concat: float
-    op: float
-    view: float
-    gradient_sync: float
-    step: float
-    step_per_parameter: float
-
-
-HOST_OPS = HostOps(**load_runtime("torchrec")["host_ops"])
-
+HOST_OPS: Mapping[str, float] = load_runtime("torchrec")["host_ops"]
+"""Stage of an iteration -> framework ops, in units of the profile's time of one op."""
 
 Array = NDArray[np.float64]
 
@@ -116,7 +83,7 @@ class FixedCosts:
         return price(dense_program(self.workload), modules, times, runtime)
 
     def _op_ms(self, kernels: int, views: int) -> float:
-        return self.layer_host_ms(HOST_OPS.op * kernels + HOST_OPS.view * views, kernels)
+        return self.layer_host_ms(HOST_OPS["op"] * kernels + HOST_OPS["view"] * views, kernels)
 
     def optimizer_ms(self, parameters: ArrayLike) -> Array:
         """One step of the dense optimizer over so many elements of tables, in their shape."""
@@ -127,7 +94,9 @@ class FixedCosts:
         each = self.hardware.overheads.step_us.get(self.workload.dense.optimizer)
         if each is not None:
             return us(each * parameters)
-        return self.layer_host_ms(HOST_OPS.step + HOST_OPS.step_per_parameter * parameters, kernels)
+        return self.layer_host_ms(
+            HOST_OPS["step"] + HOST_OPS["step_per_parameter"] * parameters, kernels
+        )
 
     def host_ms(self, ops: float, kernels: int = 0, collectives: int = 0) -> float:
         """Host time in ms of so many framework ops, kernel launches and collective launches."""

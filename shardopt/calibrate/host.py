@@ -73,7 +73,7 @@ LAYERS, WIDTH = (2, 16), (16, 1024)
 DEPTHS = (2, 32)
 """Layers of next to nothing, whose difference is the host's time of one."""
 TINY_WIDTH, TINY_BATCH = 8, 8
-LAYER_KERNELS, LAYER_OPS = 6, 6 * HOST_OPS.op + 6 * HOST_OPS.view
+LAYER_KERNELS, LAYER_OPS = 6, 6 * HOST_OPS["op"] + 6 * HOST_OPS["view"]
 """Of a linear layer with its ReLU, forward and backward."""
 
 ROWS, NARROW, WIDE = 64, 4, 8

@@ -231,7 +231,7 @@ class DlrmBuilder:
         dense = self.workload.dense.in_features + 1
         per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
         cost_ms = float(copy_h2d_ms(self.hardware, self.workload.batch_size * per_sample))
-        return self._add("input copy", COPY_INPUT, cost_ms, (HOST_OPS.copy, 4, 0))
+        return self._add("input copy", COPY_INPUT, cost_ms, (HOST_OPS["copy"], 4, 0))
 
     def _announce(self, exchanges: Sequence[Exchange], stream: str, *deps: Dep) -> list[Dep]:
         """Permute ids and announce their numbers, in one all-to-all for all exchanges given.
@@ -243,16 +243,16 @@ class DlrmBuilder:
             return []
         count = np.sum([e.active for e in exchanges], axis=0)[:, None]
         name, cost_ms = f"{_name(exchanges)} splits all-to-all", exchanges[0].splits_ms(count)
-        launch, active = (HOST_OPS.splits, 0, 1), _any_active(exchanges)
+        launch, active = (HOST_OPS["splits"], 0, 1), _any_active(exchanges)
         return [Dep(self._add(name, SEND_IDS, cost_ms, launch, permutes, active))]
 
     def _permute(self, exchange: Exchange, stream: str, deps: Sequence[Dep]) -> int:
         """Where rows are split, a feature processor's positions are prepared as well."""
         host_ms = 0.0
         if exchange.processed and exchange.sharding_type in ROW_SPLITS:
-            host_ms = self.costs.layer_host_ms(HOST_OPS.op * PREPARE_OPS, PREPARE_OPS)
+            host_ms = self.costs.layer_host_ms(HOST_OPS["op"] * PREPARE_OPS, PREPARE_OPS)
         name, kind = f"{exchange.name} permute ids", MOVE_IDS._replace(stream=stream)
-        launch, cost_ms = (HOST_OPS.permute, 7, 0), exchange.permute_ms()
+        launch, cost_ms = (HOST_OPS["permute"], 7, 0), exchange.permute_ms()
         return self._add(name, kind, cost_ms, launch, deps, exchange.active, host_ms=host_ms)
 
     def _read(self, exchanges: Sequence[Exchange], splits: Sequence[Dep] = ()) -> list[Dep]:
@@ -269,7 +269,7 @@ class DlrmBuilder:
         for exchange in exchanges:
             name, launch = (
                 f"{exchange.name} ids all-to-all",
-                (HOST_OPS.ids, 0, exchange.tensors_sent),
+                (HOST_OPS["ids"], 0, exchange.tensors_sent),
             )
             op = self._add(name, SEND_IDS, exchange.ids_ms(), launch, read, exchange.active)
             ids[exchange.name] = op
@@ -281,7 +281,7 @@ class DlrmBuilder:
         """Exchange name -> reordering of its received ids by feature."""
         kind, found = MOVE_IDS._replace(stream=stream), {}
         for exchange in _sending(module):
-            name, launch = f"{exchange.name} permute received ids", (HOST_OPS.recat, 7, 0)
+            name, launch = f"{exchange.name} permute received ids", (HOST_OPS["recat"], 7, 0)
             deps = [ids[exchange.name]] if ids else []
             op = self._add(name, kind, exchange.recat_ms(), launch, deps, exchange.active)
             found[exchange.name] = op
@@ -292,7 +292,7 @@ class DlrmBuilder:
         for exchange in module:
             for group in sorted(exchange.prefetched):
                 name, cost_ms = f"{exchange.name} prefetch", exchange.prefetch_ms(group)
-                launch, active = (HOST_OPS.lookup, 6, 0), exchange.group_active(group)
+                launch, active = (HOST_OPS["lookup"], 6, 0), exchange.group_active(group)
                 yield self._add(name, PREFETCH, cost_ms, launch, [*recats.values()], active)
 
     # --- forward -------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class DlrmBuilder:
     def _lookup(
         self, exchange: Exchange, group: int, deps: Sequence[Dep], *, backward: bool
     ) -> int:
-        launch = (HOST_OPS.lookup_backward, 8, 0) if backward else (HOST_OPS.lookup, 6, 0)
+        launch = (HOST_OPS["lookup_backward"], 8, 0) if backward else (HOST_OPS["lookup"], 6, 0)
         lookup_ms = exchange.backward_ms if backward else exchange.forward_ms
         cost_ms = lookup_ms(group) + exchange.pack_ms(group, backward=backward)
         name, active = f"{exchange.name} lookup{_way(backward)}", exchange.group_active(group)
@@ -339,7 +339,7 @@ class DlrmBuilder:
         """The output distribution of one exchange; returns the ops whose end delivers it."""
         if exchange.is_local:
             return [] if backward else [self.lookups[g] for g in after]
-        ops = HOST_OPS.output_backward if backward else HOST_OPS.output
+        ops = HOST_OPS["output_backward"] if backward else HOST_OPS["output"]
         last = after if backward else [self.lookups[group] for group in after]
         for transfer in exchange.outputs(backward=backward):
             name = transfer.name + _way(backward)
@@ -365,7 +365,7 @@ class DlrmBuilder:
             cost_ms = cost_ms + sum(e.unpack_ms(shared, backward=backward) for e in exchanges)
             device_ms, issue_ms = self._spread(module, backward=backward)
             cost_ms, host_ms = cost_ms + device_ms, host_ms + issue_ms
-        launch = (HOST_OPS.concat * (len(modules) / len(self.modules)), 1, 0)
+        launch = (HOST_OPS["concat"] * (len(modules) / len(self.modules)), 1, 0)
         return self._add(name, DENSE[backward], cost_ms, launch, deps, host_ms=host_ms)
 
     def _segment(self, segment: Segment, *, backward: bool) -> int:
@@ -390,7 +390,7 @@ class DlrmBuilder:
         """
         if not exchange.processed:
             return after
-        host_ms = self._per_op(exchange, self.costs.layer_host_ms(HOST_OPS.op, 1), backward)
+        host_ms = self._per_op(exchange, self.costs.layer_host_ms(HOST_OPS["op"], 1), backward)
         name = f"{exchange.name} issue position weights{_way(backward)}"
         self._add(name, READ_SPLITS, host_ms, active=exchange.active)
         cost_ms = self._ids_ms(exchange, backward)
@@ -430,7 +430,7 @@ class DlrmBuilder:
             t.outputs_per_sample * t.embedding_dim for t in tables
         )
         ops = SPREAD_OPS[backward]
-        host_ms = self.costs.layer_host_ms(HOST_OPS.op * ops, ops)
+        host_ms = self.costs.layer_host_ms(HOST_OPS["op"] * ops, ops)
         return spread_ms(self.hardware, outputs, backward=backward), host_ms
 
     # --- backward ------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ class DlrmBuilder:
             after: the operations that produce the gradients.
         """
         if self.costs.topology.whole.world_size > 1:
-            name, launch = f"all-reduce {name}", (HOST_OPS.gradient_sync, 1, 1)
+            name, launch = f"all-reduce {name}", (HOST_OPS["gradient_sync"], 1, 1)
             self.gradients.append(self._add(name, ALL_REDUCE, cost_ms, launch, after, active))
 
     def _update(self, exchange: Exchange, group: int, after: Sequence[Dep]) -> int:
@@ -509,7 +509,7 @@ class DlrmBuilder:
     ) -> int:
         tables, kind = self.launches[group], SYNC_COPIES._replace(stream=stream)
         cost_ms = tables.cost(_if_any(collective), _column(Load.SYNCED_WEIGHTS))
-        launch = (HOST_OPS.gradient_sync, 1, 1)
+        launch = (HOST_OPS["gradient_sync"], 1, 1)
         return self._add(name, kind, cost_ms, launch, deps, tables.active)
 
     # --- optimizer -----------------------------------------------------------------------------
@@ -578,7 +578,7 @@ class DlrmBuilder:
             resource="collectives",
             stream=COMPUTE,
             cost_ms=np.asarray(sum(parts, np.zeros((1, 1)))),
-            host_ms=self.costs.host_ms(HOST_OPS.gradient_sync * count, count, count) / steps,
+            host_ms=self.costs.host_ms(HOST_OPS["gradient_sync"] * count, count, count) / steps,
             kernels=count,
             active=_any_active([tables for tables, _ in self.averaged]),
         )

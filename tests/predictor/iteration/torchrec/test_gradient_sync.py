@@ -73,7 +73,7 @@ def test_a_cpu_moves_the_bytes_itself_and_then_meets_the_others() -> None:
         assert (met.stream, met.scope) == ("comm", "world")
         assert not met.cost_ms.any()
         cost = hardware("cpu-gloo").overheads
-        issued = HOST_OPS.gradient_sync * cost.op_us + cost.launch_us + cost.collective_us
+        issued = HOST_OPS["gradient_sync"] * cost.op_us + cost.launch_us + cost.collective_us
         assert met.host_ms == pytest.approx(1e-3 * issued), "issued once"
         assert [d.op for d in own.deps] == [d.op for d in met.deps][:-1]
         assert sent[name] == sent[f"{name} on the host"] + 1
