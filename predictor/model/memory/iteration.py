@@ -227,7 +227,9 @@ class Iteration:
     ) -> None:
         self.program = program
         self.exchanges = exchanges
+        self.distributed = [e for e in exchanges if not e.local]
         self.pipeline = pipeline
+        self.prefetches = pipeline == "prefetch_sparse_dist"
         self.batch_bytes = batch_bytes if on_device else 0.0
         self.on_device = on_device
         self.trains = trains
@@ -246,11 +248,11 @@ class Iteration:
         for ahead in range(BATCHES_AHEAD[self.pipeline]):
             self.ledger.take(("batch", ahead), self.batch_bytes, COPY, lent=True)
         if self.pipeline != "base":
-            self._send(0)
-            self._receive(0)
-        if self._prefetches:
+            self._take("sent", 0)
+            self._take("received", 0)
+        if self.prefetches:
             self._prefetch(0)
-            self._send(1)
+            self._take("sent", 1)
         for i in range(ITERATIONS):
             self._step(i)
         return self.ledger.peak()
@@ -259,45 +261,36 @@ class Iteration:
         ledger, ahead = self.ledger, BATCHES_AHEAD[self.pipeline]
         ledger.settle()
         if self.pipeline == "sparse_dist":
-            self._send(i + 1)
+            self._take("sent", i + 1)
         ledger.take(("batch", i + ahead), self.batch_bytes, COPY, lent=True)
-        if self._prefetches:
-            self._receive(i + 1)
+        if self.prefetches:
+            self._take("received", i + 1)
         self._part(self.program.forward, i)
-        self._await_all()
+        for module in [*self.waiting]:
+            self._await(module)
         if self.pipeline == "sparse_dist":
-            self._receive(i + 1)
-        if self._prefetches:
+            self._take("received", i + 1)
+        if self.prefetches:
             self._prefetch(i + 1)
         if self.trains:
             self._part(self.program.backward, i)
             self._return()
             self._part(self.program.optimizer, i)
-        if self._prefetches:
-            self._send(i + 2)
+        if self.prefetches:
+            self._take("sent", i + 2)
         self._free(self.last_uses)
         ledger.give(("batch", i))
 
-    @property
-    def _prefetches(self) -> bool:
-        return self.pipeline == "prefetch_sparse_dist"
-
     # --- ids -------------------------------------------------------------------------------------
 
-    def _send(self, i: int) -> None:
-        for e in self._distributed():
-            self.ledger.take(("sent", e.name, i), e.sent, INPUT_DIST)
-
-    def _receive(self, i: int) -> None:
-        for e in self._distributed():
-            self.ledger.take(("received", e.name, i), e.received, INPUT_DIST)
-
-    def _distributed(self) -> list[Exchange]:
-        return [e for e in self.exchanges if not e.local]
+    def _take(self, what: str, i: int) -> None:
+        """Ids of a batch on their way, ``sent`` or ``received``."""
+        for e in self.distributed:
+            self.ledger.take((what, e.name, i), getattr(e, what), INPUT_DIST)
 
     def _prefetch(self, i: int) -> None:
         """The ids of the next batch in order, and what fills the caches with their rows."""
-        for e in self._distributed():
+        for e in self.distributed:
             self._reorder(e, i)
             if e.module in self.cached:
                 self.ledger.take(("prefetch", e.name), PREFETCH_BYTES * e.ids, INPUT_DIST)
@@ -321,16 +314,15 @@ class Iteration:
         for event in events:
             if isinstance(event, LookupBackward):
                 self._gather_gradients(event)
-                continue
-            if isinstance(event, Lookup):
+            elif isinstance(event, Lookup):
                 self._look_up(event.module, i)
-                continue
-            if self.unreturned and isinstance(event, OpCall) and event.moves:
-                self._return()
-            if isinstance(event, OpCall):
+            elif isinstance(event, OpCall):
+                if self.unreturned and event.moves:
+                    self._return()
                 self._call(event)
-            else:
-                self._bucket()
+            else:  # DDP copies a parameter's gradient into its bucket, which is always there
+                self._free(self.fresh)
+                self.fresh = []
 
     def _call(self, op: OpCall) -> None:
         if self.waiting:
@@ -354,12 +346,6 @@ class Iteration:
             self.ledger.take(key, operand.storage_bytes)
             if operand.storage in self.own_gradients:
                 self.fresh.append(operand.storage)
-
-    def _bucket(self) -> None:
-        """DDP copies a parameter's gradient into its bucket, which is always there."""
-        for storage in self.fresh:
-            self.ledger.give(("dense", storage))
-        self.fresh = []
 
     # --- lookups ---------------------------------------------------------------------------------
 
@@ -400,10 +386,6 @@ class Iteration:
         ledger.take(("arrived", e.name), wire * e.output)
         ledger.take(("copied", e.name), wire * e.looked_up)
         ledger.give(("encoded", e.name))
-
-    def _await_all(self) -> None:
-        for module in [*self.waiting]:
-            self._await(module)
 
     def _await(self, module: str) -> None:
         """The outputs have arrived: side by side, as the module gives them back."""
