@@ -41,20 +41,14 @@ class NetworkLevel:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        places: Sequence[Hashable],
-        ranks: int,
-        *,
-        oversubscription: float = 1.0,
-        gbit_s: float | None = None,
-        latency_us: float = 0.0,
+        cls, name: str, places: Sequence[Hashable], ranks: int, **links: float | None
     ) -> NetworkLevel:
         """A level over equal hosts, or racks, in the order of the ranks.
 
         Args:
             places: the part that each host is in.
             ranks: of one host.
+            links: what is known of them: oversubscription, gbit_s, latency_us.
         """
         sizes = {place: ranks * hosts for place, hosts in Counter(places).items()}
         stretches = [place for place, _ in groupby(places)]
@@ -62,16 +56,8 @@ class NetworkLevel:
             stretches.pop()  # a ring goes on from the last host to the first
         times = Counter(stretches)
         ring_ranks = min(size / times[place] for place, size in sizes.items())
-        return cls(
-            name,
-            len(sizes),
-            min(sizes.values()),
-            ring_ranks,
-            len(stretches) if len(sizes) > 1 else 0,
-            oversubscription,
-            gbit_s,
-            latency_us,
-        )
+        crossings = len(stretches) if len(sizes) > 1 else 0
+        return cls(name, len(sizes), min(sizes.values()), ring_ranks, crossings, **links)  # type: ignore[arg-type]
 
     def check(self, world_size: int) -> None:
         if not 1 <= self.ranks * self.parts <= world_size:
