@@ -9,6 +9,7 @@ breakdown   which chain of work fills the iteration           (predictor.iterati
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import Z_90, resource_groups
 from predictor.cost.loads import Load
+from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import Group, HardwareProfile, ProvenanceKind, weakest
 from predictor.iteration.critical_path import HOST, Segment, critical_path
 from predictor.iteration.graph import Graph
@@ -45,6 +47,8 @@ PHASES = (
     HOST,
 )
 """The named parts of a breakdown, in the order of an iteration."""
+ITERATION_ERROR: Mapping[str, float] = load_runtime("torchrec")["iteration_error"]
+"""How ranks run -> 1-sigma relative error of whole iterations, beside that of the constants."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,8 @@ def iteration_interval(
     """90 % interval ``(low, high)`` in ms of an iteration with this critical path.
 
     Errors of one profile group are taken as fully correlated, those of different groups as
-    independent; the interval is log-normal, so that it stays positive.
+    independent, and so is what a whole iteration is off by (`ITERATION_ERROR`); the interval is
+    log-normal, so that it stays positive.
 
     Args:
         software_error: 1-sigma relative error of the iteration from software that ran in other
@@ -233,5 +238,6 @@ def iteration_interval(
         (ms * max(g.rel_error for g in profile_groups(resource, hardware, topology))) ** 2
         for resource, ms in by_resource.items()
     )
-    factor = math.exp(Z_90 * math.hypot(math.sqrt(variance) / iteration_ms, software_error))
+    own = ITERATION_ERROR[hardware.execution]
+    factor = math.exp(Z_90 * math.hypot(math.sqrt(variance) / iteration_ms, own, software_error))
     return iteration_ms / factor, iteration_ms * factor
