@@ -43,9 +43,6 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
     Args:
         columns: that the file must have.
         parse: raises ValueError with a message for a row that it cannot read.
-
-    Raises:
-        InputError: the file cannot be read at all, is empty, or lacks a column.
     """
     try:
         text = read_whole(path).decode("utf-8-sig")
@@ -57,11 +54,7 @@ def read_table(path: Path, columns: Sequence[str], parse: Callable[[Row], T]) ->
 def parse_table(
     path: Path, text: str, columns: Sequence[str], parse: Callable[[Row], T]
 ) -> ParsedRows[T]:
-    """As `read_table`, of the text of a file that has been read.
-
-    Raises:
-        InputError: the text is empty, or lacks a column.
-    """
+    """As `read_table`, of the text of a file that has been read."""
     every = ((number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1))
     lines = [(number, line) for number, line in every if line and not line.startswith("#")]
     if not lines:
@@ -104,11 +97,7 @@ def _cells(line: str) -> list[str]:
 
 
 def number(row: Row, column: str) -> float:
-    """A number above zero, between `SMALLEST` and `LARGEST`.
-
-    Raises:
-        ValueError: it is not such a number.
-    """
+    """A number above zero, between `SMALLEST` and `LARGEST`."""
     text = row[column].strip()
     try:
         value = float(text)
@@ -122,11 +111,7 @@ def number(row: Row, column: str) -> float:
 
 
 def count(row: Row, column: str, most: float = LARGEST) -> int:
-    """A whole number of at least one.
-
-    Raises:
-        ValueError: it is not such a number, or above ``most``.
-    """
+    """A whole number of at least one."""
     value = number(row, column)
     if value != int(value):
         raise ValueError(f"{column} is {row[column]}, not a whole number")

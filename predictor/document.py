@@ -130,16 +130,8 @@ class Problems:
 
 def parse_yaml(text: str, problems: Problems) -> Any:
     """The data of a YAML document; fills ``problems.places`` and reports duplicate keys.
-
-    Args:
-        text: one YAML document.
-        problems: whose ``file`` names the text.
-
     Returns:
         Mappings, lists, text, numbers, booleans and None. Mapping keys are always text.
-
-    Raises:
-        InputError: the text is not YAML, is empty, or holds more than one document.
     """
     # before libyaml makes a node of each value, which take a kilobyte
     if len(text) > MAX_BYTES or text.count("\n") + text.count(",") > MAX_NODES:

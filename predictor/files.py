@@ -34,11 +34,7 @@ def inputs_remembered() -> Iterator[None]:
 
 
 def open_input(path: str | PathLike[str]) -> BinaryIO:
-    """A stream of the bytes of a file that the user gave, which is remembered as an input.
-
-    Raises:
-        OSError, ValueError: it cannot be opened.
-    """
+    """A stream of the bytes of a file that the user gave, which is remembered as an input."""
     remember_input(path)
     return open(path, "rb")
 

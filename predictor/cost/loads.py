@@ -137,11 +137,7 @@ def add(total: Array, load: Array) -> None:
 
 
 class ShardLoads:
-    """Computes the loads of shards, and keeps them.
-
-    Args:
-        workload, topology, hardware: what is trained, on which ranks, with which costs.
-    """
+    """Computes the loads of shards, and keeps them."""
 
     def __init__(self, workload: Workload, topology: Topology, hardware: HardwareProfile) -> None:
         self.workload = workload

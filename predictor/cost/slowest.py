@@ -24,11 +24,7 @@ _MESSAGE, _RANKS = 16 * MIB, 8
 
 
 def slowest(profiles: Sequence[HardwareProfile]) -> HardwareProfile:
-    """The profile that stands for a job on devices of several profiles, at least one.
-
-    Raises:
-        InputError: some are CPUs and some GPUs.
-    """
+    """The profile that stands for a job on devices of several profiles, at least one."""
     distinct: list[HardwareProfile] = []
     for profile in profiles:
         if profile not in distinct:  # by content: two files may have one name

@@ -48,11 +48,7 @@ def list_hardware() -> tuple[str, ...]:
 
 
 def load_hardware(name_or_path: str) -> HardwareProfile:
-    """A shipped profile by name, or a file by path.
-
-    Raises:
-        ProfileError: there is no such profile, or the file is not a valid one.
-    """
+    """A shipped profile by name, or a file by path."""
     return _load(name_or_path, Path(), ())
 
 
@@ -274,14 +270,7 @@ class CpuOps(Group):
 
 
 def load_op_models(name: str) -> CpuOps:
-    """The kernel models that the package holds for a profile.
-
-    Args:
-        name: of a shipped profile, such as ``cpu-gloo``.
-
-    Raises:
-        ProfileError: there are none of that name, or the file is broken.
-    """
+    """The kernel models that the package holds for a profile."""
     file = resources.files("predictor.hardware") / "ops" / f"{name}.yaml"
     if not file.is_file():
         raise ProfileError(f"no kernel models of single ops come with the profile '{name}'")

@@ -22,11 +22,7 @@ class Network:
     per_gpu_gbps: float | None = None
 
     def joins(self, hardware: HardwareProfile) -> HardwareProfile:
-        """The profile in hosts that this network joins.
-
-        Raises:
-            InputError: it is of CPU ranks, whose links a profile measures.
-        """
+        """The profile in hosts that this network joins."""
         if hardware.inline:
             raise InputError(
                 f"network {self.kind} joins GPUs, and hardware {hardware.name} is of CPU ranks; "

@@ -153,9 +153,6 @@ def op_graph(
     """The ranks' iteration, and the collectives that nothing prices by their kind.
 
     All ranks start the same collectives in the same order; when they wait may differ.
-
-    Raises:
-        InputError: they do not, or a collective does not join all ranks.
     """
     graph = Graph(len(times), intra_group_size, frozenset({COMPUTE}))
     missing: Counter[str] = Counter()

@@ -62,11 +62,7 @@ class Expression:
         return frozenset(name for names, _ in self.terms for name in names)
 
     def value(self, at: Mapping[str, int]) -> int:
-        """The size where names have these values; half an element counts as one.
-
-        Raises:
-            InputError: it is below zero or beyond 64 bits.
-        """
+        """The size where names have these values; half an element counts as one."""
         exact = sum(
             (factor * math.prod(at[name] for name in names) for names, factor in self.terms),
             Fraction(0),
@@ -98,11 +94,7 @@ def polynomial(terms: Iterable[tuple[tuple[str, ...], Fraction]]) -> Expression:
 
 @lru_cache(maxsize=65536)
 def parse_size(text: str) -> Expression:
-    """The expression that a text is.
-
-    Raises:
-        InputError: it is none, or a larger one than any model has.
-    """
+    """The expression that a text is."""
     terms: list[tuple[tuple[str, ...], Fraction]] = []
     at = 0
     while at < len(text) <= MAX_LENGTH and len(terms) < MAX_TERMS:
@@ -260,11 +252,7 @@ class CapturedProgram:
         return {}
 
     def at(self, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
-        """The program at a batch size and numbers of ids.
-
-        Raises:
-            InputError: a size is none there.
-        """
+        """The program at a batch size and numbers of ids."""
         if (batch, counts) not in self._programs:
             self._programs[batch, counts] = self._make(batch, counts)
         return self._programs[batch, counts]
@@ -319,11 +307,7 @@ class CapturedDense:
         return self.captured.in_features
 
     def program(self, workload: Numbers) -> DenseProgram:
-        """The ops at a workload's batch size and ids.
-
-        Raises:
-            InputError: the ops are known at another batch size only, or a size is none.
-        """
+        """The ops at a workload's batch size and ids."""
         captured = self.captured
         if not captured.scales and workload.batch_size != captured.batch_size:
             raise InputError(

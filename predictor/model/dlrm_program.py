@@ -169,11 +169,7 @@ HALVES = ("fp16", "bf16")
 
 
 def dense_program(workload: Workload) -> DenseProgram:
-    """The dense part of a workload as ops, with the parameters of feature processors.
-
-    Raises:
-        InputError: it was given as measured times, or its ops are of another batch size.
-    """
+    """The dense part of a workload as ops, with the parameters of feature processors."""
     dense = workload.dense
     if isinstance(dense, CapturedDense):
         found = dense.program(workload)

@@ -36,9 +36,6 @@ def check_plan(plan: ShardingPlan, workload: Workload, *, where: str = "plan") -
 
     Args:
         where: the plan's file, for messages.
-
-    Raises:
-        PlanError: a table is unknown, missing, planned twice, or not tiled by its shards.
     """
     homes = [(t.module, t.name) for t in workload.tables]
     planned: dict[int, TablePlan] = {}
@@ -59,9 +56,6 @@ def match_plan(workload: Workload, topology: Topology, plan: ShardingPlan) -> Ta
 
     Args:
         plan: keyed as the workload's tables are; `check_plan` makes it so.
-
-    Raises:
-        PlanError: the plan is for other ranks, or its tables are not those of the workload.
     """
     if plan.world_size != topology.world_size:
         raise PlanError(
@@ -113,9 +107,6 @@ def assign_tables(
 
     Args:
         where, what: the plan's file and the model's name, for messages.
-
-    Raises:
-        PlanError: a plan key means no table or several, or a table is planned twice or not at all.
     """
     result: dict[str, int] = {}
     taken: dict[int, str] = {}

@@ -120,11 +120,7 @@ def _table_to_dict(table: TablePlan) -> dict[str, Any]:
 
 
 def load_plan(path: str | PathLike[str]) -> ShardingPlan:
-    """Read a plan file.
-
-    Raises:
-        PlanError: the file is missing, is not JSON, or does not have the form of a plan.
-    """
+    """Read a plan file."""
     try:
         text = read_whole(path).decode("utf-8")
     except FileNotFoundError:
@@ -178,14 +174,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def plan_from_dict(data: object, *, where: str) -> ShardingPlan:
-    """The plan that `data`, a parsed plan.json, holds.
-
-    Args:
-        where: the file, for messages.
-
-    Raises:
-        PlanError: `data` does not have the form of a plan.
-    """
+    """The plan that `data`, a parsed plan.json, holds."""
     if not isinstance(data, dict):
         raise PlanError(f"{where}: a plan must be a JSON object, not {type(data).__name__}")
     if data.get("schema") == 1:

@@ -236,9 +236,6 @@ class ReplicaGroups:
 
         A rank's caps are the least of all its copies. Where the group is the whole job, that is
         the job itself.
-
-        Raises:
-            InputError: the groups do not divide the job, or lie unevenly on its hosts.
         """
         copies = self._copies(job)
         if copies == 1:
@@ -255,11 +252,7 @@ class ReplicaGroups:
         )
 
     def replica_group(self, job: Topology) -> Topology:
-        """The ranks that hold the same shards.
-
-        Raises:
-            InputError: as `sharding_group`.
-        """
+        """The ranks that hold the same shards."""
         copies = self._copies(job)
         return _every(job, self.size if self.use_inter_host_allreduce else 1, copies)
 
@@ -289,11 +282,7 @@ class ReplicaGroups:
 
     @classmethod
     def from_facts(cls, facts: object, where: str) -> tuple[ReplicaGroups, int, int]:
-        """What `facts` wrote, with the job's ranks and ranks per host.
-
-        Raises:
-            InputError: it is not what `facts` writes.
-        """
+        """What `facts` wrote, with the job's ranks and ranks per host."""
         names = ("world_size", "local_world_size")
         if not isinstance(facts, Mapping) or not all(_is_count(facts.get(n)) for n in names):
             raise InputError(

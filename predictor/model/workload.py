@@ -282,11 +282,7 @@ class Workload:
 
     @property
     def dlrm(self) -> DenseArch:
-        """The dense part, where it must be known layer by layer.
-
-        Raises:
-            InputError: it is not.
-        """
+        """The dense part, where it must be known layer by layer."""
         if not isinstance(self.dense, DenseArch):
             raise InputError(
                 f"model '{self.name}' gives its dense part in another form, but its layers are "
@@ -315,14 +311,7 @@ class Workload:
         return sum(t.weight_bytes for t in self.tables)
 
     def sharding_group(self, job: Topology) -> Topology:
-        """The ranks that one plan covers: those of a sharding group, or all.
-
-        Args:
-            job: all ranks.
-
-        Raises:
-            InputError: the groups do not divide the job, or TorchRec cannot average a table.
-        """
+        """The ranks that one plan covers: those of a sharding group, or all."""
         if self.replica_groups is None:
             return job
         group = self.replica_groups.sharding_group(job)

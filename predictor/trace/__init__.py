@@ -1,5 +1,4 @@
 """Traces: PyTorch's in, predictions out in the format that Perfetto and chrome://tracing open.
 
-`read` is the entry for files; `simulate` predicts the steps in them. May import all of `predictor`
-but `fit`.
+`read` is the entry for files; `simulate` predicts the steps in them.
 """

@@ -183,7 +183,6 @@ def comparison_trace(
     Args:
         traces: those that were simulated, in that order.
         simulated: the prediction; None draws only what was measured.
-        meta: goes into ``otherData``, which Perfetto shows under "Info".
 
     Returns:
         The JSON object: processes "rank 0 measured", "rank 0 predicted", ... Times count from the

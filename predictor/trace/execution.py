@@ -159,11 +159,7 @@ class ExecutionTrace:
 
 
 def execution_trace(source: str, document: Mapping[str, object]) -> ExecutionTrace:
-    """The trace that a document holds.
-
-    Raises:
-        InputError: it has no nodes.
-    """
+    """The trace that a document holds."""
     items = document[NODES]
     given = items if isinstance(items, list) else []
     nodes: list[Node] = []

@@ -42,11 +42,7 @@ class TraceFile:
 
 
 def open_traces(paths: Iterable[str | Path]) -> Iterator[TraceFile]:
-    """Every document under these paths: files, folders (not what lies deeper), tars.
-
-    Raises:
-        InputError: a path is missing, not readable, or holds no trace file.
-    """
+    """Every document under these paths: files, folders (not what lies deeper), tars."""
     for path in paths:
         path = Path(path)
         if path.is_dir():
@@ -156,9 +152,6 @@ def read_json(
     Args:
         hook: what stands for a JSON object, innermost first; events become records as they are
             read, so that few of them are in memory as JSON.
-
-    Raises:
-        InputError: not JSON, or cut off; says where.
     """
     try:
         # profilers write tabs and the like into names as they are

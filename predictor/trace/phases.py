@@ -176,9 +176,6 @@ def traced_dense(traces: Sequence[RankTrace], batch_size: int | None = None) -> 
     Args:
         traces: of one rank or more; steps without a backward are left out.
         batch_size: samples per rank; None: by the shapes of the loss.
-
-    Raises:
-        InputError: no step has a forward and a backward, or nothing says the batch size.
     """
     readers = [_Steps(trace) for trace in traces]
     found = [step for reader in readers for step in reader.steps()]
@@ -415,10 +412,6 @@ def measured_phases(
     Args:
         modules: names of the model's embedding modules, which end the paths in the traces.
         batch_size: samples per rank that the model says; None: not compared.
-
-    Raises:
-        InputError: no step was traced whole, ranks disagree on what they exchanged, or the traces
-            are of another batch size.
     """
     readers = {trace.rank: _Steps(trace) for trace in traces}
     steps = {rank: {s.index: s for s in reader.steps()} for rank, reader in readers.items()}

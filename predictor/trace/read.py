@@ -350,11 +350,7 @@ class TraceSet:
 
 
 def read_traces(paths: Sequence[str | Path]) -> list[RankTrace]:
-    """The Kineto traces among these files, folders and archives, by rank.
-
-    Raises:
-        InputError: as `load_traces`, or there are only execution traces, which have no times.
-    """
+    """The Kineto traces among these files, folders and archives, by rank."""
     found = load_traces(paths)
     if not found.traces:
         sources = ", ".join(e.source for e in found.executions[:2])
@@ -371,9 +367,6 @@ def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> Trac
         paths: .json, .json.gz, .tar, .tar.gz, .tgz, folders of these; Kineto and execution traces
             in any order. One file a rank and kind.
         keep_args: fill `HostEvent.args`.
-
-    Raises:
-        InputError: a file is missing, cut off or no trace; nothing was found.
     """
     traces: dict[int, RankTrace] = {}
     executions: dict[int, ExecutionTrace] = {}

@@ -367,11 +367,7 @@ class OpModels:
         return self.coefficients.get(group_of(kind), self.coefficients.get(name_of(kind)))
 
     def row_ms(self, row: OpRow) -> float:
-        """Time of all calls of a row.
-
-        Raises:
-            InputError: no call of the group was measured.
-        """
+        """Time of all calls of a row."""
         if row.kind == VIEW:
             return 0.0
         model = self._of(row.kind)

@@ -298,11 +298,7 @@ class DlrmBuilder:
     # --- forward -------------------------------------------------------------------------------
 
     def _forward(self, look_up: LookModuleUp) -> int:
-        """The dense forward with the lookups where their modules are called.
-
-        Returns:
-            The first operation that computes.
-        """
+        """The dense forward, lookups where their modules are called; its first op that computes."""
         first = len(self.graph.ops)
         for step in self.dense.forward:
             if isinstance(step, LookupCall) and step.module in self.modules:
@@ -543,9 +539,6 @@ class DlrmBuilder:
     ) -> tuple[list[tuple[Exchange, Load]], dict[int, Exchange]]:
         """What one call of ``sync`` averages, each with the column of its bytes; or, under
         ``FULLY_SHARDED``, the tables of each launch.
-
-        Raises:
-            InputError: copies have parts, and the ranks have no GPU.
         """
         fused = [i for i, group in enumerate(groups) if group.fused]
         if self.copies is None or not fused:

@@ -109,10 +109,6 @@ def leave_for_shards(
         installed: all ranks of the job, or already those of one sharding group.
         reserve: share of device memory that stays free.
         context_bytes: of each process on its device, outside PyTorch's allocator.
-
-    Raises:
-        InfeasibleError: nothing is left on some rank.
-        InputError: the workload's replica groups do not suit the ranks.
     """
     if installed.job is None:
         installed = workload.sharding_group(installed)

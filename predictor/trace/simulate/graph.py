@@ -319,9 +319,6 @@ def join_ranks(programs: Sequence[RankProgram], latency_us: float) -> tuple[Grap
 
     A collective takes as long as on the rank that arrived last: the shortest of its kernels, since
     the others waited in theirs. Waiting for ranks that were not traced is part of that time.
-
-    Raises:
-        InputError: the ranks' collectives do not follow each other in one order.
     """
     inline = {n.op.stream for p in programs for n in p.nodes if n.op.phase == HOST}
     graph = Graph(len(programs), len(programs), frozenset(inline), us(latency_us))

@@ -91,11 +91,7 @@ class TracedHosts:
 
     @classmethod
     def of(cls, traces: Sequence[RankTrace]) -> TracedHosts:
-        """Walk the hosts of some ranks of one job.
-
-        Raises:
-            InputError: no trace, or ranks with different numbers of steps.
-        """
+        """Walk the hosts of some ranks of one job."""
         if not traces:
             raise InputError("no trace to simulate")
         counts = {len(trace.steps) for trace in traces}
@@ -139,10 +135,6 @@ def simulate_trace(
         own_host: take the host's time between calls from the step itself; then only waiting is
             predicted.
         factor: predicted over traced duration of each kernel and copy; 1: as traced.
-
-    Raises:
-        InputError: no trace, ranks that do not belong together, or a single step of a single rank
-            without overheads.
     """
     hosts = TracedHosts.of(traces)
     if len(traces) == len(traces[0].steps) == 1 and overheads is None and not own_host:

@@ -77,10 +77,6 @@ def plan_swap(
         topology: of the traced job.
         hardware: of the device that the trace was taken on.
         before: the plan that it was taken with.
-
-    Raises:
-        InputError: a traced rank is not one of the plans'.
-        PlanError: a plan does not fit the model or the topology.
     """
     outside = sorted({t.rank for t in traces} - set(range(topology.world_size)))
     if outside:
@@ -215,9 +211,6 @@ def what_if(
 
     Returns:
         The simulation; its notes say how much of the device's time was scaled by what.
-
-    Raises:
-        InputError: a scale that is not above 0, or a device that no profile describes.
     """
     for name, scale in (("batch_scale", batch_scale), ("link_scale", link_scale)):
         if scale is not None and not 0 < scale < float("inf"):
