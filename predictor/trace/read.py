@@ -69,21 +69,20 @@ def on_one_clock(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tu
         f"the ranks' clocks differ: {listed} against rank {min(offsets)}; their times are shifted "
         "so that collectives end together"
     )
-    shifted = (_shift(t, far[t.rank]) if t.rank in far else t for t in traces)
-    return tuple(shifted), (note,)
+    return tuple(set_back(trace, far.get(trace.rank, 0.0)) for trace in traces), (note,)
 
 
-def _shift(trace: RankTrace, ahead_us: float) -> RankTrace:
+def set_back(trace: RankTrace, ahead_us: float) -> RankTrace:
+    """The trace by a clock that is so much behind its own."""
+
+    def earlier(events: Sequence[Timed]) -> tuple[Timed, ...]:
+        return tuple(
+            replace(e, start_us=e.start_us - ahead_us, end_us=e.end_us - ahead_us) for e in events
+        )
+
     return replace(
-        trace,
-        host=tuple(_earlier(event, ahead_us) for event in trace.host),
-        device=tuple(_earlier(event, ahead_us) for event in trace.device),
-        steps=tuple(_earlier(step, ahead_us) for step in trace.steps),
+        trace, host=earlier(trace.host), device=earlier(trace.device), steps=earlier(trace.steps)
     )
-
-
-def _earlier(event: Timed, ahead_us: float) -> Timed:
-    return replace(event, start_us=event.start_us - ahead_us, end_us=event.end_us - ahead_us)
 
 
 def program_notes(traces: Iterable[RankTrace]) -> tuple[str, ...]:

@@ -57,15 +57,6 @@ def test_a_program_equals_the_timeline(whole: bool) -> None:
             )
 
 
-def test_operations_of_constant_cost_take_no_instruction() -> None:
-    graph = Graph(2, 2)
-    for index in range(20):
-        graph.add(f"op {index}", phase="", resource="", stream="compute", cost_ms=1.0, host_ms=0.01)
-    program = CompiledTimeline(graph, whole=True)
-    assert len(program.instructions) <= 2  # what the thread and the stream are like at the end
-    assert program.iteration_ms(graph, 3) == pytest.approx([20.0] * 3)
-
-
 def test_what_single_ranks_have_is_refused() -> None:
     graph = Graph(2, 2)
     graph.add("op", phase="", resource="", stream="compute", cost_ms=1.0, ranks=(0,))

@@ -22,7 +22,7 @@ THREADS = ("main", "autograd")
 INLINE = frozenset({"host main", "host autograd"})
 
 
-def random_trace_graph(seed: int, *, identical: bool = False) -> Graph:
+def random_trace_graph(seed: int) -> Graph:
     """Threads that wait for each other, three streams, collectives of two or three ranks."""
     pick = random.Random(seed)
     graph = Graph(RANKS, RANKS, INLINE, launch_latency_ms=pick.choice([0.0, 0.3]))
@@ -35,14 +35,12 @@ def random_trace_graph(seed: int, *, identical: bool = False) -> Graph:
             ranks = pick.choice([(0, 1, 2), (0, 1), (1, 2)])
         elif pick.random() < 0.6:
             ranks = (pick.randrange(RANKS),)
-        if identical:
-            ranks = None if ranks is None or kind != "collective" else (0, 1, 2)
         cost = [pick.uniform(0, 5) for _ in range(RANKS)]
         stream = {"host": f"host {thread}", "collective": "comm"}.get(kind, kind)
         add(
             graph,
             f"op{index}",
-            cost[:1] * RANKS if identical else cost,
+            cost,
             stream,
             host_ms=pick.choice([0.0, 0.1, 2.0]),
             deps=deps,
@@ -109,18 +107,6 @@ def test_more_work_and_more_dependencies_never_end_earlier(seed: int) -> None:
         longer = replace(op, cost_ms=op.cost_ms + 3.0, host_ms=op.host_ms + 0.5)
     graph.ops[index] = longer
     assert (simulate_once(graph).steps[0].end >= before.end - 1e-9).all()
-
-
-@given(seeds)
-@settings(max_examples=100, deadline=None)
-def test_identical_ranks_behave_as_one(seed: int) -> None:
-    many = random_trace_graph(seed, identical=True)
-    one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
-    one.ops = [
-        replace(op, cost_ms=op.cost_ms[:1], ranks=None, scope=None if op.scope is None else (0,))
-        for op in many.ops
-    ]
-    assert total(many) == pytest.approx(total(one), rel=1e-12)
 
 
 @given(seeds)

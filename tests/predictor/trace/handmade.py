@@ -72,22 +72,6 @@ def longer(
     return replace(trace, device=device)
 
 
-def moved(trace: RankTrace, by_us: float) -> RankTrace:
-    """The trace with everything later."""
-    return replace(
-        trace,
-        host=tuple(
-            replace(e, start_us=e.start_us + by_us, end_us=e.end_us + by_us) for e in trace.host
-        ),
-        device=tuple(
-            replace(e, start_us=e.start_us + by_us, end_us=e.end_us + by_us) for e in trace.device
-        ),
-        steps=tuple(
-            replace(s, start_us=s.start_us + by_us, end_us=s.end_us + by_us) for s in trace.steps
-        ),
-    )
-
-
 def joined(recorders: Sequence[Recorder]) -> list[RankTrace]:
     """Ranks of one job."""
     return [r.trace(rank, len(recorders)) for rank, r in enumerate(recorders)]

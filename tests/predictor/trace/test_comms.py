@@ -2,7 +2,7 @@
 
 import pytest
 
-from predictor.trace.comms import collective_kind, int_list
+from predictor.trace.comms import collective_kind
 from predictor.trace.events import CollectiveCall
 
 
@@ -22,23 +22,6 @@ from predictor.trace.events import CollectiveCall
 )
 def test_kinds(name: str, kind: str) -> None:
     assert collective_kind(name) == kind
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ("[0, 1]", (0, 1)),
-        ([2, 3], (2, 3)),
-        ("[]", ()),
-        ("[0, ...]", None),
-        ("[true]", None),
-        ([0.5], None),
-        ("7", None),
-        (None, None),
-    ],
-)
-def test_lists_of_integers(given: object, found: tuple[int, ...] | None) -> None:
-    assert int_list(given) == found
 
 
 def test_splits_of_another_iteration_are_left_out() -> None:

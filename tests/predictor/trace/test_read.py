@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from predictor.trace.read import align, attach, clock_offsets, load_traces
 from tests.predictor.trace.synthetic import (
@@ -52,18 +50,6 @@ def test_a_trace_of_the_host_alone(tmp_path: Path) -> None:
     ]
     (trace,) = load_traces([write(tmp_path, "k.json", document)]).traces
     assert any("no device events" in note for note in trace.notes)
-
-
-NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=12, max_size=40)
-
-
-@given(NAMES, NAMES, NAMES)
-def test_align_pairs_equal_names_in_order(short: list, before: list, after: list) -> None:
-    long = [*before, *short, *after]
-    pairs = align(short, long)
-    assert all(short[i] == long[j] for i, j in pairs)
-    assert len({j for _, j in pairs}) == len(pairs)
-    assert len({i for i, _ in pairs}) == len(short)
 
 
 def test_align_steps_over_what_one_side_lacks() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
-from predictor.trace.read import read_traces
+from predictor.trace.read import read_traces, set_back
 from predictor.trace.simulate.host import Kind
 from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
-from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer, moved
+from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer
 from tests.public_data import TRACES, needs_public_data
 
 
@@ -151,7 +151,7 @@ def test_a_collective_takes_what_it_took_on_the_last_rank() -> None:
 
 def test_the_rank_that_comes_last_sets_the_step_of_all() -> None:
     traces = two_ranks(late_us=500)
-    later = simulate_trace([traces[0], moved(traces[1], 200)], own_host=True)
+    later = simulate_trace([traces[0], set_back(traces[1], -200)], own_host=True)
     base = simulate_trace(traces, own_host=True)
     moves = [b.predicted_ms - a.predicted_ms for a, b in zip(base.steps, later.steps, strict=True)]
     assert moves == pytest.approx([0.2, 0.0], abs=1e-6)
