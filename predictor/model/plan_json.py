@@ -236,5 +236,5 @@ def _what_is_wrong(problem: ErrorDetails) -> str:
         return f"{table}{text} is {shown(given)}; it must be a JSON object"
     names = re.findall(r"'(\w+)'", problem.get("ctx", {}).get("expected", ""))
     near = did_you_mean(str(given)[:40], names)
-    rule = problem["msg"].removeprefix("Input ")
+    rule = re.sub(r"^(Input|List) | after validation, not \d+$", "", problem["msg"])
     return f"{table}{text} is {shown(given)}{near}; it {rule[:1].lower()}{rule[1:]}"
