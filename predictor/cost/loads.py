@@ -93,7 +93,7 @@ LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
 """Columns about a launch as a whole; zero where loads of several groups are mixed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class LookupGroup:
     """Tables that one fused lookup serves.
 

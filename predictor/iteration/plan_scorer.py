@@ -1,8 +1,8 @@
 """The predicted iteration time of many plans at once: the objective that the search minimises.
 
-It uses the graph builder of `predictor.predict` with a leading axis of plans, and the timeline as a
-`steady_state.Program`. Plans that use the same lookup groups share a graph. Plans with rare sets of
-groups share one graph in which the operations that a plan does not use are inactive.
+It uses the graph builder of `predictor.predict` with a leading axis of plans, and the timeline as
+`steady_state.CompiledTimeline`. Plans that use the same lookup groups share a graph. Plans with
+rare sets of groups share one graph in which the operations that a plan does not use are inactive.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class PlanScorer:
 
         The order within an exchange does not change the timeline, but it changes rounding.
         """
-        return np.array(sorted(groups, key=lambda i: _order(self.groups[i])), dtype=np.intp)
+        return np.array(sorted(groups, key=self.groups.__getitem__), dtype=np.intp)
 
     def score(self, candidates: Sequence[Sequence[TablePlan]]) -> Array:
         """Predicted iteration time in ms of every plan, ``[plans]``."""
@@ -323,16 +323,3 @@ class _Base:
 
     total: Array
     filled: Filled
-
-
-def _order(group: LookupGroup) -> tuple[object, ...]:
-    return (
-        group.module,
-        group.sharding_type,
-        group.data_type,
-        group.pooling,
-        group.weighted,
-        group.optimizer,
-        group.fused,
-        group.cached_dim,
-    )

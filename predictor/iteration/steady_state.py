@@ -10,8 +10,7 @@ minus infinity there. The results equal those of `timeline.simulate` up to round
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -45,23 +44,14 @@ class Instruction(NamedTuple):
     cost: Cost | None
 
 
-@dataclass
-class Facts:
-    """What holds at the start of every iteration for any costs.
+class Trace:
+    """One iteration, recorded symbolically.
 
     Args:
-        alike: state that is the same on all ranks.
-        least: state ``a`` -> ``b`` -> offset: ``a`` is at least ``b`` plus the offset, <= 0.
+        alike: state that is the same on all ranks at the start of every iteration.
     """
 
-    alike: set[State] = field(default_factory=set)
-    least: dict[State, dict[State, float]] = field(default_factory=dict)
-
-
-class Trace:
-    """One iteration, recorded symbolically."""
-
-    def __init__(self, graph: Graph, whole: bool, facts: Facts) -> None:
+    def __init__(self, graph: Graph, whole: bool, alike: Set[State]) -> None:
         self.graph = graph
         self.whole = whole
         self.instructions: list[Instruction] = []
@@ -71,10 +61,7 @@ class Trace:
         """Variable -> lower bounds on it: other variables, each with an offset."""
         self._met: dict[tuple[int, str], int] = {}
         for state in _states(graph):
-            self.inputs[state] = self._variable(state in facts.alike, {})
-        for state, others in facts.least.items():
-            least = {self.inputs[other]: offset for other, offset in others.items()}
-            self.least[self.inputs[state]] = least
+            self.inputs[state] = self._variable(state in alike, {})
         self.now: dict[State, Form] = {
             state: {self.inputs[state]: 0.0} for state in self.inputs if state[0] != "end"
         }
@@ -188,27 +175,9 @@ class Trace:
         assert isinstance(op, int)
         return self.ends[op] if lag == 1 else {self.inputs["end", op, lag - 1]: 0.0}
 
-    def facts(self) -> Facts:
-        """What this iteration leaves behind, which holds at time zero, too."""
-        found = Facts({s for s, form in self.after.items() if self._alike(form)})
-        for state, form in self.after.items():
-            offsets = {
-                other: self._least_of(form, wanted)
-                for other, wanted in self.after.items()
-                if other != state
-            }
-            found.least[state] = {o: min(w, 0.0) for o, w in offsets.items() if w > -np.inf}
-        return found
-
-    def _least_of(self, form: Form, wanted: Form) -> float:
-        """The largest offset such that ``form`` is at least ``wanted`` plus it."""
-        return min(
-            max(
-                offset + (0.0 if v == w else self.least[v].get(w, -np.inf)) - more
-                for v, offset in form.items()
-            )
-            for w, more in wanted.items()
-        )
+    def alike_after(self) -> set[State]:
+        """State that this iteration leaves the same on all ranks."""
+        return {state for state, form in self.after.items() if self._alike(form)}
 
     def finish(self) -> dict[State, int]:
         """Variables that hold the state at the end."""
@@ -225,16 +194,14 @@ class Trace:
 
 
 def steady(graph: Graph, whole: bool) -> Trace:
-    """The iteration, given what holds at the start of all of them.
-
-    At time zero all state is alike and at least all other; what every iteration keeps so stays so.
-    """
-    facts = Facts(alike=set(_states(graph)))
+    """The iteration, given what is alike at the start of all of them: at time zero all state is,
+    and what every iteration keeps so stays so."""
+    alike = set(_states(graph))
     while True:
-        found = Trace(graph, whole, facts).facts()
-        if found.alike >= facts.alike:
-            return Trace(graph, whole, Facts(facts.alike, found.least))
-        facts = Facts(facts.alike & found.alike)
+        found = Trace(graph, whole, alike)
+        if found.alike_after() >= alike:
+            return found
+        alike &= found.alike_after()
 
 
 def _states(graph: Graph) -> list[State]:
