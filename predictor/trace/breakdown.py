@@ -85,7 +85,10 @@ def _from_pieces(points: Times, inside: NDArray[np.bool_]) -> Intervals:
 
 
 PARTS = ("compute", "exposed_communication", "memcpy", "host_bound", "idle")
-"""Parts that add up to the step, in the order in which a stack of bars shows them."""
+"""Parts that add up to the step, in the order in which a stack of bars shows them; each moment
+counts in the first that fits: a kernel other than a collective runs; a collective; a copy or a
+memset; nothing, because the host has not launched what runs next: it is slow, or it waits for a
+result of the device; nothing, although what runs next has been launched."""
 
 EXCHANGES = re.compile(r"(gloo|mpi|ucc):")
 """Annotations under which the threads of a backend on the host exchange."""
@@ -95,32 +98,19 @@ ENQUEUES = re.compile(r"c10d::|record_param_comms$")
 
 @dataclass(frozen=True)
 class StepBreakdown:
-    """One step on one rank; each moment counts in the first part that fits.
+    """One step on one rank.
 
     Args:
         measured_ms: from the step's marker to the next.
-        compute_ms: a kernel other than a collective runs.
-        exposed_communication_ms: a collective runs.
-        memcpy_ms: a copy or a memset runs.
-        host_bound_ms: nothing runs, because the host has not launched what runs next: it is slow,
-            or it waits for a result of the device.
-        idle_ms: nothing runs, although what runs next has been launched.
-        hidden_communication_ms: a collective runs during compute; part of ``compute_ms``.
+        parts: `PARTS` in ms; they sum to ``measured_ms``.
+        hidden_communication_ms: a collective runs during compute; part of ``compute``.
     """
 
     rank: int
     step: str
     measured_ms: float
-    compute_ms: float
-    exposed_communication_ms: float
-    memcpy_ms: float
-    host_bound_ms: float
-    idle_ms: float
+    parts: dict[str, float]
     hidden_communication_ms: float
-
-    def parts(self) -> dict[str, float]:
-        """`PARTS` in ms; they sum to ``measured_ms``."""
-        return {part: getattr(self, f"{part}_ms") for part in PARTS}
 
 
 @dataclass(frozen=True)
@@ -149,10 +139,10 @@ def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
     copies = _running(e for e in trace.device if e.kind != "kernel")
     running = compute | exchange
     parts = {
-        "compute_ms": compute,
-        "exposed_communication_ms": exchange - compute,
-        "memcpy_ms": copies - running,
-        "host_bound_ms": Intervals.merged(_unlaunched(trace)) - running,
+        "compute": compute,
+        "exposed_communication": exchange - compute,
+        "memcpy": copies - running,
+        "host_bound": Intervals.merged(_unlaunched(trace)) - running,
     }
     hidden = exchange & compute
     found = []
@@ -161,24 +151,15 @@ def breakdown(trace: RankTrace) -> tuple[StepBreakdown, ...]:
         times = {part: us(of.within(start, end)) for part, of in parts.items()}
         measured = us(end - start)
         # differences of large times may leave a rounding error below zero
-        idle = max(0.0, measured - sum(times.values()))
+        times["idle"] = max(0.0, measured - sum(times.values()))
         hidden_ms = us(hidden.within(start, end))
-        found.append(
-            StepBreakdown(
-                trace.rank,
-                step.name,
-                measured,
-                idle_ms=idle,
-                hidden_communication_ms=hidden_ms,
-                **times,
-            )
-        )
+        found.append(StepBreakdown(trace.rank, step.name, measured, times, hidden_ms))
     return tuple(found)
 
 
 def mean_parts(steps: Iterable[StepBreakdown]) -> dict[str, float]:
     """`PARTS` in ms, each the mean over steps and ranks; they sum to the mean step."""
-    found = [step.parts() for step in steps]
+    found = [step.parts for step in steps]
     return {part: fmean(step[part] for step in found) if found else 0.0 for part in PARTS}
 
 

@@ -104,8 +104,6 @@ class Node:
         record: PyTorch's number of the call (``rf_id``).
         thread: counts from 1.
         sequence: autograd's number that forward and backward share; -1: none.
-        forward_parent: of a backward node: id of the forward op; 0: none.
-        forward_thread: of a backward node: where the forward op ran; 0: none.
         scope: `at::RecordScope`: 0 function, 1 backward function, 7 user annotation.
         schema: of the op, with the overload; empty for annotations.
         comm: what a collective exchanges.
@@ -119,8 +117,6 @@ class Node:
     record: int | None = None
     thread: int = 0
     sequence: int = -1
-    forward_parent: int = 0
-    forward_thread: int = 0
     scope: int = 0
     schema: str = ""
     comm: CollectiveCall | None = None
@@ -240,8 +236,6 @@ def _node(given: Mapping[str, Any]) -> Node:
         record=_whole(given["rf_id"]) if "rf_id" in given else None,
         thread=_whole(given.get("tid", 0)),
         sequence=_whole(given.get("seq_id", -1)),
-        forward_parent=_whole(given.get("fw_parent", 0)),
-        forward_thread=_whole(given.get("fw_tid", 0)),
         scope=_whole(given.get("scope", 0)),
         schema=sys.intern(str(given.get("op_schema", ""))),
         comm=_comm(given, inputs, outputs) if name == COMMS else None,

@@ -541,7 +541,9 @@ def _optimizer(readers: Iterable[_Steps], notes: list[str]) -> str:
 
 
 def _doubts(traces: Iterable[RankTrace], readers: Iterable[_Steps]) -> Iterable[str]:
-    waits = [s.host_bound_ms / s.measured_ms for t in traces if t.device for s in breakdown(t)]
+    waits = [
+        s.parts["host_bound"] / s.measured_ms for t in traces if t.device for s in breakdown(t)
+    ]
     if waits and median(waits) > HOST_BOUND:
         yield (
             f"the device waits for the host in {median(waits):.0%} of a step, which times of "

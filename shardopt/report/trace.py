@@ -94,7 +94,7 @@ def _step_object(step: StepBreakdown, summary: TraceSummary) -> dict[str, Any]:
         "measured_ms": step.measured_ms,
         "predicted_ms": summary.predicted.get((step.rank, step.step)),
         "outside": (step.rank, step.step) in summary.outside,
-        "breakdown": step.parts(),
+        "breakdown": step.parts,
         "hidden_communication_ms": step.hidden_communication_ms,
     }
 
@@ -239,7 +239,7 @@ def _against(step: StepBreakdown, summary: TraceSummary) -> tuple[str, str]:
 
 
 def _bar(step: StepBreakdown, longest: float, width: int) -> Text:
-    parts = [(value, *_MARKS[part][1:]) for part, value in step.parts().items()]
+    parts = [(value, *_MARKS[part][1:]) for part, value in step.parts.items()]
     return stacked(parts, longest, width)
 
 

@@ -29,7 +29,7 @@ def trace(tmp_path: Path) -> RankTrace:
 def test_parts(trace: RankTrace) -> None:
     for step in breakdown(trace)[:2]:
         assert step.measured_ms == pytest.approx(1.0)
-        assert step.parts() == pytest.approx(
+        assert step.parts == pytest.approx(
             {
                 "compute": synthetic.COMPUTE_MS,
                 "exposed_communication": synthetic.EXPOSED_MS,
@@ -63,7 +63,7 @@ def test_a_host_alone(trace: RankTrace) -> None:
         event("ProfilerStep#3", "annotation", 0, 1000),
     )
     first = breakdown(replace(trace, host=host, device=()))[0]
-    assert first.parts() == pytest.approx(
+    assert first.parts == pytest.approx(
         {"compute": 0.2, "exposed_communication": 0.3, "memcpy": 0, "host_bound": 0.5, "idle": 0}
     )
     assert first.hidden_communication_ms == pytest.approx(0.1)
@@ -145,7 +145,7 @@ def test_every_moment_counts_once(drawn: list, edges: list[int]) -> None:
             "exposed_communication": sum("exchange" in r and "compute" not in r for r in running),
             "memcpy": sum(r == {"copy"} for r in running),
         }
-        parts = {part: 1e3 * value for part, value in step.parts().items()}
+        parts = {part: 1e3 * value for part, value in step.parts.items()}
         assert {part: parts[part] for part in expected} == pytest.approx(expected)
         assert sum(parts.values()) == pytest.approx(end - begin)
         assert all(value >= 0 for value in parts.values())

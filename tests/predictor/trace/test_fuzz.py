@@ -96,7 +96,7 @@ def use(paths: list[Path]) -> None:
     found = load_traces(paths)
     steps = [step for trace in found.traces for step in breakdown(trace)]
     for step in steps:
-        assert sum(step.parts().values()) == pytest.approx(step.measured_ms, rel=1e-6, abs=1e-6)
+        assert sum(step.parts.values()) == pytest.approx(step.measured_ms, rel=1e-6, abs=1e-6)
     mean_parts(steps)
     top_kernels(found.traces, 3)
     for run in found.executions:

@@ -42,13 +42,17 @@ def test_ranks_steps_and_counts(eight: TraceSet) -> None:
         assert len(trace.device) == int(row["n_gpu_events"])
         ops = [e for e in trace.host if e.kind == "op"]
         assert len(ops) == int(row["n_cpu_ops"])
-        busy = step.measured_ms - step.host_bound_ms - step.idle_ms
+        busy = step.measured_ms - step.parts["host_bound"] - step.parts["idle"]
         assert busy == pytest.approx(float(row["gpu_busy_ms"]), abs=1e-3)
         exchange = sum(e.end_us - e.start_us for e in trace.device if e.collective) / 1e3
         assert exchange == pytest.approx(float(row["nccl_sum_ms"]), abs=1e-3)
         # the table counts an exchange beside a copy as hidden, ours as exposed
         exposed = float(row["nccl_exposed_ms"])
-        assert exposed - 1e-3 <= step.exposed_communication_ms <= exposed + step.memcpy_ms + 0.02
+        assert (
+            exposed - 1e-3
+            <= step.parts["exposed_communication"]
+            <= exposed + step.parts["memcpy"] + 0.02
+        )
 
 
 def test_collectives(eight: TraceSet) -> None:
@@ -141,8 +145,8 @@ def check_step(trace: RankTrace, step: TraceStep, row: dict[str, str]) -> None:
     assert total == pytest.approx(float(row["nccl_sum_ms"]), abs=2e-3)
     (parts,) = breakdown(replace(trace, steps=(step,)))
     assert parts.measured_ms == pytest.approx(float(row["step_ms"]), abs=1e-3)
-    assert sum(parts.parts().values()) == pytest.approx(parts.measured_ms)
+    assert sum(parts.parts.values()) == pytest.approx(parts.measured_ms)
     # work of the steps around moves between neighbours, by less than a long kernel
-    busy = parts.measured_ms - parts.host_bound_ms - parts.idle_ms
+    busy = parts.measured_ms - parts.parts["host_bound"] - parts.parts["idle"]
     longest = max(e.end_us - e.start_us for e in started) / 1e3
     assert busy == pytest.approx(float(row["gpu_busy_ms"]), abs=longest)
