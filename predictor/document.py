@@ -129,10 +129,8 @@ class Problems:
 
 
 def parse_yaml(text: str, problems: Problems) -> Any:
-    """The data of a YAML document; fills ``problems.places`` and reports duplicate keys.
-    Returns:
-        Mappings, lists, text, numbers, booleans and None. Mapping keys are always text.
-    """
+    """The data of a YAML document, of which keys are always text; fills ``problems.places`` and
+    reports duplicate keys."""
     # before libyaml makes a node of each value, which take a kilobyte
     if len(text) > MAX_BYTES or text.count("\n") + text.count(",") > MAX_NODES:
         raise InputError(

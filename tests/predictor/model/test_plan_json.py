@@ -257,10 +257,7 @@ def test_plans_that_fit(plan: ShardingPlan) -> None:
         (plan_of(T.COLUMN_WISE, (0, (0, 0), (10, 8)), (1, (0, 8), (10, 0))), ["empty"]),
         (plan_of(T.TABLE_WISE, (0, (0, 0), (0, 8))), ["empty"]),
         (plan_of(T.DATA_PARALLEL, (0, (0, 0), (10, 8))), ["0..1", "[0]"]),
-        (
-            plan_of(T.DATA_PARALLEL, (0, (0, 0), (10, 8)), (0, (0, 0), (10, 8))),
-            ["0..1", "[0, 0]"],
-        ),
+        (plan_of(T.DATA_PARALLEL, (0, (0, 0), (10, 8)), (0, (0, 0), (10, 8))), ["0..1", "[0, 0]"]),
         (plan_of(T.DATA_PARALLEL, (0, (0, 0), (5, 8)), (1, (5, 0), (5, 8))), ["whole table"]),
         (
             plan_of(T.GRID_SHARD, (0, (0, 0), (5, 4)), (0, (0, 4), (5, 4)), (1, (5, 0), (5, 4))),
