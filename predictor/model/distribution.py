@@ -80,19 +80,26 @@ class Bins:
         resident = -np.expm1(-self.probs * self.characteristic_time(cache_rows))
         return float((self.counts * self.probs) @ resident) / self.mass
 
-    def characteristic_time(self, cache_rows: float) -> float:
+    def characteristic_time(
+        self, cache_rows: float, most: float = 1e300, tolerance: float = 1e-12
+    ) -> float:
         """Draws over the whole table after which an LRU cache of ``cache_rows`` rows evicts a row
-        that was not drawn again (Che, Tung, Wang 2002). The cache must not hold all rows."""
-        low, high = 0.0, 1.0
-        while self.counts @ -np.expm1(-self.probs * high) < cache_rows and high < 1e300:
-            low, high = high, 2 * high
-        for _ in range(60):
-            middle = (low + high) / 2
-            if self.counts @ -np.expm1(-self.probs * middle) < cache_rows:
-                low = middle
-            else:
-                high = middle
-        return high
+        that was not drawn again (Che, Tung, Wang 2002), or ``most`` if that is shorter. The cache
+        must not hold all rows.
+
+        Newton's method from below: the rows in the cache are a concave function of time, so that no
+        step goes too far.
+        """
+        time = cache_rows / self.mass if self.mass > 0 else most
+        while time < most:
+            missing = cache_rows + float(self.counts @ np.expm1(-self.probs * time))
+            slope = float((self.counts * self.probs) @ np.exp(-self.probs * time))
+            if missing <= tolerance * cache_rows:
+                return time
+            if slope <= 0:  # the rows that are ever drawn do not fill it
+                return most
+            time += missing / slope
+        return most
 
     def resident(self, time: Array) -> Array:
         """Rows that an LRU cache with a characteristic time in draws holds, shaped as ``time``."""
@@ -120,28 +127,10 @@ class Bins:
         """
         if cache_rows >= self.rows:
             return self.unique(draws)
-        full = self._filled_at(cache_rows, draws)
+        full = self.characteristic_time(cache_rows, draws, 1e-9)
         time = np.array(full)
         misses = float(self.resident(time)) + (draws - full) * float(self.missed(time))
         return max(self.unique(draws), min(draws * self.mass, misses))
-
-    def _filled_at(self, cache_rows: float, most: float) -> float:
-        """`characteristic_time`, or ``most`` if that is shorter.
-
-        Newton's method from below: the rows in the cache are a concave function of time, so that no
-        step goes too far. A few steps do, where bisection takes sixty.
-        """
-        time = cache_rows / self.mass if self.mass > 0 else most
-        while time < most:
-            absent = np.exp(-self.probs * time)
-            missing = cache_rows - float(self.counts @ (1.0 - absent))
-            slope = float((self.counts * self.probs) @ absent)
-            if missing <= 1e-9 * cache_rows:
-                return time
-            if slope <= 0:  # the rows that are ever drawn do not fill it
-                return most
-            time += missing / slope
-        return most
 
     def slice(self, first: float, last: float) -> Bins:
         """Rows ``first..last`` by popularity rank (0 is the hottest); bins are cut where needed."""
