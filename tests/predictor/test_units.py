@@ -7,14 +7,6 @@ import pytest
 from predictor import units
 
 
-def test_conversions() -> None:
-    assert units.gb_per_s(1) * 1000 == 1e9  # bytes in a second
-    assert units.gib(1.5) == 1610612736
-    assert units.mib(0.5) == 524288
-    assert units.us(250) == pytest.approx(0.25)
-    assert units.tflops(2) * 1000 == 2e12  # operations in a second
-
-
 @pytest.mark.parametrize(
     ("size", "text"),
     [

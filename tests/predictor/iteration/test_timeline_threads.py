@@ -148,14 +148,6 @@ def test_the_backward_runs_on_its_own_thread_while_the_main_one_waits() -> None:
     assert total(graph) == pytest.approx(8)
 
 
-def test_ranks_without_an_operation_neither_spend_nor_wait() -> None:
-    graph = Graph(2, 2)
-    only = add(graph, "only on rank 0", 7.0, host_ms=1.0, ranks=(0,))
-    add(graph, "everywhere", 1.0, "other", deps=[only])
-    step = simulate_once(graph).steps[0]
-    assert step.end[1, 0].tolist() == pytest.approx([9, 1])
-
-
 def filled(fills: bool, *, other: bool | None = False) -> Timeline:
     graph = Graph(1, 1)
     add(graph, "large", 5.0, "compute", host_ms=1.0)

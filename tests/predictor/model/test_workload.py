@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from predictor.errors import InputError
-from predictor.model.workload import Feature
 from tests.builders import a_table, a_workload
 
 
@@ -13,16 +12,6 @@ def test_keys_name_the_module_where_names_collide() -> None:
     workload = a_workload(a_table("a"), a_table("b"), a_table("a", module="other"))
     assert workload.keys == ("ebc/a", "b", "other/a")
     assert workload.modules == ("ebc", "other")
-
-
-def test_sums_over_features() -> None:
-    features = (Feature("f", 2.5, 2.0), Feature("g", 4.0))
-    table = a_table(rows=10, dim=4, features=features, data_type="fp16")
-    assert table.lookups_per_sample == 9
-    assert table.outputs_per_sample == 3
-    assert a_table(features=features, pooling="none").outputs_per_sample == 9
-    assert table.weight_bytes == 80
-    assert a_workload(table, a_table("u", rows=10, dim=4)).embedding_bytes == 240
 
 
 def test_refusals_say_what_was_given() -> None:
