@@ -117,12 +117,12 @@ def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
     """From the last thing that ends, step by step, to what let it start."""
     walker = _Walker(graph, timeline)
     iteration = len(timeline.steps) - 1
-    op, rank = walker.last_to_end(iteration)
+    op, rank = walker.last("end", iteration)
     finish = float(timeline.finish_ms[0])
     end = walker.time("end", iteration, op, rank)
     if end < finish - TOLERANCE_MS:  # a host still issues when all streams are empty
-        rank, thread = walker.last_to_issue(iteration)
-        where = walker.host_release(iteration, len(graph.ops), rank, thread)
+        issued, rank = walker.last("issue", iteration)
+        where = walker.host_release(iteration, len(graph.ops), rank, graph.ops[issued].thread)
         released = 0.0 if where is None else walker.time("end", *where, rank)
         yield Visit(None, iteration, rank, released, finish)
         if where is None:
@@ -162,19 +162,11 @@ class _Walker:
     def time(self, name: str, iteration: int, op: int, rank: int) -> float:
         return float(getattr(self.steps[iteration], name)[op, 0, rank])
 
-    def last_to_end(self, iteration: int) -> tuple[int, int]:
-        """Operation and rank that end last in an iteration."""
-        ends: NDArray[np.float64] = self.steps[iteration].end[:, 0]
-        ends = np.where(np.array(self.absent), -np.inf, ends)
-        op, rank = np.unravel_index(int(np.argmax(ends)), ends.shape)
+    def last(self, name: str, iteration: int) -> tuple[int, int]:
+        """Operation and rank with the latest ``end``, or ``issue``, in an iteration."""
+        times = np.where(np.array(self.absent), -np.inf, getattr(self.steps[iteration], name)[:, 0])
+        op, rank = np.unravel_index(int(np.argmax(times)), times.shape)
         return int(op), int(rank)
-
-    def last_to_issue(self, iteration: int) -> tuple[int, str]:
-        """Rank and thread whose last operation is issued last in an iteration."""
-        issue: NDArray[np.float64] = self.steps[iteration].issue[:, 0]
-        issue = np.where(np.array(self.absent), -np.inf, issue)
-        op, rank = np.unravel_index(int(np.argmax(issue)), issue.shape)
-        return int(rank), self.graph.ops[int(op)].thread
 
     def before(self, indices: list[int], op: int, rank: int) -> int | None:
         """The last of some operations that exists on a rank and comes before ``op``."""

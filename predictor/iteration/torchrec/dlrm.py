@@ -80,6 +80,7 @@ SEND_OUTPUTS = _both("output_dist", "collectives", "comm")
 DENSE = _both("dense", "elementwise", COMPUTE)
 ALL_REDUCE = Kind("all_reduce", "collectives", "comm", "world")
 
+OPTIMIZER = Kind("optimizer", "elementwise", COMPUTE)
 SYNC_COPIES = Kind("replica_sync", "collectives", COMPUTE)
 
 Launch = tuple[float, int, int]
@@ -151,8 +152,10 @@ class DlrmBuilder:
         active: Mask | None = None,
         *,
         host_ms: float = 0.0,
+        kernels: int = 1,
     ) -> int:
-        """Append an operation; ``host_ms`` is what it takes the host beside its launch."""
+        """Append an operation of at least so many kernels; ``host_ms`` is what it takes the host
+        beside its launch."""
         return self.graph.add(
             name,
             phase=kind.phase,
@@ -160,7 +163,7 @@ class DlrmBuilder:
             stream=kind.stream,
             cost_ms=cost_ms,
             host_ms=self.costs.host_ms(*launch) + host_ms,
-            kernels=max(1, *launch[1:]),
+            kernels=max(kernels, *launch[1:]),
             deps=deps,
             scope=kind.scope,
             active=active,
@@ -521,16 +524,8 @@ class DlrmBuilder:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
         host_ms = us(self.hardware.overheads.iteration_us)
         host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)
-        self.graph.add(
-            "optimizer step",
-            phase="optimizer",
-            resource="elementwise",
-            stream=COMPUTE,
-            cost_ms=step_ms,
-            host_ms=host_ms,
-            kernels=step.kernels,
-            deps=self.gradients,
-        )
+        work = "optimizer step", OPTIMIZER, step_ms
+        self._add(*work, deps=self.gradients, host_ms=host_ms, kernels=step.kernels)
 
     # --- copies of tables ------------------------------------------------------------------------
 
@@ -565,16 +560,11 @@ class DlrmBuilder:
         model, steps = self.costs.copies.all_reduce, self.copies.sync_interval
         count = len(self.averaged)
         parts = [tables.cost(_if_any(model, steps), _column(of)) for tables, of in self.averaged]
-        self.graph.add(
-            "average copies of tables",
-            phase="replica_sync",
-            resource="collectives",
-            stream=COMPUTE,
-            cost_ms=np.asarray(sum(parts, np.zeros((1, 1)))),
-            host_ms=self.costs.host_ms(HOST_OPS["gradient_sync"] * count, count, count) / steps,
-            kernels=count,
-            active=_any_active([tables for tables, _ in self.averaged]),
-        )
+        cost_ms = np.asarray(sum(parts, np.zeros((1, 1))))
+        host_ms = self.costs.host_ms(HOST_OPS["gradient_sync"] * count, count, count) / steps
+        active = _any_active([tables for tables, _ in self.averaged])
+        work = "average copies of tables", SYNC_COPIES, cost_ms
+        self._add(*work, active=active, host_ms=host_ms, kernels=count)
 
 
 def _sending(exchanges: Sequence[Exchange]) -> list[Exchange]:
