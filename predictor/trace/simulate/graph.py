@@ -92,7 +92,7 @@ class RankProgram:
         self.threads: dict[int, str] = {}
         self.streams: dict[int, str] = {}
         self.comms = {d.stream for d in trace.device if d.collective is not None}
-        self.last: dict[str, tuple[int, DeviceEvent]] = {}
+        self.last: dict[str, _Work] = {}
         self.current: dict[int, str] = {}
         self.collectives: list[_Work] = []
         self.latest: dict[str, _Work] = {}
@@ -115,7 +115,7 @@ class RankProgram:
                 stream = self._stream(event.stream)
                 gap_us = max(0.0, since - free.get(stream, step.start_us))
                 free[stream] = event.end_us
-                self._on_device(stream, main, event, event.end_us - since, gap_us)
+                self._on_device(main, event, event.end_us - since, gap_us)
 
     def add_step(self, items: Sequence[HostItem]) -> None:
         """Append the items of the step, of which the first and the last are its markers."""
@@ -159,13 +159,11 @@ class RankProgram:
 
     def _on_device(
         self,
-        stream: str,
         thread: int,
         event: DeviceEvent,
         taken_us: float,
         gap_us: float,
         stack: tuple[str, ...] = (),
-        *,
         host_us: float = 0.0,
         deps: Sequence[int] = (),
         waits: bool = False,
@@ -174,6 +172,7 @@ class RankProgram:
         phase = COPY if event.kind != "kernel" else COMPUTE
         phase = phase if event.collective is None else COLLECTIVE
         taken_us *= self.factor(self.trace, event)
+        stream = self._stream(event.stream)
         op = Op(
             event.name,
             phase,
@@ -188,7 +187,7 @@ class RankProgram:
         )
         self.nodes.append(Node(op, event, taken_us))
         work = _Work(len(self.nodes) - 1, event, stack)
-        self.last[stream] = work.node, event
+        self.last[stream] = work
         if event.collective is not None:
             self.collectives.append(work)
         else:
@@ -208,7 +207,7 @@ class RankProgram:
             if event.collective is not None:
                 current = self.current.get(item.thread) or next(iter(self.current.values()), None)
                 if current in self.last:
-                    deps.append(self.last[current][0])
+                    deps.append(self.last[current].node)
                 # host time before a collective, which each rank spends separately
                 self._spend(item.thread, host_us)
                 deps.append(self._on_host(item.thread, f"issue {plain(item.label)}"))
@@ -217,21 +216,9 @@ class RankProgram:
                 self.current[item.thread] = stream
                 deps += self._release(stream, event)
                 if stream in self.last:
-                    before = self.last[stream][1]
-                    same = before.correlation == event.correlation
-                    gap_us = self.overheads.us(gap_piece(before, event, 0.0, same=same))
+                    gap_us = self.overheads.us(gap_piece(self.last[stream].event, event, 0.0))
             taken = event.end_us - event.start_us
-            self._on_device(
-                stream,
-                item.thread,
-                event,
-                taken,
-                gap_us,
-                item.stack,
-                host_us=host_us,
-                deps=deps,
-                waits=waits,
-            )
+            self._on_device(item.thread, event, taken, gap_us, item.stack, host_us, deps, waits)
             host_us = 0.0
         if waits:
             self._spend(item.thread, self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0)))
@@ -255,7 +242,7 @@ class RankProgram:
     def _sync(self, item: HostItem) -> None:
         everything = "Device" in item.label
         streams = list(self.last) if everything else [self.current.get(item.thread, "")]
-        deps = tuple(self.last[s][0] for s in streams if s in self.last)
+        deps = tuple(self.last[s].node for s in streams if s in self.last)
         cost = self.overheads.us(Piece(Kind.RETURN, (item.label,), 0.0))
         self._on_host(item.thread, item.label, cost, deps)
 
@@ -288,8 +275,7 @@ def _alike(first: tuple[str, ...], second: tuple[str, ...]) -> int:
     """Length of the longest common prefix of a name of each, without common words."""
 
     def shared(a: str, b: str) -> int:
-        pairs = zip(a, b, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
     telling = [[name for name in stack if not name.startswith(COMMON)] for stack in (first, second)]
     return max((shared(a, b) for a in telling[0] for b in telling[1]), default=0)

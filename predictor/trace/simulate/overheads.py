@@ -133,9 +133,7 @@ def _of_device(trace: RankTrace, step: TraceStep) -> Iterator[Piece]:
             before = streams.get(event.stream)
             if before is not None and before.end_us > call.end_us + QUEUED_US:
                 if event.collective is None:
-                    same = before.correlation == event.correlation
-                    gap = max(0.0, event.start_us - before.end_us)
-                    yield gap_piece(before, event, gap, same=same)
+                    yield gap_piece(before, event, max(0.0, event.start_us - before.end_us))
             elif busy_until < call.start_us:
                 waits = blocks(call, [event])
                 kind, name = (Kind.ISSUE, call.name) if waits else (Kind.LATENCY, event.kind)
@@ -145,6 +143,7 @@ def _of_device(trace: RankTrace, step: TraceStep) -> Iterator[Piece]:
         busy_until = max(busy_until, event.end_us)
 
 
-def gap_piece(before: DeviceEvent, after: DeviceEvent, us: float, *, same: bool) -> Piece:
-    """The gap between two pieces of work of a stream; ``same``: of one launch, as in a graph."""
-    return Piece(Kind.GAP, ("graph" if same else "stream", f"{before.kind} {after.kind}"), us)
+def gap_piece(before: DeviceEvent, after: DeviceEvent, us: float) -> Piece:
+    """The gap between two pieces of work of a stream, of one launch as in a graph, or of two."""
+    what = "graph" if before.correlation == after.correlation else "stream"
+    return Piece(Kind.GAP, (what, f"{before.kind} {after.kind}"), us)
