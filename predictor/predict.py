@@ -137,6 +137,7 @@ def predict(
     graph = scorer.graph(loads[None])
     timeline = simulate(graph, keep_steps=True)
     path = critical_path(graph, timeline)
+    groups = [g for s in path for g in profile_groups(s.resource, hardware, topology)]
     iteration_ms = float(timeline.iteration_ms[0])
     return Prediction(
         iteration_ms=iteration_ms,
@@ -144,7 +145,7 @@ def predict(
         breakdown=_breakdown(path),
         per_rank=_per_rank(graph, iteration_ms),
         memory=tuple(memory_of_plan(workload, topology, plan, hardware.device)),
-        provenance=_provenance(path, hardware, topology),
+        provenance=weakest(tuple(g.provenance.kind for g in groups)),
         critical_path=tuple(path),
         graph=graph,
         timeline=timeline,
@@ -205,13 +206,6 @@ def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
 def profile_groups(resource: str, hardware: HardwareProfile, topology: Topology) -> list[Group]:
     """The profile groups behind a resource: collectives use every kind of link the ranks span."""
     return [hardware.groups[name] for name in resource_groups(resource, topology)]
-
-
-def _provenance(
-    path: list[Segment], hardware: HardwareProfile, topology: Topology
-) -> ProvenanceKind:
-    groups = [g for s in path for g in profile_groups(s.resource, hardware, topology)]
-    return weakest(tuple(g.provenance.kind for g in groups))
 
 
 def iteration_interval(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from predictor.cost.errors import HOST, CostErrors
 from predictor.cost.load_sums import Selection
 from predictor.cost.loads import KERNELS, Load
-from predictor.iteration.graph import Graph, Op, costs_nothing, error_of
+from predictor.iteration.graph import Op, costs_nothing, error_of
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
@@ -78,7 +78,7 @@ class PerturbedScorer:
 
         groups = [self.scorer.groups[i] for i in used]
         built = DlrmBuilder(self.scorer.costs, groups, loads.transpose(3, 1, 2, 0), Drawn).build()
-        graph = self._perturb(built, len(plans))
+        graph = replace(built, ops=[self._perturb_op(op, len(plans)) for op in built.ops])
         whole = all(op.active is None or bool(op.active.all()) for op in graph.ops)
         key = whole, *used.tolist()
         if key not in self._programs:
@@ -111,11 +111,8 @@ class PerturbedScorer:
         ]
         return np.stack(found, axis=-1), kinds.ravel()
 
-    def _perturb(self, graph: Graph, plans: int) -> Graph:
-        """The graph with the costs of its operations multiplied, in units of the host's error."""
-        return replace(graph, ops=[self._perturb_op(op, plans) for op in graph.ops])
-
     def _perturb_op(self, op: Op, plans: int) -> Op:
+        """An operation with its cost multiplied, in units of the host's error."""
         draws = self.errors.draws
         active = None if op.active is None else np.tile(op.active, draws)
         if costs_nothing(op):

@@ -202,7 +202,9 @@ class PlanScorer:
         times = np.zeros(job.count)
         if not job.count:
             return times
-        base = None if job.base is None else self._base(job.base)
+        base = None
+        if job.base is not None:
+            base = _Base(self._whole(job.base), self._caches.sum_contents(job.base))
         sets = self._sets(job)
         order = np.concatenate([alike.plans for alike in sets])
         job, start = job.reorder(order), 0
@@ -214,9 +216,6 @@ class PlanScorer:
                 times[order[part]] = self._times(job.part(part), alike, base)
             start = stop
         return times
-
-    def _base(self, numbers: Ints) -> _Base:
-        return _Base(self._whole(numbers), self._caches.sum_contents(numbers))
 
     def _sets(self, job: _Job) -> list[_Alike]:
         """Plans grouped by the lookup groups that they use; those with rare sets are one group."""

@@ -269,22 +269,13 @@ def _by_order(host: Sequence[HostEvent], nodes: Sequence[Node]) -> dict[int, Nod
     for thread in sorted(ran.values(), key=len, reverse=True):
         best: dict[int, Node] = {}
         for positions in ops.values():
-            best = max(best, _on_thread(host, positions, thread, found), key=len)
+            # clocks of whole microseconds give many ops one start; the profiler's number does not
+            free = [i for i in positions if i not in found]
+            free.sort(key=lambda i: (host[i].external or 0, i))
+            pairs = align([node.name for node in thread], [host[i].name for i in free])
+            best = max(best, {free[j]: thread[i] for i, j in pairs}, key=len)
         found |= best
     return found
-
-
-def _on_thread(
-    host: Sequence[HostEvent],
-    positions: Sequence[int],
-    nodes: Sequence[Node],
-    taken: Mapping[int, Node],
-) -> dict[int, Node]:
-    free = [i for i in positions if i not in taken]
-    # clocks of whole microseconds give many ops one start; the profiler's own number does not
-    free.sort(key=lambda i: (host[i].external or 0, i))
-    pairs = align([node.name for node in nodes], [host[i].name for i in free])
-    return {free[j]: nodes[i] for i, j in pairs}
 
 
 def _with_node(event: HostEvent, node: Node) -> HostEvent:

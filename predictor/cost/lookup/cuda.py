@@ -131,7 +131,9 @@ class CudaLookups(LookupModel):
             return 0.0
         time = self.sort_ms(shard) + self._reduce_ms(shard)
         if shard.mean:
-            time += self._mean_gradient_ms(shard)
+            # gradients are divided by the lengths in a separate pass (`grad_mean`)
+            moved = 2 * shard.bags * self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
+            time += moved / (self.constants.forward_efficiency * self.hw.memory.hbm)
         if shard.weighted and shard.pooled:
             # FBGEMM always computes gradients of the weights: it reads bags and rows as the
             # forward, and adds up the products of the two over a warp
@@ -290,11 +292,6 @@ class CudaLookups(LookupModel):
         moving = of_ids * gradients + of_rows * updates
         blocks = max(moving, units.us(self.constants.row_latency_us) * waiting)
         return (1.0 - of_ids) * gradients + (1.0 - of_rows) * updates + blocks
-
-    def _mean_gradient_ms(self, shard: LookupShard) -> float:
-        """Gradients of means are divided by the lengths in a separate pass (`grad_mean`)."""
-        moved = 2 * shard.bags * self._sectors(shard.dim * GRADIENT_ELEMENT_BYTES)
-        return moved / (self.constants.forward_efficiency * self.hw.memory.hbm)
 
     def _gradients_ms(self, shard: LookupShard) -> float:
         """Gradient rows are gathered as weights are; sorted ids visit the bags in random order."""
