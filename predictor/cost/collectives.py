@@ -204,21 +204,21 @@ def _hierarchical_transfer(op: Op, size: Array, levels: Sequence[Level]) -> Arra
     return np.asarray(np.max(transfers, axis=0))
 
 
-def ring_or_tree(op: Op, size: Array, levels: Sequence[Level]) -> Array:
-    """What NCCL runs: the faster algorithm."""
+def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | None = None) -> Array:
+    """The faster one; of an all-reduce also with the reduction of a switch within a domain.
+
+    Args:
+        rings: of an all-reduce over NICs, its reduce-scatter and then its all-gather.
+    """
     if op != "all_reduce":
         return _ring(op, size, levels)
     first, *outer = levels
-    times = _all_reduces(size, levels)
+    ways = [levels]
     if first.switch is not None:
-        times += _all_reduces(size, [replace(first, curve=first.switch), *outer])
-    return np.asarray(np.min(times, axis=0))
-
-
-def _all_reduces(size: Array, levels: Sequence[Level]) -> list[Array]:
-    if levels[-1].kind != "nic":
-        return [_ring("all_reduce", size, levels)]
-    return [_ring("all_reduce", size, levels), _tree(size, levels)]
+        ways.append([replace(first, curve=first.switch), *outer])
+    over_nics = levels[-1].kind == "nic"
+    times = [_tree(size, way) if over_nics else _ring(op, size, way) for way in ways]
+    return np.asarray(np.min([*times, *([] if rings is None else [rings])], axis=0))
 
 
 def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
@@ -318,9 +318,13 @@ class Collectives:
                 found = np.zeros_like(_SIZES)
             elif op == "all_to_all":
                 found = all_to_all(_SIZES, levels)
+            elif self.hardware.inline:
+                found = hierarchical(op, _SIZES, levels)
             else:
-                reduce = hierarchical if self.hardware.inline else ring_or_tree
-                found = reduce(op, _SIZES, levels)
+                rings = None
+                if op == "all_reduce" and levels[-1].kind == "nic":
+                    rings = self._table("reduce_scatter", scope) + self._table("all_gather", scope)
+                found = ring_or_tree(op, _SIZES, levels, rings)
             self._tables[op, scope] = found
         return self._tables[op, scope]
 

@@ -16,7 +16,7 @@ their provenance says what they are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,10 @@ def out_of_range(
         flop = max(2.0 * m * n * k for m, n, k in shapes)
         largest["gemm"] = dict(zip(("m", "n", "k", "flop"), (*sides.tolist(), flop), strict=True))
     largest["embedding"] = _largest_lookups(plans, loads)
-    return (*ranks_outside(costs.hardware, costs.topology.whole), *_above(costs.hardware, largest))
+    return (
+        *ranks_outside(costs.hardware, costs.topology.whole),
+        *_outside(costs.hardware, largest),
+    )
 
 
 def _largest_lookups(plans: Sequence[TablePlan], loads: Array) -> dict[str, float]:
@@ -92,34 +95,23 @@ def _largest_lookups(plans: Sequence[TablePlan], loads: Array) -> dict[str, floa
     }
 
 
-def _above(
-    hardware: HardwareProfile, largest: Mapping[str, Mapping[str, float]]
+def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRange]:
+    """Groups of collectives used at rank counts outside their measured range; needs no plan."""
+    joined = {"intra": min(topology.nvlink_domain, topology.world_size)}
+    if topology.groups > 1:
+        joined["inter"] = topology.world_size
+    ranks = {f"collectives.{link}": {"ranks": float(n)} for link, n in joined.items() if n > 1}
+    return _outside(hardware, ranks)
+
+
+def _outside(
+    hardware: HardwareProfile, asked: Mapping[str, Mapping[str, float]]
 ) -> list[OutOfRange]:
     found = []
     for name, group in hardware.groups.items():
         for quantity, (low, high) in group.provenance.range.items():
-            asked = largest.get(name, {}).get(quantity, 0.0)
-            if asked > high * (1 + ROUNDED):
+            value = asked.get(name, {}).get(quantity, low)
+            if value > high * (1 + ROUNDED) or (quantity == "ranks" and value < low):
                 profile = hardware.origins[name]
-                found.append(OutOfRange(name, profile, quantity, asked, low, high))
+                found.append(OutOfRange(name, profile, quantity, value, low, high))
     return found
-
-
-def ranks_outside(hardware: HardwareProfile, topology: Topology) -> list[OutOfRange]:
-    """Groups of collectives used at rank counts outside their measured range; needs no plan."""
-    found = []
-    for name, ranks in _joined_ranks(topology):
-        low, high = hardware.groups[name].provenance.range.get("ranks", (1.0, float("inf")))
-        if not low <= ranks <= high:
-            profile = hardware.origins[name]
-            found.append(OutOfRange(name, profile, "ranks", float(ranks), low, high))
-    return found
-
-
-def _joined_ranks(topology: Topology) -> Iterator[tuple[str, int]]:
-    """Group of the profile -> ranks that its collectives join."""
-    joined = min(topology.nvlink_domain, topology.world_size)
-    if joined > 1:
-        yield "collectives.intra", joined
-    if topology.groups > 1:
-        yield "collectives.inter", topology.world_size
