@@ -49,11 +49,6 @@ def test_what_does_not_divide_is_refused(
         a_topology(world, local, domain)
 
 
-def test_the_smallest_part_has_the_fullest_links() -> None:
-    level = NetworkLevel.of("pod", ["a", "a", "a", "b"], 8)
-    assert (level.parts, level.ranks, level.ring_ranks) == (2, 8, 8)
-
-
 def test_a_ring_leaves_a_part_each_time_that_the_order_of_hosts_does() -> None:
     level = NetworkLevel.of("pod", ["a", "b", "a", "b"], 8)
     assert (level.ranks, level.ring_ranks, level.crossings) == (16, 8, 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError
-from predictor.trace.files import open_traces, read_json
+from predictor.trace.files import open_traces
 from predictor.trace.read import load_traces
 from tests.predictor.trace.synthetic import kineto, write
 
@@ -109,13 +109,6 @@ def test_what_is_no_json_is_named(tmp_path: Path, text: bytes, words: str) -> No
     with pytest.raises(InputError, match=words) as caught:
         load_traces([path])
     assert str(caught.value).startswith(f"{path}: ")
-
-
-def test_objects_become_records_as_they_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b'\xef\xbb\xbf{"a": [{"n": 1}, "\xff\xfeb\tc"]}')
-    (file,) = open_traces([path])
-    assert read_json(file, lambda found: found.get("n", found)) == {"a": [1, "\ufffd\ufffdb\tc"]}
 
 
 def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
