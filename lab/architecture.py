@@ -9,8 +9,6 @@ from typing import Any
 from predictor.errors import InputError, did_you_mean
 from shardopt.bench.rows import BenchRows
 
-Sizes = Mapping[str, int | tuple[int, ...]]
-
 KINDS: Mapping[str, tuple[str, ...]] = {
     "dcn_v2": ("bottom", "layers", "low_rank", "top"),
     "deepfm": ("hidden", "deep"),
@@ -37,7 +35,7 @@ class Architecture:
 
     kind: str
     in_features: int
-    sizes: Sizes
+    sizes: Mapping[str, int | tuple[int, ...]]
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -45,11 +43,16 @@ class Architecture:
                 f"there is no architecture '{self.kind}'{did_you_mean(self.kind, KINDS)}; there "
                 f"are {', '.join(KINDS)}"
             )
-        if sorted(self.sizes) != sorted(KINDS[self.kind]):
+        names = KINDS[self.kind]
+        if sorted(self.sizes) != sorted(names):
             raise InputError(
-                f"architecture {self.kind} has sizes {', '.join(KINDS[self.kind])}, not "
+                f"architecture {self.kind} has sizes {', '.join(names)}, not "
                 f"{', '.join(self.sizes) or 'none'}"
             )
+        for name, size in self.sizes.items():
+            numbers = size if isinstance(size, tuple) else (size,)
+            if not numbers or not all(isinstance(n, int) and n > 0 for n in numbers):
+                raise InputError(f"size '{name}' is {size!r}; it is one number above 0, or several")
 
     def number(self, name: str) -> int:
         """A size that is one number."""
@@ -65,51 +68,23 @@ class Architecture:
             raise InputError(f"architecture {self.kind}: {name} is {found!r}, not a list")
         return [*found]
 
-
-def architecture_to_dict(architecture: Architecture) -> dict[str, Any]:
-    """As JSON holds it."""
-    sizes = {k: v if isinstance(v, int) else list(v) for k, v in architecture.sizes.items()}
-    return {
-        "kind": architecture.kind,
-        "in_features": architecture.in_features,
-        "sizes": sizes,
-    }
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        sizes = {k: v if isinstance(v, int) else list(v) for k, v in self.sizes.items()}
+        return {"kind": self.kind, "in_features": self.in_features, "sizes": sizes}
 
 
 def architecture_of(rows: BenchRows) -> Architecture | None:
-    """Of the model of a rows file; None: the DLRM that its model file describes."""
-    found = rows.model.get("architecture")
-    return None if found is None else architecture_from_dict(found, "model: architecture")
-
-
-def architecture_from_dict(data: Any, where: str) -> Architecture:
-    """The inverse of `architecture_to_dict`.
-
-    Args:
-        where: file and key, for messages.
+    """Of the model of a rows file; None: the DLRM that its model file describes.
 
     Raises:
-        InputError: it is no such object.
+        InputError: what the file has is no architecture.
     """
-    problem = _problem(data)
-    if problem:
-        raise InputError(f"{where}: {problem}")
-    sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in data["sizes"].items()}
+    data = rows.model.get("architecture")
+    if data is None:
+        return None
     try:
+        sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in data["sizes"].items()}
         return Architecture(data["kind"], data["in_features"], sizes)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-
-
-def _problem(data: Any) -> str | None:
-    kinds = {"kind": str, "in_features": int, "sizes": dict}
-    if not isinstance(data, dict):
-        return f"an architecture is an object, not {type(data).__name__}"
-    wrong = [key for key, kind in kinds.items() if not isinstance(data.get(key), kind)]
-    if wrong:
-        return f"'{wrong[0]}' is missing or malformed"
-    for name, size in data["sizes"].items():
-        numbers = size if isinstance(size, list) else [size]
-        if not numbers or not all(isinstance(n, int) and n > 0 for n in numbers):
-            return f"size '{name}' is {size!r}; it must be a whole number above 0, or a list"
-    return None
+    except (KeyError, TypeError, AttributeError, InputError) as error:
+        raise InputError(f"model: architecture: {type(error).__name__}: {error}") from None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -17,7 +20,49 @@ from shardopt.cli.command import command
 from shardopt.ranks.realtime import Runtime
 
 MAX_TASK = 999_999
-_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
+MAX_RANDOM_PLANS = 10_000
+MEASURE, TOOLS = "Measure and validate", "Pages, profiles and checks"
+FLAGS = """
+Arguments:
+    folder (FOLDER): Folder for the measurements; it is created, or continued.
+
+Measurement:
+    tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
+    ranks (N): Number of processes; each has one core.
+    models (NAME): Family that models are drawn from: published (DLRM-DCNv2, RM1 to RM3 and
+        Meta's tables, scaled down) or shapes (many small tables, few wide ones, weighted,
+        sequences and others).
+
+Options:
+    data (DIR): Folder with the public files that docs/data.md lists.
+    write: Write the outcome to docs/hook.md.
+    only (-k TEXT): Only those whose name has this text.
+    write_docs (FILE): Also write the results to this Markdown page.
+"""
+"""What several commands share, in the form of their docstrings."""
+
+app = typer.Typer(
+    name="lab",
+    help="Suites, task sets and tools that show how right shardopt is; not shipped.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _command(panel: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a function under its name; what its docstring does not describe, `FLAGS` does."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        about, found, own = inspect.cleandoc(function.__doc__ or "").partition("\n\nArguments:")
+        if not found:
+            about, found, own = about.partition("\n\nOptions:")
+        function.__doc__ = f"{about}\n{FLAGS}{found.strip()}{own}"
+        name = function.__name__.replace("_", "-")
+        app.command(name, rich_help_panel=panel, **more)(command(function))
+        return function
+
+    return add
 
 
 def seeds(flag: str, given: str) -> list[int]:
@@ -30,7 +75,7 @@ def seeds(flag: str, given: str) -> list[int]:
 
     found: list[int] = []
     for part in given.split(","):
-        match = _RANGE.match(part.strip())
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         first, last = (int(n or match[1]) for n in match.groups()) if match else (1, 0)
         if last < first:
             raise InputError(
@@ -41,8 +86,19 @@ def seeds(flag: str, given: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def _noted(quiet: bool) -> Callable[[str], None]:
+    from shardopt.cli.output import note
+
+    return lambda text: note([text], quiet=quiet)
+
+
+def _check_rounds(rounds: int, block: int) -> None:
+    check_number("rounds", rounds, 1, MAX_ROUNDS)
+    check_number("block", block, 1, MAX_BLOCK)
+
+
 def _list(title: str, *, committed: bool) -> str:
-    suites = (f"{s.name} ({s.about})" for s in SUITES if s.committed == committed)
+    suites = (f"{s.name} ({s.about})" for s in SUITES.values() if s.committed == committed)
     return f"{title}: {', '.join(suites)}."
 
 
@@ -54,6 +110,7 @@ EPILOG = "\n\n".join(
 )
 
 
+@_command(MEASURE, epilog=EPILOG)
 def validate(
     suite: str,
     data: Path | None = None,
@@ -91,9 +148,7 @@ def validate(
         write_accuracy(write_docs, reports)
 
 
-MAX_RANDOM_PLANS = 10_000
-
-
+@_command(MEASURE)
 def batch(
     *,
     folder: Path,
@@ -114,25 +169,15 @@ def batch(
 
     After an interruption the same command continues with what is left.
 
-    Arguments:
-        folder (FOLDER): Folder for the measurements; it is created, or continued.
-
-    Measurement:
-        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
-        ranks (N): Number of processes; each has one core.
-        models (NAME): Family that models are drawn from: published (DLRM-DCNv2, RM1 to RM3 and
-            Meta's tables, scaled down) or shapes (many small tables, few wide ones, weighted,
-            sequences and others).
+    Options:
         repeat (SEEDS): Tasks to measure a second time, after all others.
         against (N): Number of random plans beside TorchRec's and ours;
             `python -m lab validate against-torchrec --data DIR` reports them.
         like (FOLDER): Take models and plans from this measured task set instead of drawing them.
     """
     from lab.tasks.measure import TaskSetSettings, measure_task_set
-    from shardopt.cli.output import note
 
-    check_number("rounds", rounds, 1, MAX_ROUNDS)
-    check_number("block", block, 1, MAX_BLOCK)
+    _check_rounds(rounds, block)
     check_number("against", against, 0, MAX_RANDOM_PLANS)
     settings = TaskSetSettings(
         folder,
@@ -148,9 +193,10 @@ def batch(
         like=like,
         warmup=warmup_rounds(warmup),
     )
-    measure_task_set(settings, lambda text: note([text], quiet=quiet))
+    measure_task_set(settings, _noted(quiet))
 
 
+@_command(MEASURE)
 def advice(
     folder: Path,
     *,
@@ -166,27 +212,18 @@ def advice(
 
     After an interruption the same command continues with what is left.
 
-    Arguments:
-        folder (FOLDER): Folder for the measurements; it is created, or continued.
-
-    Measurement:
-        tasks (SEEDS): Models to draw, such as 0-9 or 3,7,10-12.
+    Options:
         hardware (FILE): Profile of this machine, from `shardopt calibrate`.
-        ranks (N): Number of processes; each has one core.
-        models (NAME): Family that models are drawn from, as of `batch`.
     """
     from lab.advice import AdviceSettings, measure_advice, summary
-    from shardopt.cli.output import note
 
-    check_number("rounds", rounds, 1, MAX_ROUNDS)
-    check_number("block", block, 1, MAX_BLOCK)
-    settings = AdviceSettings(
-        folder, seeds("--tasks", tasks), hardware, rounds, block, ranks, models
-    )
-    found = measure_advice(settings, lambda text: note([text], quiet=quiet))
-    print("\n".join(summary(found)))
+    _check_rounds(rounds, block)
+    numbers = seeds("--tasks", tasks)
+    settings = AdviceSettings(folder, numbers, hardware, rounds, block, ranks, models)
+    print("\n".join(summary(measure_advice(settings, _noted(quiet)))))
 
 
+@_command(MEASURE)
 def confirm(
     *,
     folder: Path,
@@ -201,25 +238,20 @@ def confirm(
     After an interruption the same command continues with what is left. Prints targets beside
     what was measured. Of four tasks one needs root and iproute2, for its emulated link.
 
-    Arguments:
-        folder (FOLDER): Folder for the measurements; it is created, or continued.
-
-    Measurement:
-        tasks (SEEDS): Tasks to draw, such as 0-19 or 3,7,10-12.
-        models (NAME): Family that models are drawn from, as for batch.
+    Options:
         minutes (M): Of plan --confirm, in each task.
         measure_minutes (M): That twelve plans and TorchRec's once more run afterwards.
     """
     from lab.tasks.confirmed import ConfirmedTasks, run_tasks, table
     from shardopt.bench.confirm import check_minutes
-    from shardopt.cli.output import note
 
     for given in (minutes, measure_minutes):
         check_minutes(given, 1)
     asked = ConfirmedTasks(folder, seeds("--tasks", tasks), models, minutes, measure_minutes)
-    print(table(run_tasks(asked, lambda text: note([text], quiet=quiet))))
+    print(table(run_tasks(asked, _noted(quiet))))
 
 
+@_command(MEASURE)
 def search(
     *,
     suite: Path,
@@ -243,14 +275,11 @@ def search(
         rows (-o --output CSV): File for the rows of the suite; an existing one is continued.
         only (PATTERN): Run only instances whose name matches, such as '100x8-*'.
         planners (NAMES): Planners to run, separated by commas; all by default.
-        write_docs (FILE): Also write the results to this Markdown page, such as
-            docs/benchmarks.md.
     """
-    from lab.pages.planners_page import benchmarks_text, summary
-    from lab.planners.rows import rows_by_instance
+    from lab.pages.planners_page import benchmarks_text, rows_by_instance, summary
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
     from search.stop import Stop
-    from shardopt.cli.output import check_writable, note
+    from shardopt.cli.output import check_writable
     from shardopt.files import atomic_write_text
 
     check_number("seed", seed, 0, MAX_SEED)
@@ -259,12 +288,13 @@ def search(
     check_writable(write_docs)
     names = [name.strip() for name in (planners or "").split(",") if name.strip()]
     selection = SuiteSelection(only, check_planners(names), effort, seed)
-    found = run_suite(load_suite(suite), rows, selection, lambda text: note([text], quiet=quiet))
+    found = run_suite(load_suite(suite), rows, selection, _noted(quiet))
     print("\n".join(summary(rows_by_instance(found))))
     if write_docs is not None:
         atomic_write_text(write_docs, benchmarks_text(found))
 
 
+@_command(MEASURE)
 def compare(
     *,
     output: Path,
@@ -282,14 +312,15 @@ def compare(
         output (-o DIR): Folder for cpu.json (models and their replays) and calls.jsonl (timed
             calls, from which kernel models of ops are fitted).
         models (--model NAME): Only this model. Repeat for more.
-
-    Measurement:
         rounds (N): Number of rounds; each runs every model and its replay in new processes.
         work (DIR): Keep benchmarks and finished rounds here, and continue from what is there.
     """
+    from lab.replay.calls import FILE, write_models
+    from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
     from lab.replay.originals import MODELS
     from predictor.errors import InputError, did_you_mean
-    from shardopt.ranks.scratch import scratch_folder
+    from shardopt.api.cache import versions
+    from shardopt.cli.output import write_json
 
     check_number("rounds", rounds, 1, MAX_ROUNDS)
     for name in models or ():
@@ -297,21 +328,49 @@ def compare(
             raise InputError(
                 f"--model {name!r}: there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
             )
-    for place in (output, work):
-        if place is not None:
-            _check_folder(place)
-    names = list(models or MODELS)
-    if work is not None:
-        _run(names, output, rounds, work, quiet)
-        return
-    with scratch_folder() as here:
-        _run(names, output, rounds, here, quiet)
+    names, say = list(models or MODELS), _noted(quiet)
+    _make_folder(output)
+    with _working_folder(work) as here:
+        for name in prepare(names, here):
+            say(f"{name}: benchmark made")
+        for name, number in time_rounds(names, here, rounds):
+            say(f"round {number + 1} of {rounds}: {name}")
+        write_models(output / FILE, replays(names, here))
+        rows = side_by_side(names, here)
+    if rows:
+        about = {"summary": summary(rows), "versions": versions(), "rows": rows}
+        write_json(output / "cpu.json", about)
 
 
+@contextmanager
+def _working_folder(work: Path | None) -> Iterator[Path]:
+    from shardopt.ranks.scratch import scratch_folder
+
+    if work is None:
+        with scratch_folder() as here:
+            yield here
+    else:
+        _make_folder(work)
+        yield work
+
+
+def _make_folder(place: Path) -> None:
+    from predictor.errors import InputError
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
+
+
+@_command(MEASURE)
 def predict(folder: Path, *, data: Path, hardware: str = "cpu-gloo") -> None:
     """Predict a generated benchmark with kernel models fitted on replays of this machine.
 
     Prints the JSON of `shardopt bench predict`.
+
+    Arguments:
+        folder (DIR): Folder that `shardopt bench generate` wrote.
 
     Options:
         data (DIR): Folder that `python -m lab compare` wrote.
@@ -325,85 +384,140 @@ def predict(folder: Path, *, data: Path, hardware: str = "cpu-gloo") -> None:
     print_json(predict(folder, hardware, lambda ranks: fit_replays(models, ranks)))
 
 
-def _check_folder(place: Path) -> None:
+FITS = {
+    "derive": "FOLDER: profiles of cards that no table measures",
+    "tables": "--data: curves of collectives and rates of matrix products",
+    "hugectr": "--data: HugeCTR's runtimes",
+    "known-errors": "--data, FOLDER: ranges and errors that the profiles of a folder state",
+    "links": "--data, FOLDER: curves of collectives within a host",
+    "megatron": "--data: Megatron's software",
+    "ops": "FOLDER, FILE: models of CPU ops, from what `compare` measured",
+}
+"""Module of lab/fit -> what its `run` takes, and what it fits."""
+
+
+@_command(TOOLS, epilog="; ".join(f"{name} ({about})" for name, about in FITS.items()))
+def fit(name: str, paths: list[Path] | None = None, data: Path | None = None) -> None:
+    """Fit the constants of shipped profiles and runtimes to their rows.
+
+    Arguments:
+        name (NAME): What to fit.
+        paths (PATH...): Folder or file that it reads or writes beside --data.
+    """
+    from predictor.errors import InputError, did_you_mean
+
+    if name not in FITS:
+        hint = did_you_mean(name, FITS)
+        raise InputError(f"there is no fit '{name}'{hint}; there are {', '.join(FITS)}")
+    run = import_module(f"lab.fit.{name.replace('-', '_')}").run
+    given = [path for path in (data, *(paths or ())) if path is not None]
+    if len(given) != len(inspect.signature(run).parameters):
+        raise InputError(f"fit {name} takes {FITS[name]}")
+    for path in given[:1] if name == "ops" else given:
+        _check_folder(path)
+    for line in run(*given) or ():
+        print(line)
+
+
+def _check_folder(folder: Path) -> None:
     from predictor.errors import InputError
 
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
 
 
-def _run(names: list[str], output: Path, rounds: int, work: Path, quiet: bool) -> None:
-    from lab.replay.calls import FILE, write_models
-    from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
-    from shardopt.api.cache import versions
-    from shardopt.cli.output import note, write_json
+@_command(TOOLS)
+def first_scores(*, data: Path) -> None:
+    """Score new tables before anything is changed for them; print first scores and today's."""
+    from lab.first_scores import score_tables
 
-    for name in prepare(names, work):
-        note([f"{name}: benchmark made"], quiet=quiet)
-    for name, number in time_rounds(names, work, rounds):
-        note([f"round {number + 1} of {rounds}: {name}"], quiet=quiet)
-    write_models(output / FILE, replays(names, work))
-    rows = side_by_side(names, work)
-    if rows:
-        write_json(
-            output / "cpu.json", {"summary": summary(rows), "versions": versions(), "rows": rows}
-        )
+    _check_folder(data)
+    for line in score_tables(data):
+        print(line)
 
 
-MEASURE, TOOLS = "Measure and validate", "Pages, profiles and checks"
+@_command(TOOLS)
+def figure(file: Path) -> None:
+    """Draw the picture of the README from the committed rows.
 
-app = typer.Typer(
-    name="lab",
-    help="Suites, task sets and tools that show how right shardopt is; not shipped.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("validate", rich_help_panel=MEASURE, epilog=EPILOG)(command(validate))
-for function in (
-    batch,
-    advice,
-    confirm,
-    search,
-    compare,
-    predict,
-):
-    app.command(function.__name__, rich_help_panel=MEASURE)(command(function))
+    Arguments:
+        file (FILE): The SVG to write.
+    """
+    from lab.suites import run_suites
+    from lab.tools.figure import figure
+    from shardopt.cli.output import check_writable
+    from shardopt.files import atomic_write_text
 
-PROGRAMS = {
-    "first-scores": ("lab.first_scores", "What new tables scored before a change for them."),
-    "fit derive": ("lab.fit.derive", "Profiles of cards that no public table measures."),
-    "fit hugectr": ("lab.fit.hugectr", "The constants of HugeCTR's runtimes."),
-    "fit known-errors": ("lab.fit.known_errors", "How far the shipped profiles can be trusted."),
-    "fit links": ("lab.fit.links", "Curves of collectives within a host."),
-    "fit megatron": ("lab.fit.megatron", "The constants of Megatron's software."),
-    "fit ops": ("lab.fit.ops", "The models of CPU ops that `shardopt bench predict` uses."),
-    "fit tables": ("lab.fit.tables", "Prints constants fitted to the public tables."),
-    "figure": ("lab.tools.figure", "The picture of the README."),
-    "readme": ("lab.pages.accuracy", "The README's tables of accuracy, from docs/accuracy."),
-    "strangers": ("lab.tools.strangers", "Training scripts of others, under both planners."),
-    "torchrec-own": ("lab.tools.torchrec_own", "TorchRec's own tests, with our planner."),
-    "try-wheel": ("lab.tools.try_wheel", "Every command of a wheel, without torch and scipy."),
-}
-"""Programs with parsers of their own -> module, and what they do."""
-fit = typer.Typer(help="Fit the constants of shipped profiles and runtimes to their rows.")
-app.add_typer(fit, name="fit", rich_help_panel=TOOLS)
+    check_writable(file)
+    (plans,), (tasks,) = (run_suites(name, None) for name in ("torchrec-cpu", "against-torchrec"))
+    atomic_write_text(file, figure(plans, tasks))
 
 
-def _program(name: str, module: str, about: str) -> None:
-    # such a tool reads all words after its name itself, --help too
-    free = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    group, own = (fit, name.removeprefix("fit ")) if name.startswith("fit ") else (app, name)
+@_command(TOOLS)
+def readme(readme: Path, accuracy: Path) -> None:
+    """Write the README's tables of accuracy from docs/accuracy.
 
-    @group.command(own, help=about, rich_help_panel=TOOLS, context_settings=free)
-    def run(context: typer.Context) -> None:
-        raise typer.Exit(import_module(module).main(context.args))
+    Arguments:
+        readme (FILE): README.md, whose tables are replaced.
+        accuracy (DIR): docs/accuracy, with the figures.
+    """
+    from lab.pages.accuracy import write_readme
+
+    _check_folder(accuracy)
+    write_readme(readme, accuracy)
 
 
-for _name, (_module, _about) in PROGRAMS.items():
-    _program(_name, _module, _about)
+@_command(TOOLS)
+def strangers(folder: Path, *, write: bool = False, only: str = "") -> None:
+    """Run training scripts of others on two CPU ranks, under TorchRec's planner and under ours.
+
+    Ends with 1 if one trains under TorchRec's planner alone.
+
+    Arguments:
+        folder (FOLDER): Folder of the checkouts.
+    """
+    from lab.tools.strangers import run_scripts
+
+    _check_folder(folder)
+    raise typer.Exit(run_scripts(folder, write=write, only=only))
+
+
+@_command(TOOLS)
+def torchrec_own(
+    checkout: Path | None = None,
+    *,
+    source: str = "https://github.com/meta-pytorch/torchrec",
+    theirs: bool = False,
+    write: bool = False,
+    only: str = "",
+) -> None:
+    """Run TorchRec's own tests of its planner with our planner in its place.
+
+    Ends with 1 if docs/hook.md says otherwise than the run.
+
+    Arguments:
+        checkout (DIR): Of torchrec; without it the commit that the installed one was built from is
+            fetched.
+
+    Options:
+        source (URL): Repository to fetch from.
+        theirs: With TorchRec's own planner.
+    """
+    from lab.tools.torchrec_own import run_suites
+
+    raise typer.Exit(run_suites(checkout, source, theirs=theirs, write=write, only=only))
+
+
+@_command(TOOLS)
+def try_wheel(program: Path) -> None:
+    """Run every command of an installed wheel once, without torch and scipy.
+
+    Arguments:
+        program (FILE): The installed `shardopt`.
+    """
+    from lab.tools.try_wheel import try_all
+
+    raise typer.Exit(try_all(program.absolute()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

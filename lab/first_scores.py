@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import csv
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from lab.programs import existing_folder, make_parser
-from lab.validate.gemm import BF16_COLUMNS, BF16_FILE, bf16_row, compare_bf16, profile_of_row
-from lab.validate.report import (
-    ComparedRow,
-    Summary,
-    Tables,
-    compare_tables,
-    kernel_interval,
-)
+from lab.statistics import grouped
+from lab.suites import ComparedRow, Summary
+from lab.validate.gemm import BF16_FILE, bf16_row, compare_bf16
+from lab.validate.links import NAMES, NCCL_TESTS_FILE
+from lab.validate.primus_step import FILE as STEP_FILE
+from lab.validate.tables import compare_tables, kernel_interval, profile_of_row
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.csv_rows import Row, count, number
@@ -33,14 +30,12 @@ from predictor.units import mib, us
 
 FILE = Path(__file__).with_suffix(".csv")
 COLUMNS = ("file", "part", "n", "mean", "geomean", "worst", "covered", "commit", "date")
-COLLECTIVES = {"alltoall": "all_to_all"}
-"""nccl-tests' name -> ours, where they differ."""
 
 
 def _nccl_tests(row: Row) -> ComparedRow:
     hw = profile_of_row(row)
     ranks, size = count(row, "ranks", 2**20), number(row, "size_bytes")
-    op = COLLECTIVES.get(row["collective"], row["collective"])
+    op = NAMES.get(row["collective"], row["collective"])
     engine = _collectives(hw.name, ranks)
     time = float(getattr(engine, op)(size))
     groups = resource_groups("collectives", engine.topology)
@@ -72,14 +67,7 @@ def _collectives(profile: str, ranks: int) -> Collectives:
     return Collectives(hw, topology)
 
 
-TABLES: Tables = {
-    "nccl_tests_measured.csv": (
-        ("gpu", "ranks", "collective", "size_bytes", "time_us"),
-        _nccl_tests,
-    ),
-    BF16_FILE: (BF16_COLUMNS, bf16_row),
-    "primus_dlrm_step_measured.csv": (("gpu", "kind", "m", "n", "k", "ms"), _primus_product),
-}
+TABLES = {NCCL_TESTS_FILE: _nccl_tests, BF16_FILE: bf16_row, STEP_FILE: _primus_product}
 """Rows that cannot be predicted are left out."""
 
 
@@ -90,11 +78,10 @@ def scores(path: Path) -> Iterator[tuple[str, Summary]]:
         InputError: the file cannot be read.
     """
     rows, _ = compare_tables(path.parent, {path.name: TABLES[path.name]})
-    for part in dict.fromkeys(row.part for row in rows):
-        of = [row for row in rows if row.part == part]
+    for part, of in grouped(rows, lambda row: row.part).items():
         yield part, Summary.of(of)
-        for family in sorted({row.family for row in of}):
-            yield f"{part}, {family}", Summary.of(row for row in of if row.family == family)
+        for family, some in sorted(grouped(of, lambda row: row.family).items()):
+            yield f"{part}, {family}", Summary.of(some)
 
 
 def read_scores() -> list[dict[str, str]]:
@@ -103,35 +90,26 @@ def read_scores() -> list[dict[str, str]]:
         return [*csv.DictReader(file)]
 
 
-def _figures(summary: Summary) -> list[str]:
-    errors = (summary.mape, summary.geomean, summary.worst, summary.covered)
-    return [str(summary.n), *(f"{error:.4f}" for error in errors)]
-
-
-def _commit() -> str:
-    words = ["git", "rev-parse", "--short=8", "HEAD"]
-    return subprocess.run(words, cwd=FILE.parent, capture_output=True, text=True).stdout.strip()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Score what has no score yet; print first scores and today's."""
-    parser = make_parser("first-scores", __doc__)
-    parser.add_argument("--data", type=existing_folder, required=True, help="folder of the tables")
-    folder = parser.parse_args(argv).data
+def score_tables(folder: Path) -> list[str]:
+    """Score what has no score yet; lines with first scores and today's."""
+    lines: list[str] = []
     known = {(row["file"], row["part"]): row for row in read_scores()}
+    words = ["git", "rev-parse", "--short=8", "HEAD"]
+    said = subprocess.run(words, cwd=FILE.parent, capture_output=True, text=True, check=False)
+    where = said.stdout.strip(), f"{datetime.now(UTC):%Y-%m-%d}"
     new = []
     for name in TABLES:
         if not (folder / name).is_file():
-            print(f"{name}: not in {folder}")
+            lines.append(f"{name}: not in {folder}")
             continue
         fresh = all(file != name for file, _ in known)
         for part, summary in scores(folder / name):
-            n, mean, geomean, *_ = figures = _figures(summary)
-            first = known.get((name, part))
+            mean, geomean, *_ = figures = [f"{error:.4f}" for error in summary.figures]
             if fresh:
-                new.append([name, part, *figures, _commit(), f"{datetime.now(UTC):%Y-%m-%d}"])
+                new.append([name, part, summary.n, *figures, *where])
+            first = known.get((name, part))
             before = f"first {first['mean']} {first['geomean']}" if first else "no first score"
-            print(f"{name} {part}: n {n}, mean {mean}, geomean {geomean} ({before})")
+            lines.append(f"{name} {part}: n {summary.n}, mean {mean}, geomean {geomean} ({before})")
     with FILE.open("a", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(new)
-    return 0
+    return lines

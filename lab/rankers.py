@@ -1,4 +1,4 @@
-"""What follows the embedding modules of a model: from their outputs to the loss."""
+"""Models that are no DLRM: their embedding modules, and what follows from outputs to the loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.architecture import Architecture, architecture_to_dict
+from lab.architecture import Architecture
 from predictor.errors import InputError
 from predictor.model.workload import Workload
 from shardopt.extras import needs_torchrec
@@ -14,16 +14,23 @@ from shardopt.training.model import Collection, embedding_modules
 
 with needs_torchrec():
     import torch
-    from torch import nn
+    from torch import Tensor, nn
+    from torchrec.models import deepfm, dlrm
+    from torchrec.modules.crossnet import LowRankCrossNet
+    from torchrec.modules.mlp import MLP
+
+    from shardopt.training.batch import Batch
 
 Found = Mapping[str, Any]
 """Module -> its outputs: a KeyedTensor, or a JaggedTensor by key."""
 Keys = Mapping[str, Sequence[tuple[str, int]]]
 """Module -> key and width of each of its outputs, in the workload's order."""
+COLLECTION = "ec"
+"""The module of sequences."""
 
 
 class Body(nn.Module):
-    """A dense part: (dense features, labels, `Found`) -> (loss, logits).
+    """A dense part: (dense features, `Found`) -> logits ``[batch, tasks]``.
 
     Args:
         architecture: kind and sizes.
@@ -34,31 +41,27 @@ class Body(nn.Module):
         super().__init__()
         self.architecture, self.keys = architecture, keys
 
-    def pooled(self, found: Found, module: str) -> list[torch.Tensor]:
-        """``[batch, width]`` of every output of a module of bags.
+    def forward(self, dense: Tensor, labels: Tensor, found: Found) -> tuple[Tensor, Tensor]:
+        """Mean binary cross-entropy over the batch and its tasks, which have the same labels, and
+        the logits."""
+        logits = self.logits(dense, found)
+        targets = labels.unsqueeze(-1).expand_as(logits)
+        return nn.functional.binary_cross_entropy_with_logits(logits, targets), logits
+
+    def logits(self, dense: Tensor, found: Found) -> Tensor:
+        """What each kind has of its own."""
+        raise NotImplementedError
+
+    def pooled(self, found: Found, *modules: str) -> list[Tensor]:
+        """``[batch, width]`` of every output of modules of bags.
 
         Taken by key: the order inside a KeyedTensor depends on the sharding plan.
         """
-        by_key = found[module].to_dict()
-        return [by_key[key] for key, _ in self.keys[module]]
+        return [found[m].to_dict()[key] for m in modules for key, _ in self.keys[m]]
 
-    def width(self, module: str) -> int:
-        """Of all outputs of a module side by side."""
-        return sum(width for _, width in self.keys[module])
-
-
-def binary_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean binary cross-entropy of ``[batch, tasks]``, each task with the same labels."""
-    targets = labels.unsqueeze(-1).expand_as(logits)
-    return nn.functional.binary_cross_entropy_with_logits(logits, targets)
-
-
-with needs_torchrec():
-    import torch
-    from torch import nn
-    from torchrec.models import deepfm, dlrm
-    from torchrec.modules.crossnet import LowRankCrossNet
-    from torchrec.sparse.jagged_tensor import KeyedTensor
+    def width(self, *modules: str) -> int:
+        """Of all outputs of some modules side by side."""
+        return sum(width for module in modules for _, width in self.keys[module])
 
 
 class CrossBody(Body):
@@ -71,25 +74,18 @@ class CrossBody(Body):
     def __init__(self, architecture: Architecture, keys: Keys) -> None:
         super().__init__(architecture, keys)
         (self.module,) = keys
-        features = len(keys[self.module])
-        dim = keys[self.module][0][1]
+        features, dim = len(keys[self.module]), keys[self.module][0][1]
         width = dim * (1 + features)
-        cross = LowRankCrossNet(
-            width, architecture.number("layers"), architecture.number("low_rank")
-        )
-        self.bottom = dlrm.DenseArch(
-            architecture.in_features, [*architecture.widths("bottom"), dim]
-        )
-        self.interaction = dlrm.InteractionDCNArch(features, cross)
+        layers, rank = architecture.number("layers"), architecture.number("low_rank")
+        bottom = [*architecture.widths("bottom"), dim]
+        self.bottom = dlrm.DenseArch(architecture.in_features, bottom)
+        self.interaction = dlrm.InteractionDCNArch(features, LowRankCrossNet(width, layers, rank))
         self.over = dlrm.OverArch(width, [*architecture.widths("top"), 1])
 
-    def forward(
-        self, dense: torch.Tensor, labels: torch.Tensor, found: Found
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss over the batch, and the logits."""
+    def logits(self, dense: Tensor, found: Found) -> Tensor:
+        """Of crosses of all outputs."""
         sparse = torch.stack(self.pooled(found, self.module), dim=1)
-        logits = self.over(self.interaction(self.bottom(dense), sparse))
-        return binary_loss(logits, labels), logits
+        return self.over(self.interaction(self.bottom(dense), sparse))
 
 
 class FactorizationBody(Body):
@@ -102,30 +98,17 @@ class FactorizationBody(Body):
     def __init__(self, architecture: Architecture, keys: Keys) -> None:
         super().__init__(architecture, keys)
         (self.module,) = keys
-        names = [key for key, _ in keys[self.module]]
-        dim = keys[self.module][0][1]
+        names, dim = [key for key, _ in keys[self.module]], keys[self.module][0][1]
         deep = architecture.number("deep")
         self.bottom = deepfm.DenseArch(architecture.in_features, architecture.number("hidden"), dim)
         self.interaction = deepfm.FMInteractionArch((1 + len(names)) * dim, names, deep)
         self.over = deepfm.OverArch(dim + deep + 1)
 
-    def forward(
-        self, dense: torch.Tensor, labels: torch.Tensor, found: Found
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss over the batch, and the probabilities."""
+    def forward(self, dense: Tensor, labels: Tensor, found: Found) -> tuple[Tensor, Tensor]:
+        """Mean loss over the batch, and the probabilities that DeepFM ends with."""
         # the interaction asks for one key after the other
-        sparse: KeyedTensor = found[self.module]
-        clicks = self.over(self.interaction(self.bottom(dense), sparse))
+        clicks = self.over(self.interaction(self.bottom(dense), found[self.module]))
         return nn.functional.binary_cross_entropy(clicks.squeeze(-1), labels), clicks
-
-
-with needs_torchrec():
-    import torch
-    from torch import nn
-    from torchrec.modules.mlp import MLP
-
-COLLECTION = "ec"
-"""The module of the sequences."""
 
 
 class HistoryBody(Body):
@@ -140,31 +123,25 @@ class HistoryBody(Body):
         self.length = architecture.number("length")
         self.bags = [module for module in keys if module != COLLECTION]
         *self.histories, self.candidate = (key for key, _ in keys[COLLECTION])
-        dim = keys[COLLECTION][0][1]
-        heads = architecture.number("heads")
+        dim, heads = keys[COLLECTION][0][1], architecture.number("heads")
+        blocks = (block(dim, heads, self.length) for _ in range(architecture.number("blocks")))
         self.positions = nn.Parameter(0.01 * torch.randn(self.length, dim))
-        self.blocks = nn.Sequential(
-            *(block(dim, heads, self.length) for _ in range(architecture.number("blocks")))
-        )
-        width = architecture.in_features + 2 * dim + sum(self.width(m) for m in self.bags)
+        self.blocks = nn.Sequential(*blocks)
+        width = architecture.in_features + 2 * dim + self.width(*self.bags)
         self.top = MLP(width, [*architecture.widths("top"), 1], activation_on_last=False)
 
-    def forward(
-        self, dense: torch.Tensor, labels: torch.Tensor, found: Found
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss over the batch, and the logits."""
+    def logits(self, dense: Tensor, found: Found) -> Tensor:
+        """Of the last item's encoding and the rest."""
         rows = found[COLLECTION]
         x = self.positions + sum(self._padded(rows[key], self.length) for key in self.histories)
         encoded = self.blocks(x)
         candidate = self._padded(rows[self.candidate], 1).squeeze(1)
-        pooled = [output for module in self.bags for output in self.pooled(found, module)]
-        features = torch.cat([dense, encoded[:, -1], candidate, *pooled], dim=1)
-        logits = self.top(features)
-        return binary_loss(logits, labels), logits
+        others = self.pooled(found, *self.bags)
+        return self.top(torch.cat([dense, encoded[:, -1], candidate, *others], dim=1))
 
-    def _padded(self, sequences: Any, length: int) -> torch.Tensor:
+    def _padded(self, sequences: Any, length: int) -> Tensor:
         """``[batch, length, dim]``; zeros behind the items of a short history."""
-        padded: torch.Tensor = torch.ops.fbgemm.jagged_to_padded_dense(
+        padded: Tensor = torch.ops.fbgemm.jagged_to_padded_dense(
             sequences.values(), [sequences.offsets()], [length], 0.0
         )
         return padded
@@ -184,7 +161,7 @@ class TransformerBlock(nn.Module):
         future = nn.Transformer.generate_square_subsequent_mask(length)
         self.register_buffer("future", future, persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """``[batch, length, dim]`` to the same."""
         normed = self.norms[0](x)
         seen, _ = self.attention(normed, normed, normed, attn_mask=self.future, need_weights=False)
@@ -205,18 +182,15 @@ class GatedBlock(nn.Module):
         self.project, self.out = nn.Linear(dim, 4 * dim), nn.Linear(dim, dim)
         self.register_buffer("past", torch.ones(length, length).tril(), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """``[batch, length, dim]`` to the same."""
         projected = nn.functional.silu(self.project(self.norms[0](x)))
-        gate, value, query, key = projected.chunk(4, dim=-1)
-        query, key, value = (self._by_head(part) for part in (query, key, value))
+        gate, *parts = projected.chunk(4, dim=-1)
+        # [batch, heads, length, dim / heads]
+        value, query, key = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
         scores = nn.functional.silu(query @ key.transpose(-1, -2)) * (self.past / self.length)
         seen = (scores @ value).transpose(1, 2).reshape(x.shape)
         return x + self.out(self.norms[1](seen) * gate)
-
-    def _by_head(self, part: torch.Tensor) -> torch.Tensor:
-        """``[batch, heads, length, dim / heads]``."""
-        return part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class TransformerBody(HistoryBody):
@@ -233,16 +207,6 @@ class GatedBody(HistoryBody):
         super().__init__(architecture, keys, GatedBlock)
 
 
-with needs_torchrec():
-    import torch
-    from torch import nn
-    from torchrec.modules.mlp import MLP
-
-
-def _mlp(width: int, layers: list[int], *, bare_last: bool = False) -> nn.Module:
-    return MLP(width, layers, activation_on_last=not bare_last)
-
-
 class ExpertsBody(Body):
     """MMoE (Ma et al. 2018): every task weighs the outputs of all experts by a gate of its own.
 
@@ -251,26 +215,24 @@ class ExpertsBody(Body):
 
     def __init__(self, architecture: Architecture, keys: Keys) -> None:
         super().__init__(architecture, keys)
-        width = architecture.in_features + sum(self.width(module) for module in keys)
+        width = architecture.in_features + self.width(*keys)
         experts, tasks = architecture.number("experts"), architecture.number("tasks")
         expert, tower = architecture.widths("expert"), [*architecture.widths("tower"), 1]
-        self.experts = nn.ModuleList(_mlp(width, expert) for _ in range(experts))
+        self.experts = nn.ModuleList(MLP(width, expert) for _ in range(experts))
         self.gates = nn.ModuleList(nn.Linear(width, experts) for _ in range(tasks))
-        self.towers = nn.ModuleList(_mlp(expert[-1], tower, bare_last=True) for _ in range(tasks))
+        self.towers = nn.ModuleList(
+            MLP(expert[-1], tower, activation_on_last=False) for _ in range(tasks)
+        )
 
-    def forward(
-        self, dense: torch.Tensor, labels: torch.Tensor, found: Found
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss over the batch and tasks, and the logits."""
-        pooled = [output for module in self.keys for output in self.pooled(found, module)]
-        x = torch.cat([dense, *pooled], dim=1)
+    def logits(self, dense: Tensor, found: Found) -> Tensor:
+        """A column a task."""
+        x = torch.cat([dense, *self.pooled(found, *self.keys)], dim=1)
         opinions = torch.stack([expert(x) for expert in self.experts], dim=1)
         logits = []
         for gate, tower in zip(self.gates, self.towers, strict=True):
             weights = torch.softmax(gate(x), dim=1)
             logits.append(tower(torch.einsum("be,bew->bw", weights, opinions)))
-        joined = torch.cat(logits, dim=1)
-        return binary_loss(joined, labels), joined
+        return torch.cat(logits, dim=1)
 
 
 class TowersBody(Body):
@@ -282,30 +244,19 @@ class TowersBody(Body):
 
     def __init__(self, architecture: Architecture, keys: Keys) -> None:
         super().__init__(architecture, keys)
-        self.first, self.second = keys
         widths = [architecture.widths(name) for name in ("bottom", "first", "second")]
-        given = architecture.in_features, self.width(self.first), self.width(self.second)
-        self.towers = nn.ModuleList(
-            _mlp(width, layers) for width, layers in zip(given, widths, strict=True)
-        )
+        first, second = keys
+        given = architecture.in_features, self.width(first), self.width(second)
+        self.towers = nn.ModuleList(MLP(*of) for of in zip(given, widths, strict=True))
         top = [*architecture.widths("top"), 1]
-        self.top = _mlp(sum(layers[-1] for layers in widths), top, bare_last=True)
+        self.top = MLP(sum(layers[-1] for layers in widths), top, activation_on_last=False)
 
-    def forward(
-        self, dense: torch.Tensor, labels: torch.Tensor, found: Found
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean loss over the batch, and the logits."""
-        pooled = (torch.cat(self.pooled(found, m), dim=1) for m in (self.first, self.second))
+    def logits(self, dense: Tensor, found: Found) -> Tensor:
+        """Of all towers side by side."""
+        pooled = (torch.cat(self.pooled(found, module), dim=1) for module in self.keys)
         towers = [tower(x) for tower, x in zip(self.towers, (dense, *pooled), strict=True)]
-        logits = self.top(torch.cat(towers, dim=1))
-        return binary_loss(logits, labels), logits
+        return self.top(torch.cat(towers, dim=1))
 
-
-with needs_torchrec():
-    import torch
-    from torch import nn
-
-    from shardopt.training.batch import Batch
 
 BODIES: Mapping[str, type[Body]] = {
     "dcn_v2": CrossBody,
@@ -318,18 +269,14 @@ BODIES: Mapping[str, type[Body]] = {
 """By `Architecture.kind`."""
 
 
-def linear_layers(workload: Workload, architecture: Architecture) -> list[list[int]]:
-    """(in, out) of every `nn.Linear` of the model, which tell little of what it runs."""
-    body = Ranker(workload, architecture, torch.device("meta")).body
-    linears = (m for m in body.modules() if isinstance(m, nn.Linear))
-    return [[layer.in_features, layer.out_features] for layer in linears]
-
-
 def model_facts(workload: Workload, architecture: Architecture) -> dict[str, Any]:
-    """What rows say of a model that is no DLRM: its architecture and its linear layers."""
+    """What rows say of a model that is no DLRM: its architecture and (in, out) of every `nn.Linear`
+    of it, which tell little of what it runs."""
+    body = Ranker(workload, architecture, torch.device("meta")).body
+    linears = [m for m in body.modules() if isinstance(m, nn.Linear)]
     return {
-        "architecture": architecture_to_dict(architecture),
-        "linears": linear_layers(workload, architecture),
+        "architecture": architecture.as_dict(),
+        "linears": [[layer.in_features, layer.out_features] for layer in linears],
     }
 
 
@@ -380,7 +327,7 @@ class Ranker(nn.Module):
         """The embedding modules by name."""
         return {name: getattr(self, name) for name in self.names}
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean loss over the batch, and the predictions."""
         # every module's lookup starts before the first output is waited for
         found = {name: module(batch.sparse[name]) for name, module in self.sparse.items()}

@@ -1,23 +1,14 @@
-"""Measured training steps of transformers on CPU ranks: the shapes, their ops, rounds of times.
-
-A folder holds the ops of every shape (`OPS`), the buckets in which its gradients are summed
-(`BUCKETS`), and rounds of times. docs/data.md says what measured them.
-"""
+"""Training steps of transformers on CPU ranks: shapes, the ops of a step, the sums of gradients."""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
-from predictor.cost.ops.cpu_ops import BINS, OpRow
-from predictor.errors import InputError
+from predictor.cost.ops.cpu_ops import OpRow
 from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveWait, RankCalls
-from shardopt.measure.store import Fields, RowKind, read_rows
 
 FAMILIES = ("bert", "gpt2", "xlnet")
 _LETTERS = "ldhfvsb"
@@ -88,6 +79,7 @@ def parse_shape(name: str) -> TransformerShape:
 
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+LEAST_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -128,9 +120,6 @@ def training_step(
     return RankCalls(calls, (*buckets, *map(CollectiveWait, range(len(buckets)))))
 
 
-LEAST_SHARE = 1e-3
-
-
 def fit_sync(
     buckets: Sequence[Sequence[CollectiveStart]], extra_ms: Sequence[float]
 ) -> GradientSync:
@@ -149,123 +138,3 @@ def fit_sync(
     weights = 1 / np.sqrt(np.maximum(extra, extra.max() * LEAST_SHARE))
     found, _ = nnls(rows / scale * weights[:, None], extra * weights)
     return GradientSync(*(found / scale))
-
-
-OPS, BUCKETS = "ops.csv", "buckets.csv"
-TIMES = ("steps", "alone", "captured")
-"""Of a round that counts: what was timed -> shape -> ms of every rank."""
-KIB = 1024
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Medians over all rounds and steps, by the name of a shape, ms.
-
-    Args:
-        steps: of a step, the slowest rank's.
-        alone: of a step that exchanges no gradients; of captured shapes only.
-        captured: of each row of ops inside such a step.
-        disturbed: further rounds, whose times were not kept as other work took a rank's core.
-    """
-
-    count: int
-    disturbed: int
-    steps: Mapping[str, float]
-    alone: Mapping[str, float]
-    captured: Mapping[str, tuple[float, ...]]
-
-
-def rounds_file(folder: Path, ranks: int) -> Path:
-    """Where the rounds of so many ranks lie."""
-    return folder / f"rounds-{ranks}.jsonl"
-
-
-def _parse_op(of: Fields) -> Fields:
-    reuse = [0.0] * BINS
-    for entry in of["reuse_kib"].split():
-        at, size = entry.split(":")
-        reuse[int(at)] = KIB * float(size)
-    sizes = tuple(map(int, of["sizes"].split()))
-    return {**of, "row": OpRow(of["kind"], sizes, tuple(reuse), int(of["count"]))}
-
-
-ROUND = RowKind(
-    what="round",
-    keys=("round", "other_cores"),
-    parse=lambda of: {key: of[key] for key in (TIMES if "steps" in of else ())},
-    fields=dict,
-    json_lines=True,
-    remedy=f"a round holds {', '.join(TIMES)}, unless other work disturbed it; delete the line",
-)
-OP = RowKind(
-    what="row of ops",
-    keys=("shape", "part", "kind", "sizes", "count", "reuse_kib"),
-    parse=_parse_op,
-    fields=dict,
-)
-"""A line of `OPS`; shape and part stand in their first line only."""
-BUCKET = RowKind(
-    what="bucket",
-    keys=("shape", "bucket", "gradients", "bytes"),
-    parse=lambda of: {**of, "start": gradient_sum(int(of["gradients"]), int(of["bytes"]))},
-    fields=dict,
-)
-
-
-def read_rounds(folder: Path, ranks: int) -> Rounds:
-    """All rounds of so many ranks.
-
-    Raises:
-        InputError: none was undisturbed, or a line is broken.
-    """
-    path = rounds_file(folder, ranks)
-    rounds = read_rows(path, ROUND)
-    kept = [each for each in rounds if each]
-    if not kept:
-        raise InputError(f"{path}: none of its {len(rounds)} rounds was undisturbed")
-    slowest = {
-        key: {
-            name: max(map(statistics.median, times)) for name, times in _samples(kept, key).items()
-        }
-        for key in ("steps", "alone")
-    }
-    captured: dict[str, list[list[float]]] = defaultdict(list)
-    for each in kept:
-        for name, of in each["captured"].items():
-            captured[name] += of
-    rows_ms = {
-        name: tuple(map(statistics.median, zip(*times, strict=True)))
-        for name, times in captured.items()
-    }
-    return Rounds(len(kept), len(rounds) - len(kept), **slowest, captured=rows_ms)
-
-
-def _samples(rounds: Sequence[Fields], key: str) -> dict[str, list[list[float]]]:
-    """Name -> times of every rank."""
-    found: dict[str, list[list[float]]] = {}
-    for each in rounds:
-        for name, ranks in each[key].items():
-            kept = found.setdefault(name, [[] for _ in ranks])
-            for times, more in zip(kept, ranks, strict=True):
-                times.extend(more)
-    return found
-
-
-def read_ops(folder: Path) -> dict[str, RankCalls]:
-    """The step of every shape by its name, as `OPS` and `BUCKETS` have it.
-
-    Raises:
-        InputError: a file cannot be read, or a line of it.
-    """
-    parts: dict[str, dict[str, list[OpRow]]] = defaultdict(lambda: defaultdict(list))
-    name = part = ""
-    for line in read_rows(folder / OPS, OP):
-        name, part = line["shape"] or name, line["part"] or part
-        parts[name][part].append(line["row"])
-    buckets: dict[str, list[CollectiveStart]] = defaultdict(list)
-    for of in read_rows(folder / BUCKETS, BUCKET):
-        buckets[of["shape"]].append(of["start"])
-    return {
-        name: training_step({part: tuple(rows) for part, rows in of.items()}, buckets[name])
-        for name, of in parts.items()
-    }

@@ -8,7 +8,8 @@ file states of them is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,7 +17,6 @@ import yaml
 from lab.fit.cards import CARDS, TENSOR_SHEETS, Card
 from lab.fit.known_errors import Facts, with_facts
 from lab.fit.profile_text import FlowLists
-from lab.programs import existing_folder, make_parser
 from predictor.cost.collectives import OPS
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
@@ -251,11 +251,7 @@ def text_of(card: Card) -> str:
     return with_facts(text, GROUP_NAMES, Facts.stated(load_hardware(card.name)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(folder: Path) -> None:
     """Write every derived profile into a folder."""
-    parser = make_parser("fit derive", __doc__)
-    parser.add_argument("folder", type=existing_folder, help="folder to write the profiles to")
-    folder = parser.parse_args(argv).folder
     for card in CARDS:
         (folder / f"{card.name}.yaml").write_text(text_of(card), encoding="utf-8")
-    return 0

@@ -10,19 +10,17 @@ with a weak pull of the factors towards one. It prints what
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lab.programs import existing_folder, make_parser
 from lab.runtimes.hugectr import Runtime, runtime_of_round
-from lab.validate.mlperf import Case, Planner, case_of, is_fitted, read_systems
+from lab.statistics import grouped
+from lab.validate.mlperf import DCNV2, Planner, builder_of, read_systems
+from shardopt.calibrate.fitting import Array
 
-Array = NDArray[np.float64]
 PULL = 0.01
 """Weight of the squared log factors beside the mean log error."""
 EVALUATIONS, RESTARTS = 400, 3
@@ -34,20 +32,21 @@ class Rows:
 
     def __init__(self, folder: Path, rounds: Callable[[tuple[int, ...]], bool]) -> None:
         planner, _ = Planner.read(folder)
-        cases: dict[tuple[object, ...], Case] = {}
-        times: dict[tuple[object, ...], list[float]] = defaultdict(list)
-        for system in read_systems(folder)[0]:
-            case = case_of(system, planner)
-            if isinstance(case, str) or not is_fitted(system) or not rounds(system.version):
-                continue
-            key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
-                   system.global_batch, planner.knobs(system))  # fmt: skip
-            cases.setdefault(key, case)
-            times[key].append(system.measured_ms)
-        self.builders = [case.builder() for case in cases.values()]
-        self.versions = [case.system.version for case in cases.values()]
-        self.measured = np.array([np.median(times[key]) for key in cases])
-        self.weights = np.array([len(times[key]) ** 0.5 for key in cases])
+        systems = [
+            s
+            for s in read_systems(folder).rows
+            if s.is_fitted and rounds(s.version) and (s.benchmark != DCNV2 or planner.matrix(s))
+        ]
+        alike = grouped(
+            systems,
+            lambda s: (s.runtime.name, s.profile, s.nodes, s.gpus_per_node, s.global_batch,
+                       planner.knobs(s)),
+        )  # fmt: skip
+        self.builders = [builder_of(of[0], planner) for of in alike.values()]
+        self.versions = [of[0].version for of in alike.values()]
+        times = [[system.measured_ms for system in of] for of in alike.values()]
+        self.measured = np.array([np.median(of) for of in times])
+        self.weights = np.array([len(of) ** 0.5 for of in times])
 
     def loss(self, runtime_of: Callable[[tuple[int, ...]], Runtime]) -> float:
         """Weighted mean of the absolute log errors."""
@@ -113,18 +112,12 @@ def _minimum(loss: Callable[[Array], float], start: Sequence[float]) -> Array:
     return x
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the fitted runtimes."""
-    parser = make_parser("fit hugectr", __doc__)
-    parser.add_argument(
-        "--data", type=existing_folder, required=True, help="folder of the public tables"
-    )
-    folder = parser.parse_args(argv).data
-    v30, v31 = fit_dcnv2(folder)
-    for runtime in (fit_hybrid(folder, v31), v30, v31):
-        print(
+def run(data: Path) -> Iterator[str]:
+    """The fitted runtimes, a line each."""
+    v30, v31 = fit_dcnv2(data)
+    for runtime in (fit_hybrid(data, v31), v30, v31):
+        yield (
             f"{runtime.name}: lookup_factor {runtime.lookup_factor:.3f}, update_factor "
             f"{runtime.update_factor:.3f}, gemm_factor {runtime.gemm_factor:.3f}, "
             f"step_us {runtime.step_us:.0f}"
         )
-    return 0

@@ -1,13 +1,12 @@
 """What is computed of a shipped profile, and its place in the file: ranges, rows and errors.
 
-The rest of a file is written by hand, with reasons beside it, or by `lab.fit.derive`; a command
-writes these (`lab.fit.known_errors`).
+The rest of a file is written by hand, with reasons beside it, or by `lab.fit.derive`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lab.fit.cards import CARDS, Card
+from lab.fit.cards import CARDS
 from lab.fit.links import gpu_fits, held_out_errors, rows_behind
 from lab.fit.profile_text import set_key
-from lab.programs import existing_folder, make_parser
-from lab.validate.collectives import (
-    ACROSS_LARGE,
-    ACROSS_SMALL,
-    WITHIN_LARGE,
-    WITHIN_MEDIUM,
-    validate_collectives,
-)
-from lab.validate.dlrm_published import FUSED, UNFUSED, validate_dlrm_published
-from lab.validate.gemm import COLD, FP8, WARM, validate_gemm
-from lab.validate.mlperf import LATER, NEVER, by_configuration, by_profile, validate_mlperf_dlrm
-from lab.validate.public_tables import GEMM_FILE, by_split, read_gemm
-from lab.validate.report import ComparedRow, Report, Summary, geomean
-from lab.validate.torchrec_p4d import validate_torchrec_p4d
+from lab.statistics import geomean, grouped
+from lab.suites import SUITES, ComparedRow, Summary
+from lab.validate.collectives import ACROSS_LARGE, ACROSS_SMALL, WITHIN_LARGE, WITHIN_MEDIUM
+from lab.validate.dlrm_published import FUSED, UNFUSED
+from lab.validate.gemm import COLD, FP8, WARM, by_split, read_gemm
+from lab.validate.mlperf import LATER, NEVER, by_configuration
 from predictor.csv_rows import skipped_lines
-from predictor.errors import ShardoptError
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import HardwareProfile, KnownError
 from shardopt.calibrate.fitting import mape
@@ -141,45 +131,6 @@ HELD_OUT = {
 """Group -> the rows of the suite of collectives that tell its error."""
 
 
-@dataclass(frozen=True)
-class Iterations:
-    """A suite of whole iterations whose rows name the profile that predicted them.
-
-    Args:
-        run: the suite.
-        runtime: the software that ran the iterations.
-        rows: what rows of a report are, in words -> those rows.
-    """
-
-    run: Callable[[Path], Report]
-    runtime: str
-    rows: Callable[[Report], Mapping[str, Sequence[ComparedRow]]]
-
-
-def _published(report: Report) -> dict[str, list[ComparedRow]]:
-    return {report.headline: report.counted}
-
-
-def _examples(report: Report) -> dict[str, list[ComparedRow]]:
-    return {"fp32 and TF32": [row for row in report.rows if row.part in (UNFUSED, FUSED)]}
-
-
-def _mlperf(report: Report) -> dict[str, list[ComparedRow]]:
-    """Systems that repeat a configuration of a fitted family count once."""
-    later = by_configuration(report.parts.get(LATER, ()))
-    return {
-        "later rounds of fitted families, one row a configuration": later,
-        NEVER: list(report.parts.get(NEVER, ())),
-    }
-
-
-ITERATIONS = (
-    Iterations(validate_torchrec_p4d, "TorchRec", _published),
-    Iterations(validate_dlrm_published, "DeepLearningExamples", _examples),
-    Iterations(validate_mlperf_dlrm, "HugeCTR", _mlperf),
-)
-"""TorchRec's own first."""
-
 WRITTEN = ("gemm", INTRA, INTER)
 """Groups whose figures are computed here; those of calibrated ones are with their rows."""
 
@@ -191,10 +142,9 @@ def computed(folder: Path) -> dict[str, Facts]:
         InputError: a table in ``folder`` is missing or cannot be read.
     """
     cards = {card.name: card for card in CARDS}
-    gemm_rows = by_split(read_gemm(folder / GEMM_FILE).rows)
-    shapes = gemm_ranges(gemm_rows)
-    fits = gpu_fits(folder)
     gemm, iterations = gemm_errors(folder), iteration_errors(folder)
+    gemm_rows = by_split(read_gemm(folder))
+    shapes, fits = gemm_ranges(gemm_rows), gpu_fits(folder)
     links, past_nics = link_errors(folder), rows_behind(folder)
     found = {}
     for name in list_hardware():
@@ -202,7 +152,8 @@ def computed(folder: Path) -> dict[str, Facts]:
         if load_hardware(name).inline or (card is None and name not in GEMM_FITS):
             continue
         linked = card.link if card else name
-        ranges: dict[str, Ranges] = {"gemm": shapes[_gemm_device(name, card)]}
+        device = GEMM_FITS.get(name) or GEMM_FITS[card.like if card else name]
+        ranges: dict[str, Ranges] = {"gemm": shapes[device]}
         errors = {"gemm": gemm[name]} if name in gemm else {}
         errors |= links.get(name, {})
         if linked is not None:
@@ -218,30 +169,27 @@ def computed(folder: Path) -> dict[str, Facts]:
     return found
 
 
-def _gemm_device(name: str, card: Card | None) -> str:
-    return GEMM_FITS[name] if card is None or name in GEMM_FITS else GEMM_FITS[card.like]
+def _by_profile(rows: Sequence[ComparedRow]) -> dict[str, list[ComparedRow]]:
+    """Profile that predicted them -> rows."""
+    return grouped(rows, lambda row: str(row.name["profile"]))
 
 
 def gemm_ranges(tables: Mapping[tuple[str, str], GemmRows]) -> dict[str, Ranges]:
     """Device -> m, n and k of its rows, those of the fit and those of the test."""
     found: dict[str, Ranges] = {}
-    for device in {device for device, _ in tables}:
-        of = [table for (name, _), table in tables.items() if name == device]
-        sides = {"m": [t.m for t in of], "n": [t.n for t in of], "k": [t.k for t in of]}
-        found[device] = {
-            side: (float(min(map(np.min, sizes))), float(max(map(np.max, sizes))))
-            for side, sizes in sides.items()
-        }
+    for device, of in grouped(tables.items(), lambda item: item[0][0]).items():
+        sides = {s: np.concatenate([getattr(table, s) for _, table in of]) for s in "mnk"}
+        found[device] = {s: (float(all_.min()), float(all_.max())) for s, all_ in sides.items()}
     return found
 
 
 def gemm_errors(folder: Path) -> dict[str, KnownError]:
     """Profile -> error on the held-out rows of its device, but for fp8, whose times are doubted,
     and for cold operands, which a training step has few of."""
-    report = validate_gemm(folder)
+    report = SUITES["gemm"].run(folder)
     listed = [row for row in report.listed if row.part not in (FP8, COLD)]
     found = {}
-    for name, rows in by_profile(listed).items():
+    for name, rows in _by_profile(listed).items():
         linear = [str(row.name["device"]) for row in rows if "device" in row.name]
         products = [row.family for row in rows if "device" not in row.name and row.part != WARM]
         which = []
@@ -258,11 +206,11 @@ def gemm_errors(folder: Path) -> dict[str, KnownError]:
 
 def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
     """Profile -> group of links -> error on rows held out."""
-    report = validate_collectives(folder)
+    report = SUITES["collectives"].run(folder)
     found: dict[str, dict[str, KnownError]] = defaultdict(dict)
     for group, (what, parts) in HELD_OUT.items():
-        of = by_profile(row for row in report.listed if row.part in parts)
-        for name, rows in of.items():
+        of = [row for row in report.listed if row.part in parts]
+        for name, rows in _by_profile(of).items():
             if len(rows) >= FEWEST_LINKS:
                 found[name][group] = _known(report.suite, what, rows)
     for name, like in SAME_LINKS.items():
@@ -285,15 +233,29 @@ def collective_error(folder: Path, name: str) -> KnownError:
 
 
 def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
-    """Profile -> error of every suite of whole iterations that has test rows of it."""
+    """Profile -> error of every suite of whole iterations that has test rows of it, TorchRec's own
+    first."""
     found: dict[str, list[KnownError]] = defaultdict(list)
-    for suite in ITERATIONS:
-        report = suite.run(folder)
-        for words, listed in suite.rows(report).items():
-            for name, rows in by_profile(listed).items():
-                known = _known(report.suite, words, rows)
-                found[name].append(known.model_copy(update={"runtime": suite.runtime}))
+    for suite, runtime, words, listed in _iterations(folder):
+        for name, rows in _by_profile(listed).items():
+            known = _known(suite, words, rows)
+            found[name].append(known.model_copy(update={"runtime": runtime}))
     return dict(found)
+
+
+def _iterations(folder: Path) -> Iterator[tuple[str, str, str, Sequence[ComparedRow]]]:
+    """Suite, the software that ran the iterations, what the rows are, and the rows."""
+    p4d = SUITES["torchrec-p4d"].run(folder)
+    yield p4d.suite, "TorchRec", p4d.headline, p4d.counted
+    examples = SUITES["dlrm-published"].run(folder)
+    single = [row for row in examples.rows if row.part in (UNFUSED, FUSED)]
+    yield examples.suite, "DeepLearningExamples", "fp32 and TF32", single
+    mlperf = SUITES["mlperf-dlrm"].run(folder)
+    # systems that repeat a configuration of a fitted family count once
+    later = by_configuration(mlperf.parts.get(LATER, ()))
+    words = "later rounds of fitted families, one row a configuration"
+    yield mlperf.suite, "HugeCTR", words, later
+    yield mlperf.suite, "HugeCTR", NEVER, mlperf.parts.get(NEVER, ())
 
 
 def _known(suite: str, which: str, rows: Sequence[ComparedRow]) -> KnownError:
@@ -310,7 +272,7 @@ def _figure(value: float) -> float:
 def unreadable(folder: Path) -> list[str]:
     """Rows of the fits that were left out, counted and named; nothing if none was."""
     problems = [text for fit in gpu_fits(folder).values() for text in fit.problems]
-    return skipped_lines([*dict.fromkeys(problems), *read_gemm(folder / GEMM_FILE).problems])
+    return skipped_lines([*dict.fromkeys(problems), *read_gemm(folder).problems])
 
 
 def write(folder: Path, profiles: Path) -> list[str]:
@@ -326,19 +288,8 @@ def write(folder: Path, profiles: Path) -> list[str]:
     return changed
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write what is computed into a folder of profiles."""
-    parser = make_parser("fit known-errors", __doc__)
-    parser.add_argument(
-        "--data", type=existing_folder, required=True, help="folder of the public tables"
-    )
-    parser.add_argument("profiles", type=existing_folder, help="folder of the shipped profiles")
-    given = parser.parse_args(argv)
-    try:
-        changed = write(given.data, given.profiles)
-    except (ShardoptError, OSError) as error:
-        parser.error(str(error))
-    for line in unreadable(given.data):
-        print(line)
-    print(f"changed: {', '.join(changed) or 'none'}")
-    return 0
+def run(data: Path, profiles: Path) -> Iterator[str]:
+    """Write what is computed into a folder of profiles, and say what changed."""
+    changed = write(data, profiles)
+    yield from unreadable(data)
+    yield f"changed: {', '.join(changed) or 'none'}"

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from lab.fit.profile_text import set_key
-from lab.programs import existing_folder, make_parser
 from lab.validate.curves import ROBUST, every_second, fit_own_part, fit_rank_cost
 from lab.validate.links import (
     NCCL_TESTS_FILE,
     NO_PEERS,
     SLINGSHOT,
+    Key,
     LinkRow,
+    read_collectives,
     read_links,
     times_nccl,
 )
 from lab.validate.links import slingshot as slingshot_row
 from lab.validate.links import tcpx as tcpx_row
-from lab.validate.public_tables import Key, read_collectives
 from predictor.cost.collectives import OPS, Op, bus_factor
 from predictor.csv_rows import Row, number, read_table
 from predictor.errors import InputError
@@ -67,7 +67,7 @@ def _ring_rows(folder: Path) -> CollectiveRows:
     """From 1 MiB, with the time beyond an empty one of either half."""
     found = [
         rows
-        for (platform, wiring, op), rows in read_collectives(folder).tables.items()
+        for (platform, wiring, op), rows in read_collectives(folder)[0].items()
         if platform.startswith(RDMA_PLATFORM) and (wiring, op) == ("2x8", "all_reduce")
     ]
     if len(found) != 1:
@@ -180,9 +180,9 @@ class PublicRows:
     @cached_property
     def tables(self) -> dict[Key, CollectiveRows]:
         """All tables of collectives."""
-        found = read_collectives(self.folder)
-        self.problems += found.problems
-        return found.tables
+        found, problems = read_collectives(self.folder)
+        self.problems += problems
+        return found
 
     def table(self, platform: str, wiring: str, op: str) -> CollectiveRows:
         """The one table of a collective on a platform."""
@@ -392,7 +392,7 @@ def _traced(row: Row) -> tuple[tuple[str, str], float, float]:
     return (name, row["idx"]), number(row, "in_bytes"), number(row, "kernel_dur_us")
 
 
-def write(folder: Path, profiles: Path) -> None:
+def run(folder: Path, profiles: Path) -> None:
     """Write the curves within a host into the files of a folder of profiles."""
     for name, fit in gpu_fits(folder).items():
         path = profiles / f"{name}.yaml"
@@ -413,15 +413,3 @@ def _plain(curve: Curve) -> dict[str, Any]:
         return float(f"{value:.5g}")
 
     return {key: rounded(v) for key, v in curve.model_dump(exclude_defaults=True).items()}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit and write."""
-    parser = make_parser("fit links", __doc__)
-    parser.add_argument(
-        "--data", type=existing_folder, required=True, help="folder of the public tables"
-    )
-    parser.add_argument("profiles", type=existing_folder, help="folder of the shipped profiles")
-    given = parser.parse_args(argv)
-    write(given.data, given.profiles)
-    return 0

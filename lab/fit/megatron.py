@@ -3,27 +3,23 @@
 The rows are the hundred of vTrain's one-node table whose configurations have the smallest SHA-256.
 Least squares of the log errors with a soft L1 loss, since a few configurations lie 20 % and more
 off whatever the constants are. It prints what `predictor/hardware/runtimes/megatron.yaml` holds,
-and the error on the rows left out. Rows are sums of timings (decision 0017), so with
-``--by-timing`` it also leaves out every timing in turn, with all rows that are sums of it, and
-prints the error on those; this takes minutes.
+and the error on the rows left out. Rows are sums of timings (decision 0017), so it also leaves out
+every timing in turn, with all rows that are sums of it; this takes minutes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lab.programs import existing_folder, make_parser
-from lab.runtimes.megatron import CONSTANTS, Configuration, MegatronRuntime, MegatronStep
-from lab.validate.report import relative_errors
-from lab.validate.transformers import Measured, Timing, read_single, timing_of
+from lab.runtimes.megatron import CONSTANTS, MegatronRuntime, MegatronStep
+from lab.statistics import relative_errors
+from lab.validate.transformers import Measured, Timing, read_steps, timing_of
 from predictor.hardware.loader import load_hardware
-from shardopt.calibrate.fitting import mape
-
-Array = NDArray[np.float64]
+from shardopt.calibrate.fitting import Array, mape
 
 HARDWARE = "a100-40gb"
 FIT_ROWS = 100
@@ -36,14 +32,13 @@ STEP = 3e-3
 """Relative step of the derivatives: the slower of launches and kernels makes corners."""
 
 
-def digest(configuration: Configuration) -> str:
-    """SHA-256 of the configuration's integers, joined by commas."""
-    return hashlib.sha256(",".join(map(str, configuration)).encode()).hexdigest()
-
-
 def split_rows(rows: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
-    """Those to fit, smallest hash first, and the others."""
-    ordered = sorted(rows, key=lambda row: digest(row[0]))
+    """Those to fit, smallest SHA-256 of the configuration's integers first, and the others."""
+
+    def digest(row: Measured) -> str:
+        return hashlib.sha256(",".join(map(str, row[0])).encode()).hexdigest()
+
+    ordered = sorted(rows, key=digest)
     return ordered[:FIT_ROWS], ordered[FIT_ROWS:]
 
 
@@ -99,33 +94,21 @@ def _runtime(values: Iterable[float]) -> MegatronRuntime:
     return MegatronRuntime(*(float(value) for value in values))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the constants, their errors, and the configurations that were fitted."""
-    parser = make_parser("fit megatron", __doc__)
-    parser.add_argument(
-        "--data", type=existing_folder, required=True, help="folder of the public tables"
-    )
-    parser.add_argument(
-        "--by-timing", action="store_true", help="leave out every timing in turn as well"
-    )
-    given = parser.parse_args(argv)
-    every = read_single(given.data).rows
+def run(data: Path) -> Iterator[str]:
+    """The constants, their errors, and the configurations that were fitted."""
+    every = read_steps(data).rows
     rows, held_out = split_rows(every)
     step = MegatronStep(load_hardware(HARDWARE), START)
     runtime = fit(step, rows)
     step.use(runtime)
     for name, part in (("fit", rows), ("held out", held_out)):
         error = mape(relative_errors(measured(part), predicted(step, part)))
-        print(f"# {name}: {len(part)} rows, MAPE {error:.2%}")
-    if given.by_timing:
-        errors = list(timings_left_out(step, every).values())
-        over_rows, over_timings = mape(np.concatenate(errors)), np.mean([mape(e) for e in errors])
-        print(f"# timings left out one by one: {len(every)} rows, MAPE {over_rows:.2%}")
-        print(f"# the same over {len(errors)} timings: {over_timings:.2%}")
-    print("constants:")
-    for name in CONSTANTS:
-        print(f"  {name}: {getattr(runtime, name)}")
-    print("fit_rows:")
-    for configuration, _, _ in rows:
-        print(f"  - {list(configuration)}")
-    return 0
+        yield f"# {name}: {len(part)} rows, MAPE {error:.2%}"
+    errors = list(timings_left_out(step, every).values())
+    over_rows, over_timings = mape(np.concatenate(errors)), np.mean([mape(e) for e in errors])
+    yield f"# timings left out one by one: {len(every)} rows, MAPE {over_rows:.2%}"
+    yield f"# the same over {len(errors)} timings: {over_timings:.2%}"
+    yield "constants:"
+    yield from (f"  {name}: {getattr(runtime, name)}" for name in CONSTANTS)
+    yield "fit_rows:"
+    yield from (f"  - {list(configuration)}" for configuration, _, _ in rows)

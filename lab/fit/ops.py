@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lab.programs import make_parser
 from lab.replay.calls import FIT, ModelCalls, fit_replays, read_replays
+from lab.suites import Summary
 from lab.validate.replay import predict_held_out
-from lab.validate.report import Summary
 from predictor import units
 from predictor.cost.ops.cpu_ops import OpModels
 from predictor.hardware.loader import CpuOps
@@ -85,13 +84,8 @@ def yaml_of(group: Mapping[str, Any]) -> str:
     return text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit and write."""
-    parser = make_parser("fit ops", __doc__)
-    parser.add_argument("data", type=Path, help="folder with calls.jsonl")
-    parser.add_argument("output", type=Path, help="such as .../ops/cpu-gloo.yaml")
-    given = parser.parse_args(argv)
-    text = yaml_of(fitted_group(read_replays(given.data), given.output.stem))
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(text, encoding="utf-8")
-    return 0
+def run(data: Path, output: Path) -> None:
+    """Fit on the calls in a folder and write the file."""
+    text = yaml_of(fitted_group(read_replays(data), output.stem))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")

@@ -1,4 +1,7 @@
-"""docs/accuracy.md, a short page, and docs/accuracy/, the rows behind it as CSV."""
+"""docs/accuracy.md, a short page, docs/accuracy/, its rows as CSV, and the tables of the README.
+
+accuracy.md beside this file is the head of the page.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lab.programs import existing_folder, make_parser
-from lab.suites import SUITES, Suite
-from lab.validate.report import Cell, Report, Summary
-from predictor.errors import InputError, ShardoptError
+from lab.suites import SUITES, Cell, Report, Summary
+from predictor.errors import InputError
 from shardopt.files import atomic_write_text, decode, read_bytes
 
-HEAD = """# Accuracy
-
-Written by `python -m lab validate all --data DIR --write-docs docs/accuracy.md`; docs/data.md says
-where the files in DIR come from. Change the predictor, not this page.
-
-Every figure compares a prediction with a measurement. *mean* is the mean of |predicted / measured -
-1|; *geomean* is the geometric mean of the same errors, which the literature reports and which is
-smaller. *covered* is the share of rows inside their 90 % interval. The part marked * is the
-headline of its suite: no constant was fitted on its rows. That does not make it blind; the text of
-a suite says what was known when.
-
-**Not validated**, since nothing here measures it: overlap of kernels and NCCL on one GPU, TWRW and
-GRID over hosts under TorchRec, how many rows a cache misses.
-
-[summary.csv](accuracy/summary.csv) has all parts of all suites.
-"""
 MOST_PARTS = 4
 """Parts of a suite on the page; summary.csv has all."""
 MOST_ROWS = 250
@@ -57,7 +42,8 @@ def write_accuracy(page: Path, reports: Sequence[Report]) -> None:
                 [title for title, _ in scores.columns],
                 (map(_plain, row) for row in scores.rows),
             )
-    text = "\n".join([HEAD, *(line for report in reports for line in _section(report))])
+    head = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    text = "\n".join([head, *(line for report in reports for line in _section(report))])
     atomic_write_text(page, text.rstrip() + "\n")
 
 
@@ -72,12 +58,8 @@ def all_parts(report: Report) -> Iterator[tuple[str, Summary]]:
     yield from ((f"noise: {name}", summary) for name, summary in report.noise.items())
 
 
-def _suite(report: Report) -> Suite:
-    return next(suite for suite in SUITES if suite.name == report.suite)
-
-
 def _section(report: Report) -> Iterator[str]:
-    suite = _suite(report)
+    suite = SUITES[report.suite]
     found = dict(all_parts(report))
     named = [report.headline, *(row["part"] for row in suite.readme), *report.held_out, *found]
     shown = [part for part in dict.fromkeys(named) if part in found and found[part].n][:MOST_PARTS]
@@ -98,7 +80,7 @@ def _section(report: Report) -> Iterator[str]:
 
 def _write_rows(path: Path, report: Report) -> None:
     """The rows of a suite; of a large public table, which is its publisher's, errors by family."""
-    if len(report.rows) > MOST_ROWS and not _suite(report).committed:
+    if len(report.rows) > MOST_ROWS and not SUITES[report.suite].committed:
         families = report.by_family().items()
         columns = ("part", "family", *COLUMNS[3:])
         _write_csv(path, columns, ((*key, *_figures(summary)) for key, summary in families))
@@ -131,8 +113,8 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[objec
 
 
 def _figures(summary: Summary) -> list[object]:
-    errors = (summary.mape, summary.geomean, summary.worst, summary.covered)
-    return [summary.n, *("" if math.isnan(error) else round(error, 4) for error in errors)]
+    shown = ("" if math.isnan(error) else round(error, 4) for error in summary.figures)
+    return [summary.n, *shown]
 
 
 def _percent(share: object) -> str:
@@ -178,7 +160,7 @@ def _errors(folder: Path) -> Iterator[str]:
     found = {(row["suite"], row["part"]): row for row in _read(folder / SUMMARY)}
     yield "| suite | what is predicted | n | mean | geometric mean | covered | first score |"
     yield "|---|---|---|---|---|---|---|"
-    for suite in SUITES:
+    for suite in SUITES.values():
         for shown in suite.readme:
             row = found.get((suite.name, shown["part"]))
             if row is None:
@@ -220,15 +202,11 @@ def _read(path: Path) -> list[Mapping[str, str]]:
     return [*csv.DictReader(decode(read_bytes(path, "CSV file"), path).splitlines())]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the figures into the README."""
-    parser = make_parser("readme", "The README's tables of accuracy, from docs/accuracy.")
-    parser.add_argument("readme", type=Path, help="README.md, whose tables are replaced")
-    parser.add_argument("accuracy", type=existing_folder, help="docs/accuracy, with the figures")
-    given = parser.parse_args(argv)
-    try:
-        readme = given.readme.read_text(encoding="utf-8")  # not an input that must be kept
-        atomic_write_text(given.readme, updated(readme, given.accuracy, str(given.readme)))
-    except (ShardoptError, OSError) as error:
-        parser.error(str(error))
-    return 0
+def write_readme(readme: Path, folder: Path) -> None:
+    """Write the figures of a folder's files into the README.
+
+    Raises:
+        InputError: a file cannot be read, or as `updated`.
+    """
+    text = decode(read_bytes(readme, "README"), readme)
+    atomic_write_text(readme, updated(text, folder, str(readme)), update=True)

@@ -1,97 +1,157 @@
-"""docs/benchmarks.md: what the committed rows of the search benchmark say."""
+"""docs/benchmarks.md: what the committed rows of the search benchmark say.
+
+planners_page.md beside this file has the words of the page, and places for what is computed.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
 
 from lab.planners.rows import (
-    MANY_TABLES,
-    MUCH,
     OURS,
     RANDOM,
     RATED,
     RATED_SAME,
+    SAME,
     SHARDOPT,
     TORCHREC,
-    HeadToHead,
-    InstanceRows,
     SearchRow,
-    Value,
-    against,
-    gaps,
-    others,
-    planners_of,
-    rated_ms,
-    rows_by_instance,
-    shares,
-    speed,
-    time_ms,
-    without_plan,
 )
+from lab.statistics import grouped
 from shardopt.formatting import number, percent, plural
-
-HEAD = """# Benchmarks of the search
-
-Written by `python -m lab search configs/bench/search/instances.yaml -o
-configs/bench/search/rows.csv --write-docs docs/benchmarks.md` from the rows in that file. Run the
-command, do not edit this page. Nothing here was measured on GPUs: times are predictions or ratings.
-
-Every planner plans every instance, in a process of its own that has imported all it needs. Each
-plan is scored by two objectives:
-
-- **(a)** the iteration time that shardopt predicts, for plans that fit by shardopt's count of
-  memory. `shardopt` minimises this objective and the other planners do not, so this shows what
-  model and search are worth together if the predictor is right (docs/accuracy.md).
-- **(b)** the rating of TorchRec's planner, the largest sum of shard costs on a rank, for plans that
-  fit by TorchRec's count of memory. TorchRec minimises this objective, and so do the two planners
-  "shardopt on torchrec's cost": the same kind of search (lab/planners/additive.py) with
-  TorchRec's numbers instead of the predictor. Their gain is due to search alone.
-"""
 
 MIXED = """\
 **Warning:** these rows come from different states of the code (see Sources), so they cannot be
 compared with each other. The command runs those again that are not of the present code.
 """
-
 UNKNOWN = """\
 **Warning:** these rows do not say which state of the code they come from. The present code may give
 others; the command runs them again.
 """
+MANY_TABLES = 100
+"""Tables from which the time to a plan as good as TorchRec's has a target."""
+MUCH = 0.01
+"""Relative gain from which a plan counts as better than TorchRec's, not as good."""
 
-PLANNERS = """## The planners
+Value = Callable[[SearchRow], float | None]
+time_ms: Value = attrgetter("time_ms")
+rated_ms: Value = attrgetter("rated_ms")
+Fields = Mapping[str, Mapping[str, SearchRow]]
+"""Instance -> its rows by planner."""
 
-- `torchrec`: TorchRec's `EmbeddingShardingPlanner` with its defaults. `torchrec dynamic` uses its
-  `DynamicProgrammingProposer`, `torchrec balanced` also its `MemoryBalancedPartitioner`. Each has a
-  time limit (the planner's `timeout_seconds`, which it checks between proposals); a call that still
-  runs 20 s later is killed.
-- `neuroshard`: beam search over column splits around a greedy grid, after Zha et al. 2023.
-- `dreamshard-greedy`: whole tables placed greedily by 35 mixtures of the costs that AutoShard and
-  DreamShard (Zha et al. 2022) compare with; their learned policies are not implemented.
-- `hugectr`: small tables data-parallel, hot ones split again and again.
-- `random`: random plans, half of them placed greedily, for as long as `shardopt` took; under (b) as
-  long as `shardopt on torchrec's cost` took.
-- `shardopt`: `search.solve`, as `shardopt plan` runs it. `shardopt on torchrec's cost and options`
-  and `shardopt on torchrec's cost`: see (b); the first has only the options that TorchRec lists.
 
-NeuroShard, DreamShard and HugeCTR are reimplemented from papers and sources (search/baselines lists
-the differences). Each of them plans twice, with the memory count of (a) and of (b), and its best
-proposal under the objective counts; seconds are those under (a).
+def rows_by_instance(rows: Iterable[SearchRow]) -> Fields:
+    """Instance -> its rows by planner, in the order of the rows."""
+    found = grouped(rows, lambda row: row.instance)
+    return {name: {row.planner: row for row in of} for name, of in found.items()}
 
-Instances are drawn from seeds (lab/planners/instances.py): `100x8-fill40-1` has 100
-tables on 8 GPUs, and whole tables fill 40 % of their memory (80 % and more: tight). `packed`
-instances are built around a known packing and have no host memory; `-tw` allows whole tables only.
-"Only us" counts instances where shardopt has a plan that fits and the other planner has none.
-"""
+
+class HeadToHead(NamedTuple):
+    """Ours against one other planner, over all instances that both have run.
+
+    Args:
+        gains: ``1 - ours / theirs`` of instances on which both have a plan that fits.
+        worse: instances on which ours is worse, or has no plan where the other has.
+        only_ours: instances on which the other has no plan that fits, and ours has.
+    """
+
+    instances: int
+    gains: list[float]
+    worse: list[str]
+    only_ours: int
+
+    @property
+    def median_gain(self) -> float | None:
+        """None without a gain."""
+        return statistics.median(self.gains) if self.gains else None
+
+
+def against(fields: Fields, planner: str, ours: Sequence[str], value: Value) -> HeadToHead:
+    """Ours against one planner by one objective.
+
+    Args:
+        ours: planners, of which the best plan counts; the first must have run on an instance.
+    """
+    both = {name: of for name, of in fields.items() if planner in of and ours[0] in of}
+    gains: list[float] = []
+    worse: list[str] = []
+    only = 0
+    for name, rows in both.items():
+        found = (value(rows[one]) for one in ours if one in rows)
+        mine, theirs = min(filter(None, found), default=None), value(rows[planner])
+        if mine is None or theirs is None:
+            only += mine is not None
+            worse += [name] if theirs is not None else []
+            continue
+        gain = 1 - mine / theirs
+        gains.append(0.0 if abs(gain) <= SAME else gain)
+        if gains[-1] < 0:
+            worse.append(name)
+    return HeadToHead(len(both), gains, worse, only)
+
+
+class TimeToMatch(NamedTuple):
+    """When our search first had a plan at least as good as TorchRec's default.
+
+    Args:
+        as_good_s: seconds to such a plan; None if it never had one.
+        better_s: seconds to one that is better by `MUCH`; the first as good is often TorchRec's own
+            plan, which starts the search.
+        theirs_s: TorchRec's seconds; ``cut``: it had to end at its limit.
+    """
+
+    instance: str
+    as_good_s: float | None
+    better_s: float | None
+    theirs_s: float
+    cut: bool
+
+
+def speed(fields: Fields, least_tables: int = MANY_TABLES) -> list[TimeToMatch]:
+    """Time to a plan as good as TorchRec's default by the predictor, an instance each."""
+    found: list[TimeToMatch] = []
+    for name, rows in fields.items():
+        theirs, mine = rows.get(TORCHREC), rows.get(SHARDOPT)
+        if theirs is None or mine is None or theirs.tables < least_tables:
+            continue
+        if (ms := theirs.iteration_ms) is not None:
+            reached = mine.seconds_to(ms), mine.seconds_to(ms * (1 - MUCH))
+            found.append(TimeToMatch(name, *reached, theirs.seconds, theirs.ended != "done"))
+    return found
+
+
+def without_plan(fields: Fields, planner: str, value: Value) -> list[str]:
+    """Instances on which a planner has no plan that fits."""
+    return [name for name, of in fields.items() if planner in of and value(of[planner]) is None]
+
+
+def gaps(fields: Fields, planner: str, value: Value) -> list[float]:
+    """Value over its bound, less 1, of every instance with both."""
+    rows = [of[planner] for of in fields.values() if planner in of]
+    return [mine / row.bound_ms - 1 for row in rows if (mine := value(row)) and row.bound_ms]
+
+
+def _planners(fields: Fields) -> list[str]:
+    """Every planner that has a row."""
+    return list(dict.fromkeys(name for rows in fields.values() for name in rows))
 
 
 def benchmarks_text(rows: Sequence[SearchRow]) -> str:
     """The page."""
     fields = rows_by_instance(rows)
-    parts = [HEAD, *_states(rows), *summary(fields), PLANNERS, *_by_instance(fields)]
-    parts += _machines(rows)
-    return "\n".join(parts).rstrip("\n") + "\n"
+    made = {
+        "states": "".join(f"{warning}\n" for warning in _states(rows)),
+        "summary": "\n".join(summary(fields)),
+        "instances": "\n".join(_by_instance(fields)),
+        "machines": "\n".join(_machines(rows)),
+    }
+    template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return template.format(**made).rstrip("\n") + "\n"
 
 
 def _states(rows: Sequence[SearchRow]) -> Iterator[str]:
@@ -105,7 +165,7 @@ def _states(rows: Sequence[SearchRow]) -> Iterator[str]:
         yield UNKNOWN
 
 
-def summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
+def summary(fields: Fields) -> Iterator[str]:
     """Lines on who is better by how much, and how soon."""
     yield f"## In short: {len(fields)} instances\n"
     yield "### (a) by shardopt's prediction\n"
@@ -113,71 +173,74 @@ def summary(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
     yield from _gap_words(fields, SHARDOPT, time_ms)
     yield "### (b) by TorchRec's rating\n"
     yield from _against(fields, (RATED, RATED_SAME), rated_ms)
-    yield from _same_options(fields)
+    same = against(fields, TORCHREC, (RATED_SAME,), rated_ms).median_gain
+    if same is not None:
+        yield (
+            "Among the options that TorchRec lists, the median gain over its default is "
+            f"{percent(same)}.\n"
+        )
     yield from _gap_words(fields, RATED, rated_ms)
     yield "### Search and model apart\n"
-    yield from _apart(fields)
+    yield _apart(fields)
     yield "### Time to a plan at least as good as TorchRec's\n"
     yield from _speed_words(fields)
     yield "### Plans that fit\n"
-    yield from _feasible(fields)
+    yield from _table_head("planner", "instances", "no plan that fits (a)", "no plan that fits (b)")
+    for name in _planners(fields):
+        ran = sum(name in field for field in fields.values())
+        a, b = (len(without_plan(fields, name, value)) for value in (time_ms, rated_ms))
+        yield f"| {name} | {ran} | {a} | {b} |"
+    yield ""
 
 
-def _against(
-    fields: Mapping[str, InstanceRows], ours: Sequence[str], value: Value
-) -> Iterator[str]:
-    """A line for every other planner."""
-    names = others(row for field in fields.values() for row in field.values())
-    found = [against(fields, name, ours, value) for name in names]
-    yield "| against | instances | better | equal | worse | median gain | least | most | only us |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for one in found:
-        yield _against_line(one)
-    worse = sorted({name for one in found for name in one.worse})
+def _table_head(*columns: str) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
+
+
+def _against(fields: Fields, ours: Sequence[str], value: Value) -> Iterator[str]:
+    """A line for every planner that is not ours, random last."""
+    others = [name for name in _planners(fields) if name not in OURS]
+    worse: set[str] = set()
+    yield from _table_head(
+        *("against", "instances", "better", "equal", "worse", "median gain", "least", "most"),
+        "only us",
+    )
+    for name in sorted(others, key=lambda name: name == RANDOM):
+        one = against(fields, name, ours, value)
+        worse |= {*one.worse}
+        shown = (one.median_gain, min(one.gains, default=None), max(one.gains, default=None))
+        better = sum(gain > 0 for gain in one.gains)
+        gains = " | ".join("-" if gain is None else percent(gain) for gain in shown)
+        yield (
+            f"| {name} | {one.instances} | {better} | {one.gains.count(0.0)} | {len(one.worse)} "
+            f"| {gains} | {one.only_ours} |"
+        )
     yield ""
     if worse:
-        yield f"Worse than some planner on {len(worse)}: {', '.join(worse)}.\n"
+        yield f"Worse than some planner on {len(worse)}: {', '.join(sorted(worse))}.\n"
     else:
         yield "Never worse than any of them.\n"
 
 
-def _against_line(one: HeadToHead) -> str:
-    shown = (one.median_gain, one.least_gain, one.most_gain)
-    gains = " | ".join("-" if gain is None else percent(gain) for gain in shown)
-    return (
-        f"| {one.planner} | {one.instances} | {one.better} | {one.equal} | {len(one.worse)} "
-        f"| {gains} | {one.only_ours} |"
-    )
-
-
-def _same_options(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
-    one = against(fields, TORCHREC, (RATED_SAME,), rated_ms)
-    if one.median_gain is not None:
-        yield (
-            f"Among the options that TorchRec lists, the median gain over its default is "
-            f"{percent(one.median_gain)}.\n"
-        )
-
-
-def _apart(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
+def _apart(fields: Fields) -> str:
     """What better search on TorchRec's numbers is worth by the predictor."""
     by_rating = against(fields, TORCHREC, (RATED_SAME,), time_ms)
     by_time = against(fields, TORCHREC, (SHARDOPT,), time_ms)
     if by_rating.median_gain is None or by_time.median_gain is None:
-        yield "Not enough rows.\n"
-        return
-    yield (
+        return "Not enough rows.\n"
+    return (
         "Both figures here are gains in predicted iteration time over TorchRec's plan, in the "
         "median. Plans found on TorchRec's rating, among TorchRec's options: "
-        f"{percent(by_rating.median_gain)} ({by_rating.answered} instances). That is what better "
+        f"{percent(by_rating.median_gain)} ({len(by_rating.gains)} instances). That is what better "
         "search alone brings. Plans that shardopt finds on its prediction: "
-        f"{percent(by_time.median_gain)} ({by_time.answered} instances). The difference is due to "
-        "the cost model. A negative gain means that a plan which TorchRec rates better is "
+        f"{percent(by_time.median_gain)} ({len(by_time.gains)} instances). The difference is due "
+        "to the cost model. A negative gain means that a plan which TorchRec rates better is "
         "predicted to be slower.\n"
     )
 
 
-def _gap_words(fields: Mapping[str, InstanceRows], planner: str, value: Value) -> Iterator[str]:
+def _gap_words(fields: Fields, planner: str, value: Value) -> Iterator[str]:
     found = gaps(fields, planner, value)
     if found:
         yield (
@@ -186,9 +249,10 @@ def _gap_words(fields: Mapping[str, InstanceRows], planner: str, value: Value) -
         )
 
 
-def _speed_words(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
+def _speed_words(fields: Fields) -> Iterator[str]:
     found = speed(fields)
-    as_good, better = shares(found), shares(found, better=True)
+    as_good = [one.as_good_s / one.theirs_s for one in found if one.as_good_s is not None]
+    better = [one.better_s / one.theirs_s for one in found if one.better_s is not None]
     if not as_good:
         yield f"No instance of {MANY_TABLES} tables or more has been run by both.\n"
         return
@@ -200,8 +264,8 @@ def _speed_words(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
         "(search/baselines/torchrec_planner.py). A plan that is faster by "
         f"{percent(MUCH)} or more is found after {_middle_and_most(better)}.\n"
     )
-    yield "| instance | torchrec s | as good after s | share | better after s | share |"
-    yield "|---|---|---|---|---|---|"
+    columns = ("instance", "torchrec s", "as good after s", "share", "better after s", "share")
+    yield from _table_head(*columns)
     for one in found:
         cells = [
             cell
@@ -220,18 +284,8 @@ def _middle_and_most(found: Sequence[float]) -> str:
     return f"{middle} of TorchRec's time in the median, {most} at worst"
 
 
-def _feasible(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
-    yield "| planner | instances | no plan that fits (a) | no plan that fits (b) |"
-    yield "|---|---|---|---|"
-    for name in planners_of(fields):
-        ran = sum(name in field for field in fields.values())
-        a, b = (len(without_plan(fields, name, value)) for value in (time_ms, rated_ms))
-        yield f"| {name} | {ran} | {a} | {b} |"
-    yield ""
-
-
-def _by_instance(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
-    names = sorted(planners_of(fields), key=lambda n: (n not in OURS, n == RANDOM))
+def _by_instance(fields: Fields) -> Iterator[str]:
+    names = sorted(_planners(fields), key=lambda n: (n not in OURS, n == RANDOM))
     for title, value, ours in (
         ("(a) predicted iteration time in ms", time_ms, (SHARDOPT,)),
         ("(b) TorchRec's rating in ms", rated_ms, (RATED_SAME, RATED)),
@@ -239,27 +293,21 @@ def _by_instance(fields: Mapping[str, InstanceRows]) -> Iterator[str]:
         columns = [n for n in names if n in ours or n not in OURS]
         yield f"## Every instance: {title}\n"
         yield "A dash means that no plan fits, an empty cell that the planner was not run.\n"
-        yield f"| instance | bound | {' | '.join(columns)} |"
-        yield "|---|" + "---|" * (len(columns) + 1)
+        yield from _table_head("instance", "bound", *columns)
         for name, field in fields.items():
             bound = field[ours[-1]].bound_ms if ours[-1] in field else None
-            cells = [_cell(field.get(column), value) for column in columns]
+            cells = [
+                "" if row is None else "-" if (ms := value(row)) is None else number(ms)
+                for row in map(field.get, columns)
+            ]
             shown = "" if bound is None else number(bound)
             yield f"| {name} | {shown} | {' | '.join(cells)} |"
         yield ""
     yield "## Every instance: seconds\n"
-    yield f"| instance | {' | '.join(names)} |"
-    yield "|---|" + "---|" * len(names)
+    yield from _table_head("instance", *names)
     for name, field in fields.items():
         yield f"| {name} | {' | '.join(_seconds(field.get(n)) for n in names)} |"
     yield "\n(cut): ended at its limit; (killed): without an answer.\n"
-
-
-def _cell(row: SearchRow | None, value: Value) -> str:
-    if row is None:
-        return ""
-    found = value(row)
-    return "-" if found is None else number(found)
 
 
 def _seconds(row: SearchRow | None) -> str:
@@ -271,8 +319,8 @@ def _seconds(row: SearchRow | None) -> str:
 
 def _machines(rows: Sequence[SearchRow]) -> Iterator[str]:
     yield "## Machine\n"
-    for machine in dict.fromkeys(row.machine for row in rows):
-        loads = [row.load for row in rows if row.machine == machine]
+    for machine, of in grouped(rows, lambda row: row.machine).items():
+        loads = [row.load for row in of]
         yield f"- {machine}; load average {min(loads):.1f} to {max(loads):.1f}"
     yield "\n## Sources\n"
     yield (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from lab.validate.report import Cell, ComparedRow, Report, Scores, Summary
+from lab.suites import Cell, ComparedRow, Report, Scores, Summary
 from shardopt.formatting import number, percent, plural
 from shardopt.report.console import heading, line, show, table
 
@@ -69,85 +69,66 @@ def _row(row: ComparedRow) -> dict[str, Any]:
 
 
 def _summary(summary: Summary) -> dict[str, float | int | None]:
-    return {
-        "n": summary.n,
-        "mape": _figure(summary.mape),
-        "geomean": _figure(summary.geomean),
-        "worst": _figure(summary.worst),
-        "covered": _figure(summary.covered),
-    }
-
-
-def _figure(value: float) -> float | None:
     """JSON has no NaN: an error of no rows is null."""
-    return None if math.isnan(value) else value
+    figures = zip(("mape", "geomean", "worst", "covered"), summary.figures, strict=True)
+    return {"n": summary.n, **{key: None if math.isnan(v) else v for key, v in figures}}
 
 
 def show_report(console: Console, report: Report, *, quiet: bool = False) -> None:
     """Errors by part and family; the rows themselves where they are few."""
     heading(console, f"validate {report.suite}", "predicted against measured")
-    _show_parts(console, report)
+    parts = {
+        name + (" *" if name == report.headline else ""): summary
+        for name, summary in report.by_part().items()
+    }
+    noise = {f"noise: {name}": summary for name, summary in report.noise.items()}
+    _show(console, ("~rows", *ERRORS), ((k, *_errors(s)) for k, s in (parts | noise).items()))
+    line(console, "  * the headline: rows not used for fitting; covered: in their 90 % interval")
     if quiet:
         return
-    _show_families(console, report)
+    console.print()
+    families = ((*key, *_errors(summary)) for key, summary in report.by_family().items())
+    _show(console, ("<part", "~platform", *ERRORS), families)
     for scores in report.scores:
         show_scores(console, scores)
     if len(report.rows) <= FEW_ROWS and not report.scores:
-        _show_rows(console, report)
+        keys = dict.fromkeys(key for row in report.rows for key in row.name if key in _SHOWN)
+        console.print()
+        titles = ("<part", *(f"~{key}" for key in keys), ">measured ms", ">predicted ms", ">error")
+        cells = (
+            (
+                *(row.part, *(str(row.name.get(key, "-")) for key in keys)),
+                *(number(row.measured_ms), number(row.predicted_ms), f"{100 * row.error:+.1f} %"),
+            )
+            for row in report.rows
+        )
+        _show(console, titles, cells)
     for note in report.notes:
         line(console, f"  {note}")
     if report.skipped:
         line(console, f"\n  {plural(len(report.skipped), 'row')} left out:")
         for text in report.skipped[:MOST_SKIPPED]:
             line(console, f"    {text}")
-        if len(report.skipped) > MOST_SKIPPED:
-            line(
-                console,
-                f"    ... and {len(report.skipped) - MOST_SKIPPED} more; the JSON output has all",
-            )
+        more = len(report.skipped) - MOST_SKIPPED
+        if more > 0:
+            line(console, f"    ... and {more} more; the JSON output has all")
 
 
-ERRORS = ("n", "MAPE", "geomean", "worst", "covered")
+ERRORS = (">n", ">MAPE", ">geomean", ">worst", ">covered")
 """Columns of a summary."""
+_SHOWN = ("system", "profile", "accels", "round", "interaction", "gpus", "local_batch")
 
 
 def _errors(summary: Summary) -> list[str]:
-    figures = (summary.mape, summary.geomean, summary.worst, summary.covered)
-    return [str(summary.n), *("-" if math.isnan(value) else percent(value) for value in figures)]
+    shown = ("-" if math.isnan(value) else percent(value) for value in summary.figures)
+    return [str(summary.n), *shown]
 
 
-def _show_parts(console: Console, report: Report) -> None:
-    made = table("~rows", *(f">{title}" for title in ERRORS))
-    for name, summary in report.by_part().items():
-        mark = " *" if name == report.headline else ""
-        made.add_row(name + mark, *_errors(summary))
-    for name, summary in report.noise.items():
-        made.add_row(f"noise: {name}", *_errors(summary))
+def _show(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    made = table(*columns)
+    for row in rows:
+        made.add_row(*row)
     show(console, made)
-    line(console, "  * the headline: rows not used for fitting; covered: in their 90 % interval")
-
-
-def _show_families(console: Console, report: Report) -> None:
-    made = table("<part", "~platform", *(f">{title}" for title in ERRORS))
-    for (part, family), summary in report.by_family().items():
-        made.add_row(part, family, *_errors(summary))
-    console.print()
-    show(console, made)
-
-
-def _show_rows(console: Console, report: Report) -> None:
-    keys = dict.fromkeys(key for row in report.rows for key in row.name if key in _SHOWN)
-    ends = [">measured ms", ">predicted ms", ">error"]
-    made = table("<part", *(f"~{key}" for key in keys), *ends)
-    for row in report.rows:
-        cells = [str(row.name.get(key, "-")) for key in keys]
-        times = (number(row.measured_ms), number(row.predicted_ms))
-        made.add_row(row.part, *cells, *times, f"{100 * row.error:+.1f} %")
-    console.print()
-    show(console, made)
-
-
-_SHOWN = ("system", "profile", "accels", "round", "interaction", "gpus", "local_batch")
 
 
 def scores_object(scores: Scores) -> dict[str, Any]:
@@ -163,30 +144,21 @@ def _plain(cell: Cell) -> Any:
     return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
+MOST_COLUMNS = 9
+"""More do not fit side by side on a console."""
+
+
 def show_scores(console: Console, scores: Scores) -> None:
     """One table with its title; wide ones are transposed."""
     heading(console, scores.name)
     if scores.about:
         line(console, f"  {scores.about}", style="dim")
     titles = [title for title, _ in scores.columns]
-    lines = [[*map(str, row)] for row in _shown(scores)]
-    if len(titles) > MOST_COLUMNS and len(lines) < len(titles):
-        first, *rest = [list(column) for column in zip(titles, *lines, strict=True)]
-        titles, lines = first, rest
-    made = table(f"~{titles[0]}", *(f"~{title}" for title in titles[1:]))
-    for row in lines:
-        made.add_row(*row)
-    show(console, made)
-
-
-MOST_COLUMNS = 9
-"""More do not fit side by side on a console."""
-
-
-def _shown(scores: Scores) -> Iterator[list[str]]:
     kinds = [kind for _, kind in scores.columns]
-    for row in scores.rows:
-        yield [cell_text(cell, kind) for cell, kind in zip(row, kinds, strict=True)]
+    lines = [[cell_text(*cell) for cell in zip(row, kinds, strict=True)] for row in scores.rows]
+    if len(titles) > MOST_COLUMNS and len(lines) < len(titles):
+        titles, *lines = [list(column) for column in zip(titles, *lines, strict=True)]
+    _show(console, [f"~{title}" for title in titles], lines)
 
 
 def cell_text(cell: Cell, kind: str) -> str:

@@ -60,6 +60,9 @@ class Instance:
         packed: around a known packing; see the module.
         sharding_types: of all tables; any if empty. A packing needs ``table_wise`` among them.
         hardware: name of the profile.
+
+    Raises:
+        ValueError: it cannot be drawn.
     """
 
     tables: int
@@ -70,6 +73,18 @@ class Instance:
     sharding_types: tuple[ShardingType, ...] = ()
     hardware: str = "h100-sxm"
     train_pipeline: str = "sparse_dist"
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.tables <= 10_000 and 1 <= self.gpus <= 1024 and 0 < self.fill <= 1):
+            raise ValueError(
+                f"got {self.tables} tables, {self.gpus} gpus and a fill of {self.fill}; at most "
+                "10,000, 1024 and 1, all above 0"
+            )
+        if self.gpus > 8 and self.gpus % 8:
+            raise ValueError(f"got {self.gpus} gpus; more than 8 must be hosts of 8")
+        whole = ShardingType.TABLE_WISE
+        if self.packed and self.sharding_types and whole not in self.sharding_types:
+            raise ValueError("the packing is one of whole tables: sharding_types needs table_wise")
 
     @property
     def name(self) -> str:

@@ -1,9 +1,7 @@
-"""TorchRec's own estimate as an objective: rating and memory of any plan.
+"""Planners of other people, after their papers and sources, and TorchRec's own rating of any plan.
 
-The rating is that of `NoopPerfModel.rate` (planner/perf_models.py): the largest sum of shard costs
-on a rank. Memory is what `EmbeddingStorageEstimator` (planner/shard_estimators.py) counts with its
-default pipeline type. Both are for options that TorchRec does not enumerate, too: its estimator
-takes shards of any size.
+A planner proposes plans; the best one that fits counts, by shardopt's prediction or by TorchRec's
+rating. docs/decisions/0033-baselines.md says why, and what is not as in the papers.
 """
 
 from __future__ import annotations
@@ -11,12 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Protocol
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from predictor.model.memory.ranks import ShardMemory
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
@@ -37,24 +33,22 @@ from search.surrogate import BACKWARD, FORWARD, Surrogate
 
 
 class TorchRecObjective:
-    """Rates plans of one workload.
+    """TorchRec's own estimate as an objective: rating and memory of any plan of one workload.
+
+    The rating is that of `NoopPerfModel.rate` (planner/perf_models.py): the largest sum of shard
+    costs on a rank. Memory is what `EmbeddingStorageEstimator` (planner/shard_estimators.py) counts
+    with its default pipeline type. Both are for options that TorchRec does not enumerate, too: its
+    estimator takes shards of any size.
 
     Args:
         topology: caps after the reservation.
-        bandwidths: TorchRec's defaults if None.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        topology: Topology,
-        device: str = "cuda",
-        bandwidths: Bandwidths | None = None,
-    ) -> None:
+    def __init__(self, workload: Workload, topology: Topology, device: str = "cuda") -> None:
         self.workload = replace(workload, train_pipeline="base")
         self.topology = topology
         self.device = device
-        self._model = CostModel(self.workload, topology, device, bandwidths or Bandwidths())
+        self._model = CostModel(self.workload, topology, device, Bandwidths())
         self._caps = np.array([topology.hbm_cap_bytes, topology.ddr_cap_bytes], dtype=np.float64)
 
     def cost_ms(self, option: Option) -> float:
@@ -95,36 +89,24 @@ class TorchRecObjective:
         """Every rank has room for its shards by TorchRec's count."""
         used = np.zeros_like(self._caps)
         for option, ranks in _placed(plan):
-            _add(used, self.memory(option), ranks)
+            for rank, need in zip(ranks, self.memory(option), strict=True):
+                used[:, rank] += need.hbm_bytes, need.ddr_bytes
         return bool((used <= self._caps).all())
 
 
-def _placed(plan: Sequence[TablePlan]) -> list[tuple[Option, tuple[int, ...]]]:
+def _placed(plan: Sequence[TablePlan]) -> Iterator[Choice]:
     """Every table's option, made from its shards, and their ranks."""
-    return [
-        (
-            Option(
-                index,
-                table.sharding_type,
-                table.compute_kernel,
-                tuple(shard.size for shard in table.shards),
-                tuple(shard.offset for shard in table.shards),
-                module=table.module,
-                cache_load_factor=table.cache_load_factor,
-            ),
-            tuple(table.ranks),
+    for index, table in enumerate(plan):
+        option = Option(
+            index,
+            table.sharding_type,
+            table.compute_kernel,
+            tuple(shard.size for shard in table.shards),
+            tuple(shard.offset for shard in table.shards),
+            module=table.module,
+            cache_load_factor=table.cache_load_factor,
         )
-        for index, table in enumerate(plan)
-    ]
-
-
-def _add(used: NDArray[np.float64], memory: Sequence[ShardMemory], ranks: Sequence[int]) -> None:
-    for rank, need in zip(ranks, memory, strict=True):
-        used[0, rank] += need.hbm_bytes
-        used[1, rank] += need.ddr_bytes
-
-
-SCORED_TOGETHER = 32
+        yield option, tuple(table.ranks)
 
 
 class PlannerInputs:
@@ -135,8 +117,14 @@ class PlannerInputs:
     """
 
     def __init__(self, problem: Problem, torchrec: TorchRecObjective | None = None) -> None:
-        self.problem = problem
-        space = reduced_space(problem) if torchrec is None else _torchrec_space(problem, torchrec)
+        self.problem, self.torchrec = problem, torchrec
+        if torchrec is None:
+            space = reduced_space(problem)
+        else:
+            topology = problem.topology
+            space = enumerate_space(problem.workload, topology, problem.hardware.device)
+            space = deduplicate(torchrec.with_torchrec_memory(space), topology)
+            space = drop_uvm(prune(space, topology), topology)
         self.objective = Objective(problem, space)
         self.surrogate = Surrogate(self.objective)
 
@@ -146,43 +134,39 @@ class PlannerInputs:
         return self.objective.space.options
 
 
-def _torchrec_space(problem: Problem, torchrec: TorchRecObjective) -> Space:
-    workload, topology = problem.workload, problem.topology
-    space = enumerate_space(workload, topology, problem.hardware.device)
-    space = torchrec.with_torchrec_memory(space)
-    return drop_uvm(prune(deduplicate(space, topology), topology), topology)
+Planner = Callable[[PlannerInputs, int, Stop], Iterator[Assignment]]
+"""(inputs, seed, stop) -> plans worth scoring, which need not fit; ends by itself or once ``stop``
+is reached."""
+SCORED_TOGETHER = 32
 
 
-class BaselinePlanner(Protocol):
-    """Proposes plans by a rule of its own."""
-
-    name: str
-
-    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-        """Plans worth scoring, which need not fit; ends by itself or once ``stop`` is reached."""
-        ...
-
-
-def find_best_ms(
-    planner: BaselinePlanner,
-    inputs: PlannerInputs,
-    score: Callable[[Sequence[Assignment]], Sequence[float]],
-    seed: int,
-    stop: Stop,
-) -> float | None:
-    """Run a planner; the lowest score of its plans that fit, None if none fits.
-
-    Args:
-        score: what plans cost, in ms.
-    """
+def best_ms(planner: Planner, inputs: PlannerInputs, seed: int, stop: Stop) -> float | None:
+    """The lowest predicted time of the plans of a planner that fit, or the lowest rating where
+    memory is counted as TorchRec does; None if none fits."""
     best: float | None = None
-    proposals = planner.propose(inputs, seed, stop)
-    while proposed := list(islice(proposals, SCORED_TOGETHER)):
+    rate = _rating(inputs) if inputs.torchrec else inputs.objective.score
+    proposals = planner(inputs, seed, stop)
+    while proposed := list(itertools.islice(proposals, SCORED_TOGETHER)):
         fitting = [plan for plan in proposed if inputs.objective.fits(plan)]
         if fitting:
-            least = float(min(score(fitting)))
+            least = float(min(rate(fitting)))
             best = least if best is None else min(best, least)
     return best
+
+
+def _rating(inputs: PlannerInputs) -> Callable[[Sequence[Assignment]], Array]:
+    """The costliest rank's sum of shard costs, ``[plans]``."""
+    assert inputs.torchrec is not None
+    cost_ms, world = cache(inputs.torchrec.cost_ms), inputs.problem.topology.world_size
+
+    def rate(plans: Sequence[Assignment]) -> Array:
+        loads = np.zeros((len(plans), world))
+        for load, plan in zip(loads, plans, strict=True):
+            for option, ranks in plan:
+                np.add.at(load, list(ranks), cost_ms(option))
+        return np.asarray(loads.max(axis=1))
+
+    return rate
 
 
 ON_DEVICE = (ComputeKernel.FUSED, ComputeKernel.DENSE)
@@ -226,43 +210,36 @@ def shards_of(chosen: Sequence[Option], costs: Sequence[Array]) -> tuple[Shards,
     return Shards(np.concatenate([np.zeros(0), *costs]), memory, dims), owner
 
 
-def ranks_of(owner: Ints, ranks: Ints, chosen: Sequence[Option]) -> list[tuple[int, ...]]:
-    """Ranks of the shards of each chosen option."""
-    return [tuple(ranks[owner == index].tolist()) for index in range(len(chosen))]
+def with_ranks(chosen: Sequence[Option], owner: Ints, ranks: Ints) -> Assignment:
+    """The chosen options, each on the ranks of its shards."""
+    return tuple(
+        (option, tuple(ranks[owner == index].tolist())) for index, option in enumerate(chosen)
+    )
 
 
 GREEDY_SHARE = 0.5
 """Of the plans are placed greedily; the others' shards lie anywhere."""
 
 
-class RandomPlans:
-    """Random options of few sharding types, on random or on greedily chosen ranks."""
-
-    name = "random"
-
-    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-        """Plans until ``stop`` is reached; it must have a time limit."""
-        rng = random.Random(seed)
-        placer = GreedyPartitioner(inputs.objective, inputs.surrogate)
-        while not stop.reached():
-            options = _options(inputs, rng)
-            if rng.random() < GREEDY_SHARE:
-                plan = placer.place_all(options)
-            else:
-                plan = _anywhere(inputs, options, rng)
-            if plan is not None:
-                yield plan
-
-
-def _options(inputs: PlannerInputs, rng: random.Random) -> list[Option]:
-    """An option a table; of uniform draws over all options none would be any good, so that the
-    sharding types are drawn first."""
+def random_plans(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
+    """Random options of few sharding types, on random or on greedily chosen ranks, until ``stop``
+    is reached; it must have a time limit."""
+    rng = random.Random(seed)
+    placer = GreedyPartitioner(inputs.objective, inputs.surrogate)
     kinds = list(ShardingType)
-    allowed = set(rng.sample(kinds, rng.randint(1, len(kinds))))
-    return [
-        rng.choice([o for o in options if o.sharding_type in allowed] or list(options))
-        for options in inputs.options
-    ]
+    while not stop.reached():
+        # of uniform draws over all options none would be any good: types are drawn first
+        allowed = set(rng.sample(kinds, rng.randint(1, len(kinds))))
+        options = [
+            rng.choice([o for o in table if o.sharding_type in allowed] or list(table))
+            for table in inputs.options
+        ]
+        if rng.random() < GREEDY_SHARE:
+            plan = placer.place_all(options)
+        else:
+            plan = _anywhere(inputs, options, rng)
+        if plan is not None:
+            yield plan
 
 
 def _anywhere(
@@ -287,51 +264,40 @@ BEAM = 3
 CANDIDATES = 10
 MOST_SPLITS = 10
 LIMITS = np.linspace(1.0, 1.5, 11)
-
-Splits = tuple[int, ...]
-"""How often each table was halved."""
+"""Columns that a rank may hold, over the mean."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    cost: float
-    plan: Assignment | None
+def neuroshard(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
+    """Zha et al. 2023: beam search over column splits around a greedy grid; the cheapest plan so
+    far, whenever there is a cheaper one."""
+    steps = [list_halvings(options) for options in inputs.options]
+    if not all(steps):
+        return
 
+    def chosen(splits: tuple[int, ...]) -> list[Option]:
+        """The options of tables that were halved so often."""
+        return [options[at] for options, at in zip(steps, splits, strict=True)]
 
-class NeuroShard:
-    """See the module."""
-
-    name = "neuroshard"
-
-    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-        """The cheapest plan so far, whenever there is a cheaper one."""
-        steps = [list_halvings(options) for options in inputs.options]
-        if not all(steps):
-            return
-        whole: Splits = (0,) * len(steps)
-        best = _packed(inputs, _chosen(steps, whole))
-        if best.plan is not None:
-            yield best.plan
-        beam = [(best.cost, whole)]
-        for _ in range(MOST_SPLITS):
-            tried: dict[Splits, float] = {}
-            for _, splits in beam:
-                for table in _candidates(inputs, _chosen(steps, splits)):
-                    more = (*splits[:table], splits[table] + 1, *splits[table + 1 :])
-                    if more in tried or more[table] >= len(steps[table]):
-                        continue
-                    found = _packed(inputs, _chosen(steps, more))
-                    tried[more] = found.cost
-                    if found.plan is not None and found.cost < best.cost:
-                        best = found
-                        yield found.plan
-                    if stop.reached():
-                        return
-            beam = sorted((cost, splits) for splits, cost in tried.items())[:BEAM]
-
-
-def _chosen(steps: list[list[Option]], splits: Splits) -> list[Option]:
-    return [options[at] for options, at in zip(steps, splits, strict=True)]
+    whole = (0,) * len(steps)
+    best, plan = _packed(inputs, chosen(whole))
+    if plan is not None:
+        yield plan
+    beam = [(best, whole)]
+    for _ in range(MOST_SPLITS):
+        tried: dict[tuple[int, ...], float] = {}
+        for _, splits in beam:
+            for table in _candidates(inputs, chosen(splits)):
+                more = (*splits[:table], splits[table] + 1, *splits[table + 1 :])
+                if more in tried or more[table] >= len(steps[table]):
+                    continue
+                cost, plan = _packed(inputs, chosen(more))
+                tried[more] = cost
+                if plan is not None and cost < best:
+                    best = cost
+                    yield plan
+                if stop.reached():
+                    return
+        beam = sorted((cost, splits) for splits, cost in tried.items())[:BEAM]
 
 
 def _candidates(inputs: PlannerInputs, chosen: list[Option]) -> list[int]:
@@ -342,59 +308,46 @@ def _candidates(inputs: PlannerInputs, chosen: list[Option]) -> list[int]:
     return sorted({int(table) for tables in both for table in tables})
 
 
-def _packed(inputs: PlannerInputs, chosen: list[Option]) -> _Found:
+def _packed(inputs: PlannerInputs, chosen: list[Option]) -> tuple[float, Assignment | None]:
     """The cheapest of the greedy placements: costliest rank's computation and communication."""
     phases = [inputs.surrogate.phases(option) for option in chosen]
     computation = [p[:, [FORWARD, BACKWARD]].sum(axis=1) for p in phases]
     shards, owner = shards_of(chosen, computation)
     world = inputs.problem.topology.world_size
     mean = float(shards.dims.sum()) / world
-    tries = place_greedily(shards, inputs.objective.caps.T, (LIMITS * mean).tolist())
     everything = np.concatenate([p.sum(axis=1) for p in phases])
-    best = _Found(np.inf, None)
-    for ranks in tries:
-        if ranks is None:
-            continue
-        cost = float(np.bincount(ranks, everything, world).max())
-        if cost < best.cost:
-            places = ranks_of(owner, ranks, chosen)
-            best = _Found(cost, tuple(zip(chosen, places, strict=True)))
+    best: tuple[float, Assignment | None] = (np.inf, None)
+    for ranks in place_greedily(shards, inputs.objective.caps.T, (LIMITS * mean).tolist()):
+        if ranks is not None:
+            cost = float(np.bincount(ranks, everything, world).max())
+            if cost < best[0]:
+                best = cost, with_ranks(chosen, owner, ranks)
     return best
 
 
 PARTS = 4
-"""A weight is a multiple of one over this."""
+"""A weight of a mixture is a multiple of one over this."""
 
 
-class DreamShardGreedy:
-    """See the module."""
-
-    name = "dreamshard-greedy"
-
-    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-        """A plan for every mixture under which the tables fit."""
-        chosen = [option_of_type(options, ShardingType.TABLE_WISE) for options in inputs.options]
-        whole = [option for option in chosen if option is not None]
-        if len(whole) < len(chosen):
+def dreamshard_greedy(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
+    """Whole tables placed greedily by every mixture of the costs that AutoShard and DreamShard (Zha
+    et al. 2022) compare with; their learned policies are not implemented."""
+    chosen = [option_of_type(options, ShardingType.TABLE_WISE) for options in inputs.options]
+    whole = [option for option in chosen if option is not None]
+    if len(whole) < len(chosen):
+        return
+    tables = inputs.problem.workload.tables
+    costs = np.array([[weight(t) for t in tables] for weight in GREEDY.values()])
+    costs /= costs.sum(axis=1, keepdims=True)
+    for mixture in itertools.product(range(PARTS + 1), repeat=len(costs)):
+        if sum(mixture) != PARTS:
+            continue
+        if stop.reached():
             return
-        tables = inputs.problem.workload.tables
-        costs = np.array([[weight(t) for t in tables] for weight in GREEDY.values()])
-        costs /= costs.sum(axis=1, keepdims=True)
-        room = inputs.objective.caps.T
-        for mixture in _mixtures(len(costs)):
-            if stop.reached():
-                return
-            shards, owner = shards_of(whole, [np.array([c]) for c in np.array(mixture) @ costs])
-            (ranks,) = place_greedily(shards, room)
-            if ranks is not None:
-                yield tuple(zip(whole, ranks_of(owner, ranks, whole), strict=True))
-
-
-def _mixtures(count: int) -> Iterator[tuple[int, ...]]:
-    """Weights that sum to `PARTS`."""
-    for weights in itertools.product(range(PARTS + 1), repeat=count):
-        if sum(weights) == PARTS:
-            yield weights
+        shards, owner = shards_of(whole, [np.array([c]) for c in np.array(mixture) @ costs])
+        (ranks,) = place_greedily(shards, inputs.objective.caps.T)
+        if ranks is not None:
+            yield with_ranks(whole, owner, ranks)
 
 
 SPLITS = 20
@@ -407,36 +360,32 @@ WORK_RATIO = 4
 """``mem_comm_work_ratio``: bytes a weight is read and written for one that is sent."""
 
 
-class HugeCtr:
-    """See the module."""
-
-    name = "hugectr"
-
-    def propose(self, inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
-        """A plan after each split, for every threshold and both ways of splitting."""
-        for threshold, by_rows in itertools.product(THRESHOLDS_BYTES, (False, True)):
-            ladders = [
-                _ladder(inputs.problem.workload.tables[t], options, threshold, by_rows)
-                for t, options in enumerate(inputs.options)
+def hugectr(inputs: PlannerInputs, seed: int, stop: Stop) -> Iterator[Assignment]:
+    """HugeCTR's planner of MLPerf: small tables data-parallel, hot ones split again and again; a
+    plan after each split, for every threshold and both ways of splitting."""
+    for threshold, by_rows in itertools.product(THRESHOLDS_BYTES, (False, True)):
+        ladders = [
+            _ladder(inputs.problem.workload.tables[t], options, threshold, by_rows)
+            for t, options in enumerate(inputs.options)
+        ]
+        if not all(ladders):
+            continue
+        at = [0] * len(ladders)
+        for _ in range(SPLITS + 1):
+            if stop.reached():
+                return
+            chosen = [ladder[i] for ladder, i in zip(ladders, at, strict=True)]
+            plan = _assigned(inputs, chosen)
+            if plan is not None:
+                yield plan
+            heat = [
+                _cost(inputs, o) if i + 1 < len(ladder) else -1.0
+                for o, ladder, i in zip(chosen, ladders, at, strict=True)
             ]
-            if not all(ladders):
-                continue
-            at = [0] * len(ladders)
-            for _ in range(SPLITS + 1):
-                if stop.reached():
-                    return
-                chosen = [ladder[i] for ladder, i in zip(ladders, at, strict=True)]
-                plan = _assigned(inputs, chosen)
-                if plan is not None:
-                    yield plan
-                heat = [
-                    _cost(inputs, o) if i + 1 < len(ladder) else -1.0
-                    for o, ladder, i in zip(chosen, ladders, at, strict=True)
-                ]
-                hottest = int(np.argmax(heat))
-                if heat[hottest] < 0:
-                    break
-                at[hottest] += 1
+            hottest = int(np.argmax(heat))
+            if heat[hottest] < 0:
+                break
+            at[hottest] += 1
 
 
 def _ladder(table: Table, options: Sequence[Option], threshold: int, rows: bool) -> list[Option]:
@@ -462,14 +411,12 @@ def _cost(inputs: PlannerInputs, option: Option) -> float:
 
 def _assigned(inputs: PlannerInputs, chosen: Sequence[Option]) -> Assignment | None:
     everyone = tuple(range(inputs.problem.topology.world_size))
+    everywhere = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
     placed: dict[int, Choice] = {}
     room: Array = inputs.objective.caps.T.copy()
     free: list[Option] = []
     for option in chosen:
-        if option.num_shards == len(everyone) and option.sharding_type in (
-            ShardingType.ROW_WISE,
-            ShardingType.DATA_PARALLEL,
-        ):
+        if option.num_shards == len(everyone) and option.sharding_type in everywhere:
             placed[option.table] = (option, everyone)
             room -= inputs.objective.footprint(option, everyone).T
         else:
@@ -478,6 +425,5 @@ def _assigned(inputs: PlannerInputs, chosen: Sequence[Option]) -> Assignment | N
     (ranks,) = place_greedily(shards, room)
     if ranks is None or (room < 0).any():
         return None
-    for option, where in zip(free, ranks_of(owner, ranks, free), strict=True):
-        placed[option.table] = (option, where)
+    placed |= {choice[0].table: choice for choice in with_ranks(free, owner, ranks)}
     return tuple(placed[table] for table in range(len(inputs.options)))

@@ -1,4 +1,5 @@
-"""Memory that shards cannot use: the dense part, the input batch and a margin.
+"""TorchRec's default plan, and the memory that its shards cannot use: the dense part, the input
+batch and a margin.
 
 The rules are those of `HeuristicalStorageReservation` in TorchRec's
 planner/storage_reservations.py, re-derived and tested against it. Activations are not counted
@@ -11,10 +12,12 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-from predictor.errors import InfeasibleError
+from predictor.errors import InfeasibleError, ShardoptError
 from predictor.model.captured import CapturedDense
+from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES, DcnV2, MeasuredDense, Workload
+from search.baselines.torchrec_planner import torchrec_plan
 
 PARAMETER_MULTIPLIER = 6
 """Weight, gradient, optimizer state and DDP buffers per dense parameter, as TorchRec reserves."""
@@ -40,30 +43,17 @@ def dense_parameters(workload: Workload) -> int:
     return cross + sum((i + 1) * o for dims in layers for i, o in pairwise(dims))
 
 
-def dense_parameter_bytes(workload: Workload) -> int:
-    """Bytes of the dense part's parameters."""
-    if isinstance(workload.dense, MeasuredDense):
-        return workload.dense.gradient_bytes
-    if isinstance(workload.dense, CapturedDense):
-        return workload.dense.program(workload).gradient_bytes
-    return dense_parameters(workload) * DATA_TYPE_BYTES[workload.dlrm.data_type]
-
-
-def reserved_bytes(workload: Workload, hbm_bytes: int, reserve: float = 0.15) -> int:
-    """Device memory of a rank that shards cannot use.
-
-    TorchRec's `HeuristicalStorageReservation`: a share of the memory as margin, six times the
-    dense parameters (weights, gradients, optimizer, DDP buffers), twenty copies of the ids.
-    """
-    percentage = hbm_bytes - int((1 - reserve) * hbm_bytes)
-    return percentage + _dense_and_kjt_bytes(workload)
-
-
 def _dense_and_kjt_bytes(workload: Workload) -> int:
-    dense = PARAMETER_MULTIPLIER * dense_parameter_bytes(workload)
+    """Six times the dense parameters, and twenty copies of the ids."""
+    if isinstance(workload.dense, MeasuredDense):
+        dense = workload.dense.gradient_bytes
+    elif isinstance(workload.dense, CapturedDense):
+        dense = workload.dense.program(workload).gradient_bytes
+    else:
+        dense = dense_parameters(workload) * DATA_TYPE_BYTES[workload.dlrm.data_type]
     # num_poolings is left out, as TorchRec does
     ids = sum(f.pooling_factor for t in workload.tables for f in t.features) * workload.batch_size
-    return dense + math.ceil(ids * INDEX_BYTES) * KJT_COPIES
+    return PARAMETER_MULTIPLIER * dense + math.ceil(ids * INDEX_BYTES) * KJT_COPIES
 
 
 def reserve_topology(
@@ -71,13 +61,32 @@ def reserve_topology(
 ) -> Topology:
     """The topology whose caps are what is left for shards.
 
+    Args:
+        reserve: share of the device memory that is kept as margin.
+
     Raises:
         InfeasibleError: nothing is left on some rank.
     """
+    taken = _dense_and_kjt_bytes(workload)
     if device == "cpu":
-        taken = _dense_and_kjt_bytes(workload)
         return replace(topology, ddr_cap_bytes=tuple(c - taken for c in topology.ddr_cap_bytes))
-    left = tuple(c - reserved_bytes(workload, c, reserve) for c in topology.hbm_cap_bytes)
+    left = tuple(int((1 - reserve) * cap) - taken for cap in topology.hbm_cap_bytes)
     if min(left) < 0:
         raise InfeasibleError("nothing is left for shards on some rank")
     return replace(topology, hbm_cap_bytes=left)
+
+
+def torchrec_default_plan(
+    workload: Workload, machine: Topology, device: str
+) -> tuple[Topology, ShardingPlan]:
+    """What TorchRec's default planner makes, and the topology with the caps that it had.
+
+    Raises:
+        ShardoptError: it finds no plan that fits.
+    """
+    topology = reserve_topology(workload, machine, device=device)
+    found = torchrec_plan(workload, topology, device)
+    if found is None:
+        raise ShardoptError("TorchRec's planner finds no plan that fits")
+    tables = dict(zip(workload.keys, found.tables, strict=True))
+    return topology, ShardingPlan(tables, machine.world_size, machine.local_world_size)

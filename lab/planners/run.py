@@ -7,24 +7,14 @@ import it: where torch is loaded, our search takes one core (decision 0029).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
-import numpy as np
-
+from lab.planners import published
 from lab.planners.additive import solve_additive
 from lab.planners.instances import Instance, problem_of
-from lab.planners.published import (
-    BaselinePlanner,
-    DreamShardGreedy,
-    HugeCtr,
-    NeuroShard,
-    PlannerInputs,
-    RandomPlans,
-    TorchRecObjective,
-    find_best_ms,
-)
+from lab.planners.published import PlannerInputs, TorchRecObjective, best_ms
 from lab.planners.rows import (
     NO_PLAN,
     RANDOM,
@@ -39,7 +29,6 @@ from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory.ranks import fits, plan_memory
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
-from search.objective import Assignment
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
@@ -61,11 +50,15 @@ class PlannerSettings:
     seed: int = 0
 
 
-def _add_scores(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
+def _rating(problem: Problem) -> TorchRecObjective:
+    return TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
+
+
+def _scored(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
     """The outcome with what the plan is worth by both objectives."""
     workload, topology, hardware = problem.workload, problem.topology, problem.hardware
     tables = match_plan(workload, topology, plan)
-    rating = TorchRecObjective(workload, topology, hardware.device)
+    rating = _rating(problem)
     return replace(
         outcome,
         iteration_ms=float(PlanScorer(workload, topology, hardware).score([tables])[0]),
@@ -79,26 +72,31 @@ def _run_torchrec(variant: str, problem: Problem, settings: PlannerSettings) -> 
     from shardopt.training.torchrec_planner import Variant, plan_with_torchrec
 
     limit = None if settings.limit_s is None else max(1, round(settings.limit_s))
-    workload, topology = problem.workload, problem.topology
     device = problem.hardware.device
-    answer = plan_with_torchrec(workload, topology, device, Variant(variant), limit)
-    ended = "limit" if answer.timed_out else "done"
+    answer = plan_with_torchrec(problem.workload, problem.topology, device, Variant(variant), limit)
     if answer.plan is None:
         return Outcome(answer.seconds, ended="limit" if answer.timed_out else NO_PLAN)
-    return _add_scores(problem, answer.plan, Outcome(answer.seconds, ended=ended))
+    ended = "limit" if answer.timed_out else "done"
+    return _scored(problem, answer.plan, Outcome(answer.seconds, ended=ended))
 
 
-def _run_baseline(
-    baseline: BaselinePlanner, problem: Problem, settings: PlannerSettings
+def _run_published(
+    planner: published.Planner, problem: Problem, settings: PlannerSettings
 ) -> Outcome:
     """Once by each objective, with its count of memory; the time is that of the first."""
+
+    def best(torchrec: TorchRecObjective | None, stop: Stop) -> float | None:
+        try:
+            inputs = PlannerInputs(problem, torchrec)
+        except InfeasibleError:
+            return None
+        return best_ms(planner, inputs, settings.seed, stop)
+
     start = time.perf_counter()
     stop = Stop(time_limit_s=settings.limit_s)
-    iteration_ms = _best(baseline, problem, None, settings.seed, stop)
+    iteration_ms = best(None, stop)
     seconds = time.perf_counter() - start
-    rating = TorchRecObjective(problem.workload, problem.topology, problem.hardware.device)
-    other = Stop(time_limit_s=settings.rating_limit_s)
-    rating_ms = _best(baseline, problem, rating, settings.seed, other)
+    rating_ms = best(_rating(problem), Stop(time_limit_s=settings.rating_limit_s))
     ended = "limit" if stop.reason == "time" else "done"
     return Outcome(
         seconds,
@@ -108,33 +106,6 @@ def _run_baseline(
         None if rating_ms is None else True,
         ended=NO_PLAN if iteration_ms is rating_ms is None else ended,
     )
-
-
-def _best(
-    baseline: BaselinePlanner,
-    problem: Problem,
-    rating: TorchRecObjective | None,
-    seed: int,
-    stop: Stop,
-) -> float | None:
-    try:
-        inputs = PlannerInputs(problem, rating)
-    except InfeasibleError:
-        return None
-    if rating is None:
-        return find_best_ms(
-            baseline, inputs, lambda plans: inputs.objective.score(plans).tolist(), seed, stop
-        )
-    cost_ms, world = lru_cache(maxsize=None)(rating.cost_ms), problem.topology.world_size
-
-    def rate(plans: Sequence[Assignment]) -> list[float]:
-        loads = np.zeros((len(plans), world))
-        for load, plan in zip(loads, plans, strict=True):
-            for option, ranks in plan:
-                np.add.at(load, list(ranks), cost_ms(option))
-        return loads.max(axis=1).tolist()
-
-    return find_best_ms(baseline, inputs, rate, seed, stop)
 
 
 def _run_shardopt(problem: Problem, settings: PlannerSettings) -> Outcome:
@@ -152,14 +123,13 @@ def _run_shardopt(problem: Problem, settings: PlannerSettings) -> Outcome:
         result = solve(problem, stop, settings.seed, progress=progress)
     except InfeasibleError:
         return Outcome(time.perf_counter() - start)
-    seconds = time.perf_counter() - start
     outcome = Outcome(
-        seconds,
+        time.perf_counter() - start,
         bound_ms=result.lower_bound_ms,
         ended=result.stopped_by,
         incumbents=tuple(better),
     )
-    return _add_scores(problem, result.best.plan, outcome)
+    return _scored(problem, result.best.plan, outcome)
 
 
 def _run_additive(extended: bool, problem: Problem, settings: PlannerSettings) -> Outcome:
@@ -170,7 +140,7 @@ def _run_additive(extended: bool, problem: Problem, settings: PlannerSettings) -
     except InfeasibleError:
         return Outcome(time.perf_counter() - start)
     outcome = Outcome(time.perf_counter() - start, bound_ms=found.lower_bound_ms, ended=stop.reason)
-    return _add_scores(problem, found.plan, outcome)
+    return _scored(problem, found.plan, outcome)
 
 
 Planner = Callable[[Problem, PlannerSettings], Outcome]
@@ -178,11 +148,13 @@ PLANNERS: Mapping[str, Planner] = {
     TORCHREC: partial(_run_torchrec, "default"),
     "torchrec dynamic": partial(_run_torchrec, "dynamic"),
     "torchrec balanced": partial(_run_torchrec, "balanced"),
-    **{r.name: partial(_run_baseline, r) for r in (NeuroShard(), DreamShardGreedy(), HugeCtr())},
+    "neuroshard": partial(_run_published, published.neuroshard),
+    "dreamshard-greedy": partial(_run_published, published.dreamshard_greedy),
+    "hugectr": partial(_run_published, published.hugectr),
     RATED_SAME: partial(_run_additive, False),
     RATED: partial(_run_additive, True),
     SHARDOPT: _run_shardopt,
-    RANDOM: partial(_run_baseline, RandomPlans()),
+    RANDOM: partial(_run_published, published.random_plans),
 }
 """In the order in which they run: random plans last, for they get the time that shardopt took."""
 

@@ -10,9 +10,9 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+import yaml
 
 from lab.planners.instances import Instance
 from lab.planners.rows import (
@@ -29,20 +29,8 @@ from lab.planners.rows import (
     sources_of,
 )
 from lab.planners.run import PLANNERS, PlannerSettings, run_planner
-from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingType
-from shardopt.config.schema import (
-    PIPELINES,
-    Name,
-    SchemaVersion,
-    Section,
-    check,
-    choice,
-    flag,
-    real,
-    whole,
-)
 from shardopt.files import decode, read_bytes
 from shardopt.measure.machine import machine
 from shardopt.measure.store import read_rows, write_rows
@@ -52,85 +40,49 @@ GRACE_S = 30.0
 """A call is killed this long after its limit: TorchRec is imported first, and looks at the clock
 between proposals."""
 
-Seconds = Annotated[float, real(0, 1e6, above=True)]
-
-
-class SuiteSection(Section):
-    """The keys of an instances file."""
-
-    schema_: SchemaVersion = Field(
-        alias="schema", description="the version of this file format: 'schema: 1'"
-    )
-    torchrec_limit_s: Seconds = Field(description="what TorchRec's default planner may take")
-    variant_limit_s: Seconds = Field(description="what each other planner of TorchRec may take")
-    rival_limit_s: Seconds = Field(description="what each of the papers' planners may take")
-    instances: list[Any] = Field(description="groups of instances")
-
-
-class GroupSection(Section):
-    """A group of instances: one for each seed."""
-
-    tables: Annotated[int, whole(1, 10_000)] = Field(description="the number of tables")
-    gpus: Annotated[int, whole(1, 1024)] = Field(description="the number of GPUs")
-    fill: Annotated[float, real(0, 1, above=True)] = Field(description="the share of memory taken")
-    seeds: list[Annotated[int, whole(0, 2**31)]] = Field(description="one instance for each")
-    packed: Annotated[bool, flag()] = False
-    sharding_types: list[Annotated[str, choice(ShardingType)]] = Field(default_factory=list)
-    hardware: Name = "h100-sxm"
-    train_pipeline: Annotated[str, choice(PIPELINES)] = "sparse_dist"
-
 
 @dataclass(frozen=True)
 class Suite:
-    """Instances, and the seconds that others may take on each."""
+    """Instances, and the seconds that others may take on each: TorchRec's default planner, each
+    other planner of TorchRec, each of the papers' planners."""
 
     instances: tuple[Instance, ...]
     torchrec_limit_s: float
     variant_limit_s: float
-    baseline_limit_s: float
+    rival_limit_s: float
 
 
 def load_suite(path: str | Path) -> Suite:
-    """The suite of an instances file.
+    """The suite of an instances file: limits, and groups with an instance for each seed.
 
     Raises:
-        InputError: the file cannot be read or used; has a line for every problem.
+        InputError: the file cannot be read or used.
     """
-    problems = Problems(str(path))
-    raw = parse_yaml(decode(read_bytes(path, "instances file"), path), problems)
-    if not isinstance(raw, dict):
-        raise InputError(
-            f"{path}:1: got {shown(raw)}; an instances file is a mapping that starts with "
-            "'schema: 1'"
-        )
-    section = check(SuiteSection, raw, (), problems)
-    found: dict[str, Instance] = {}
-    for index, group in enumerate(section.instances if section else ()):
-        for instance in _group(group, index, problems):
-            if instance.name in found:
-                problems.add(("instances", index), f"{instance.name} is there twice")
-            found[instance.name] = instance
-    problems.raise_if_any()
-    assert section is not None
-    limits = section.torchrec_limit_s, section.variant_limit_s, section.rival_limit_s
-    return Suite(tuple(found.values()), *limits)
+    text = decode(read_bytes(path, "instances file"), path)
+    try:
+        given = yaml.safe_load(text)
+        if given.pop("schema") != 1:
+            raise ValueError("it does not start with 'schema: 1'")
+        groups = enumerate(given.pop("instances"))
+        instances = [instance for at, group in groups for instance in _group(group, at)]
+        suite = Suite(tuple(instances), **given)
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{path}: no instances file: {type(error).__name__}: {error}") from error
+    names = [instance.name for instance in instances]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{path}: instances: {twice} is there twice")
+    return suite
 
 
-def _group(group: object, index: int, problems: Problems) -> list[Instance]:
-    path = ("instances", index)
-    if not isinstance(group, dict):
-        problems.add(path, f"got {shown(group)}; a group is a mapping with tables, gpus, ...")
-        return []
-    section = check(GroupSection, group, path, problems)
-    if section is None:
-        return []
-    types = tuple(ShardingType(t) for t in section.sharding_types)
-    if section.packed and types and ShardingType.TABLE_WISE not in types:
-        problems.add(path, "the packing is one of whole tables: sharding_types needs table_wise")
-    if section.gpus > 8 and section.gpus % 8:
-        problems.add((*path, "gpus"), f"got {section.gpus}; more than 8 must be hosts of 8")
-    given = section.model_dump(exclude={"seeds", "sharding_types"})
-    return [Instance(seed=seed, sharding_types=types, **given) for seed in section.seeds]
+def _group(group: Mapping[str, Any], index: int) -> list[Instance]:
+    try:
+        given = dict(group)
+        types = tuple(ShardingType(kind) for kind in given.pop("sharding_types", ()))
+        seeds = given.pop("seeds")
+        return [Instance(seed=seed, sharding_types=types, **given) for seed in seeds]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"instances[{index}]: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -184,9 +136,8 @@ def run_suite(
         raise InputError(
             f"{selection.only!r} matches none of the instances {names}", inputs=("only",)
         )
-    found = (
-        {(r.instance, r.planner): r for r in read_rows(rows, SEARCH_ROWS)} if rows.exists() else {}
-    )
+    kept = read_rows(rows, SEARCH_ROWS) if rows.exists() else []
+    found = {(row.instance, row.planner): row for row in kept}
     limited = CallServer(["lab.planners.run"])
     todo = [
         (instance, planner)
@@ -228,7 +179,7 @@ def _settings_for(
     Args:
         ran: rows of the instance by planner.
     """
-    limits: tuple[float | None, float | None] = (suite.baseline_limit_s, suite.baseline_limit_s)
+    limits: tuple[float | None, float | None] = (suite.rival_limit_s, suite.rival_limit_s)
     if planner == RANDOM:
         if not {SHARDOPT, RATED} <= ran.keys():
             return None
@@ -289,7 +240,8 @@ def _describe(row: SearchRow) -> str:
     if row.iteration_ms is None and row.rating_ms is None:
         why = {NO_PLAN: "found no plan", KILLED: "was ended without a plan"}
         return f"{why.get(row.ended, 'has no plan that fits')} in {row.seconds:.1f} s"
-    time = "-" if row.iteration_ms is None else f"{row.iteration_ms:.3f} ms"
-    rating = "-" if row.rating_ms is None else f"{row.rating_ms:.3f} ms"
+    time, rating = (
+        "-" if ms is None else f"{ms:.3f} ms" for ms in (row.iteration_ms, row.rating_ms)
+    )
     doubt = "" if row.fits else ", which does not fit"
     return f"{time}{doubt}; rated {rating}; {row.seconds:.1f} s, ended by {row.ended}"

@@ -25,8 +25,10 @@ from lab.tasks.task_set import (
     TASK_SET_FILE,
     load_task_set,
     load_windows,
+    machine_of,
     part_path,
     part_paths,
+    read_about,
     read_plans,
     split_plans,
     split_window,
@@ -35,7 +37,6 @@ from lab.tasks.task_set import (
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Workload
-from predictor.units import GIB
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows, write_rows
 from shardopt.bench.run import new_rows, run_bench
@@ -43,14 +44,11 @@ from shardopt.config import load_model
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
-from shardopt.measure.store import read_json
 from shardopt.ranks.hosts import HOSTS, Link
 from shardopt.ranks.rank import RankDiedError
 from shardopt.ranks.realtime import Runtime
 
 BACKEND = "gloo"
-KINDS = {"environment": dict, "tasks": list}
-REMEDY = "restore it, or measure into another folder"
 Say = Callable[[str], None]
 
 
@@ -85,24 +83,23 @@ class TaskSetSettings:
     warmup: int | None = None
 
     @property
-    def family(self) -> str:
-        """The family of the tasks' models."""
-        return self.models if self.like is None else _read_about(self.like)["models"]
-
-    @property
-    def local_world_size(self) -> int:
-        """Ranks that count as one host."""
-        return self.world_size if self.link_gbit_s is None else 1
-
-    @property
-    def topology(self) -> str:
-        """As the file of the task set and reports call it."""
-        return "loopback" if self.link_gbit_s is None else f"{self.link_gbit_s:g} Gbit/s"
-
-    @property
     def link(self) -> Link | None:
         """What ranks are joined by."""
         return None if self.link_gbit_s is None else Link(self.link_gbit_s)
+
+    def job(self, seed: int, workload: Workload, plans: dict[str, ShardingPlan]) -> Job:
+        """What runs the plans of a task."""
+        return Job(
+            workload,
+            plans,
+            backend=BACKEND,
+            rounds=self.rounds,
+            block=self.block,
+            warmup=self.warmup,
+            seed=seed,
+            link=self.link,
+            runtime=self.runtime,
+        )
 
 
 def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
@@ -120,49 +117,36 @@ def measure_task_set(settings: TaskSetSettings, say: Say) -> None:
     _open(settings)
     _calibrate(settings, say)
     failed: dict[str, ShardoptError] = {}
-    for title, seed, again in _runs(settings):
-        try:
-            if again:
-                _repeat(settings, title, seed, say)
-            else:
-                _measure(settings, title, seed, say)
-        except (RankDiedError, InfeasibleError) as error:
-            failed[title] = error
-            say(f"{title}: {error}")
-    if failed:
-        raise _failure(failed)
-
-
-def _runs(settings: TaskSetSettings) -> list[tuple[str, int, bool]]:
-    """Title, seed and whether it is a repeat, in order."""
-    runs: list[tuple[str, int, bool]] = []
-    for again, seeds in ((False, settings.tasks), (True, settings.repeats)):
+    for seeds, again, run in (
+        (settings.tasks, "", _measure),
+        (settings.repeats, " again", _repeat),
+    ):
         for at, seed in enumerate(seeds, start=1):
-            title = f"task {seed}{' again' if again else ''} ({at} of {len(seeds)})"
-            runs.append((title, seed, again))
-    return runs
-
-
-def _failure(failed: dict[str, ShardoptError]) -> RankDiedError:
-    title, first = next(iter(failed.items()))
-    others = list(failed)[1:]
-    more = f"\nso did {', '.join(others)}" if others else ""
-    return RankDiedError(f"{title} did not end well: {first}{more}", first.exit_code)
+            title = f"task {seed}{again} ({at} of {len(seeds)})"
+            try:
+                run(settings, title, seed, say)
+            except (RankDiedError, InfeasibleError) as error:
+                failed[title] = error
+                say(f"{title}: {error}")
+    if failed:
+        (title, first), *others = failed.items()
+        more = f"\nso did {', '.join(name for name, _ in others)}" if others else ""
+        raise RankDiedError(f"{title} did not end well: {first}{more}", first.exit_code)
 
 
 def _check(settings: TaskSetSettings) -> None:
     """Refuse what no task could run under, before minutes are spent on the calibration."""
-    cores = len(os.sched_getaffinity(0))
-    if not 2 <= settings.world_size <= cores:
+    cores, ranks = len(os.sched_getaffinity(0)), settings.world_size
+    if not 2 <= ranks <= cores:
         raise InputError(
-            f"the number of ranks is {settings.world_size}; it must be at least 2 and at most "
-            f"{cores}, the cores that this process may use",
+            f"the number of ranks is {ranks}; it must be at least 2 and at most {cores}, the cores "
+            "that this process may use",
             inputs=("ranks",),
         )
-    if settings.link_gbit_s is not None and settings.world_size != HOSTS:
+    if settings.link_gbit_s is not None and ranks != HOSTS:
         raise InputError(
-            f"a link joins {HOSTS} hosts of one rank, not {settings.world_size} ranks; choose "
-            f"{HOSTS}, or leave the link out",
+            f"a link joins {HOSTS} hosts of one rank, not {ranks} ranks; choose {HOSTS}, or leave "
+            "the link out",
             inputs=("link", "ranks"),
         )
     if settings.like is None:
@@ -171,19 +155,13 @@ def _check(settings: TaskSetSettings) -> None:
         from shardopt.training import torchrec_planner  # noqa: F401
 
         return
-    known = _read_about(settings.like)
+    there = read_about(settings.like)
     lacks = [seed for seed in settings.tasks if not part_paths(settings.like, task_name(seed))]
     if lacks:
         raise InputError(
-            f"{settings.like}: has no plans of task {lacks[0]}; it has tasks {known['tasks']}",
+            f"{settings.like}: has no plans of task {lacks[0]}; it has tasks {there['tasks']}",
             inputs=("tasks",),
         )
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    """The file of a task set."""
-    path = folder / TASK_SET_FILE
-    return {**OLD_FILES, **read_json(path, "task set file", SCHEMA, KINDS, REMEDY).data}
 
 
 def _open(settings: TaskSetSettings) -> None:
@@ -192,26 +170,33 @@ def _open(settings: TaskSetSettings) -> None:
     Raises:
         InputError: it is of another machine, other versions or other ranks; says what differs.
     """
-    path = settings.folder / TASK_SET_FILE
+    path, link = settings.folder / TASK_SET_FILE, settings.link_gbit_s
+    like = settings.like
     about: dict[str, Any] = {
         "schema": SCHEMA,
-        "topology": settings.topology,
-        "link_gbit_s": settings.link_gbit_s,
+        "topology": "loopback" if link is None else f"{link:g} Gbit/s",
+        "link_gbit_s": link,
         "world_size": settings.world_size,
-        "local_world_size": settings.local_world_size,
+        "local_world_size": settings.world_size if link is None else 1,
         "runtime": settings.runtime.value,
         "block": settings.block,
-        "models": settings.family,
+        "models": settings.models if like is None else read_about(like)["models"],
         "environment": environment(BACKEND),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "tasks": sorted(set(settings.tasks)),
     }
     if path.exists():
-        old = _read_about(settings.folder)
+        old = read_about(settings.folder)
         _refuse_mixed(path, old, about)
         about = {**old, "tasks": sorted({*old["tasks"], *settings.tasks})}
     else:
-        _make(settings.folder)
+        try:
+            settings.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{settings.folder}: cannot make this folder: {error.strerror or error}; "
+                "give one whose parent is there and writable"
+            ) from None
     unknown = [seed for seed in settings.repeats if seed not in about["tasks"]]
     if unknown:
         raise InputError(
@@ -222,20 +207,11 @@ def _open(settings: TaskSetSettings) -> None:
     atomic_write_text(path, json.dumps(about, indent=1) + "\n", update=True)
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: cannot make this folder: {error.strerror or error}; "
-            "give one whose parent is there and writable"
-        ) from None
-
-
-def _refuse_mixed(path: Path, old: Mapping[str, Any], new: dict[str, Any]) -> None:
+def _refuse_mixed(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     keys = ("topology", "link_gbit_s", "world_size", "local_world_size", "block", *OLD_FILES)
-    was = {**{key: old.get(key) for key in keys}, **_machine(old["environment"])}
-    now = {**{key: new[key] for key in keys}, **_machine(new["environment"])}
+    was, now = (
+        {**{key: of.get(key) for key in keys}, **machine_of(of["environment"])} for of in (old, new)
+    )
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise InputError(
@@ -243,14 +219,6 @@ def _refuse_mixed(path: Path, old: Mapping[str, Any], new: dict[str, Any]) -> No
                 "one machine, topology, runtime, family of models and set of versions: measure "
                 "into another folder, or go back to what it was"
             )
-
-
-def _machine(about: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment; memory in GiB, as some pages come and go from boot to boot."""
-    memory = about.get("memory_bytes")
-    whole = round(memory / GIB) if isinstance(memory, int) else memory
-    rest = {key: value for key, value in about.items() if key != "memory_bytes"}
-    return {**rest, "memory in GiB": whole}
 
 
 def _calibrate(settings: TaskSetSettings, say: Say) -> None:
@@ -302,9 +270,8 @@ def _run(
     if path.exists() and len(read_rows(path).rounds) >= settings.rounds:
         say(f"{title}: complete")
         return
-    run_bench(
-        _job(settings, seed, settings.folder, plans), path, say=lambda t: say(f"{title}: {t}")
-    )
+    job = _job(settings, seed, settings.folder, plans)
+    run_bench(job, path, say=lambda text: say(f"{title}: {text}"))
 
 
 def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
@@ -313,29 +280,26 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
     From then on the files say what the task is, since what is drawn changes with the calibration
     and with this code.
     """
-    name = task_name(seed)
-    if settings.like is not None:
+    name, like = task_name(seed), settings.like
+    if like is not None:
         # a model, its windows, and dense ops beside them
-        for source in settings.like.glob(f"{name}.*"):
+        for source in like.glob(f"{name}.*"):
             if not source.name.endswith(".rows.json"):
                 atomic_write_text(settings.folder / source.name, source.read_text(encoding="utf-8"))
-        jobs = [
-            _job(settings, seed, settings.like, path) for path in part_paths(settings.like, name)
-        ]
+        jobs = [_job(settings, seed, like, path) for path in part_paths(like, name)]
     else:
         task = draw_task(
             seed, load_task_set(settings.folder), settings.models, settings.random_plans
         )
         write_model(settings.folder / f"{name}.yaml", task.workload)
-        parts, left_out = split_plans(
-            task.workload, task.plans, environment(BACKEND)["memory_bytes"]
-        )
+        memory = environment(BACKEND)["memory_bytes"]
+        parts, left_out = split_plans(task.workload, task.plans, memory)
         if left_out:
             say(
                 f"{title}: left out {', '.join(left_out)}, which with {next(iter(task.plans))} "
                 "need more than half of the memory"
             )
-        jobs = [_job_of(settings, seed, task.workload, plans) for plans in parts]
+        jobs = [settings.job(seed, task.workload, plans) for plans in parts]
     # the first part last: where it is there, all are
     for number, job in reversed(list(enumerate(jobs, start=1))):
         write_rows(part_path(settings.folder, name, number), new_rows(job))
@@ -346,32 +310,14 @@ def _job(settings: TaskSetSettings, seed: int, folder: Path, part: Path) -> Job:
     name = task_name(seed)
     workload, rows = load_model(folder / f"{name}.yaml"), read_rows(part)
     plans, windows = read_plans(part, rows, workload), load_windows(folder, name)
-    more: dict[str, Any] = {}
+    numbers = {plan: split_window(plan)[1] for plan in plans}
+    data = {plan: windows[number - 2] for plan, number in numbers.items() if number > 1}
+    job = replace(settings.job(seed, workload, plans), data=data)
     architecture = architecture_of(rows)
-    if architecture is not None:
-        from lab.rankers import RankerBuilder, model_facts
+    if architecture is None:
+        return job
+    from lab.rankers import RankerBuilder, model_facts
 
-        more = {"build": RankerBuilder(architecture), "facts": model_facts(workload, architecture)}
-    data = {
-        plan: windows[number - 2]
-        for plan in plans
-        for number in (split_window(plan)[1],)
-        if number > 1
-    }
-    return replace(_job_of(settings, seed, workload, plans), data=data, **more)
-
-
-def _job_of(
-    settings: TaskSetSettings, seed: int, workload: Workload, plans: dict[str, ShardingPlan]
-) -> Job:
-    return Job(
-        workload,
-        plans,
-        backend=BACKEND,
-        rounds=settings.rounds,
-        block=settings.block,
-        warmup=settings.warmup,
-        seed=seed,
-        link=settings.link,
-        runtime=settings.runtime,
+    return replace(
+        job, build=RankerBuilder(architecture), facts=model_facts(workload, architecture)
     )

@@ -11,7 +11,7 @@ second time, ``task-007.again.rows.json``.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,10 +37,21 @@ from shardopt.config import load_model
 from shardopt.measure.store import read_json
 from shardopt.ranks.realtime import Runtime
 
+SCHEMA = "shardopt.lab-batch/1"
+"""Of the file that describes a task set."""
+TASK_SET_FILE = "batch.json"
+CALIBRATION_FILE = "calibration.rows.csv"
+OLD_FILES = {"models": "random", "runtime": Runtime.TUNED.value}
+"""What a file of a task set means that does not say it."""
+BASE = "cpu-gloo"
+FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")
+MACHINE = ("system", "processor", "machine", "torch", "torchrec", *FBGEMM)
+"""What may not differ within a task set, apart from memory in whole GiB."""
 MEMORY_SHARE = 0.5
 """Of the machine's memory: what the plans of a part may need on all ranks."""
 MAX_AT_ONCE = 25
 """Plans of a part, so that no plan is timed minutes from the first one."""
+_WINDOW = " @"
 
 
 def split_plans(
@@ -52,38 +63,29 @@ def split_plans(
         plans: the first is in every part.
         memory_bytes: of the machine.
     """
-    limit = MEMORY_SHARE * memory_bytes
-    first = next(iter(plans))
-    needs = {name: _bytes(workload, plans[first], plan) for name, plan in plans.items()}
+    first, *others = plans
     # what a rank holds beside its plans, and the first plan, are counted once a part
-    alone = needs.pop(first)
+    alone = sum(rank_bytes(workload, [plans[first]]))
+    limit = MEMORY_SHARE * memory_bytes - alone
     parts: list[dict[str, ShardingPlan]] = []
     left_out: list[str] = []
     room = 0.0
-    for name, extra in needs.items():
-        if alone + extra > limit:
+    for name in others:
+        extra = sum(rank_bytes(workload, [plans[first], plans[name]])) - alone
+        if extra > limit:
             left_out.append(name)
             continue
         if not parts or extra > room or len(parts[-1]) == MAX_AT_ONCE:
             parts.append({first: plans[first]})
-            room = limit - alone
+            room = limit
         parts[-1][name] = plans[name]
         room -= extra
     return parts or [{first: plans[first]}], left_out
 
 
-def _bytes(workload: Workload, first: ShardingPlan, plan: ShardingPlan) -> int:
-    """Of the first plan with all that a rank holds; of another, what it adds to that."""
-    alone = sum(rank_bytes(workload, [first]))
-    return alone if plan is first else sum(rank_bytes(workload, [first, plan])) - alone
-
-
-def part_paths(folder: Path, name: str) -> list[Path]:
-    """The rows files of a task that are there, first part first."""
-    found = [path for path in [part_path(folder, name, 1)] if path.is_file()]
-    while found and (path := part_path(folder, name, len(found) + 1)).is_file():
-        found.append(path)
-    return found
+def task_name(seed: int) -> str:
+    """``task-007``, as the files of a task are called."""
+    return f"task-{seed:03d}"
 
 
 def part_path(folder: Path, name: str, number: int) -> Path:
@@ -91,21 +93,31 @@ def part_path(folder: Path, name: str, number: int) -> Path:
     return folder / (f"{name}.rows.json" if number == 1 else f"{name}.part-{number}.rows.json")
 
 
-SCHEMA = "shardopt.lab-batch/1"
-"""Of the file that describes a task set."""
-TASK_SET_FILE = "batch.json"
-CALIBRATION_FILE = "calibration.rows.csv"
-OLD_FILES = {"models": "random", "runtime": Runtime.TUNED.value}
-"""What a file of a task set means that does not say it."""
-BASE = "cpu-gloo"
-FBGEMM = ("fbgemm_gpu", "fbgemm_gpu-cpu", "fbgemm-gpu-cpu", "fbgemm-gpu")
-MACHINE = ("system", "processor", "machine", "torch", "torchrec", *FBGEMM)
-"""What may not differ within a task set, apart from memory in whole GiB."""
+def part_paths(folder: Path, name: str) -> list[Path]:
+    """The rows files of a task that are there, first part first."""
+    found: list[Path] = []
+    while (path := part_path(folder, name, len(found) + 1)).is_file():
+        found.append(path)
+    return found
 
 
-def task_name(seed: int) -> str:
-    """``task-007``, as the files of a task are called."""
-    return f"task-{seed:03d}"
+def load_windows(folder: Path, name: str) -> tuple[Workload, ...]:
+    """The windows of a task's model after the first."""
+    found: list[Workload] = []
+    while (path := folder / f"{name}.window-{len(found) + 2}.yaml").is_file():
+        found.append(load_model(path))
+    return tuple(found)
+
+
+def in_window(name: str, number: int) -> str:
+    """A plan's name on the batches of a window, from 1, such as ``nominal @2``."""
+    return f"{name}{_WINDOW}{number}"
+
+
+def split_window(name: str) -> tuple[str, int]:
+    """A plan's own name and its window; without one it is the first."""
+    plain, mark, number = name.rpartition(_WINDOW)
+    return (plain, int(number)) if mark and number.isdecimal() else (name, 1)
 
 
 @dataclass(frozen=True)
@@ -193,25 +205,28 @@ def load_task_set(folder: Path) -> TaskSet:
     Raises:
         InputError: a file is missing or broken, or rows are of another machine or model.
     """
-    about = _read_about(folder / TASK_SET_FILE)
-    environment = about["environment"]
+    about = read_about(folder)
     path = folder / CALIBRATION_FILE
     if not path.is_file():
         raise InputError(f"{path}: no such file; a task set has the calibration made before it")
     origin, measured = read_calibration(path)
-    _refuse_mixed(path, origin, environment)
-    _refuse_runtimes(path, measured, about["runtime"])
-    ranks, memory_bytes = about["world_size"], environment["memory_bytes"]
-    base = load_hardware(BASE)
-    link = about.get("link_gbit_s")
-    made = build_profile(measured, origin, base, folder.name, ranks, memory_bytes / GIB, link)
+    _check_calibration(path, origin, measured, about)
+    ranks, link = about["world_size"], about.get("link_gbit_s")
+    gib = about["environment"]["memory_bytes"] / GIB
+    made = build_profile(measured, origin, load_hardware(BASE), folder.name, ranks, gib, link)
     topology = Topology.uniform(
         ranks,
         about["local_world_size"],
         hbm_bytes=made.profile.hbm_bytes,
         ddr_bytes=made.profile.ddr_bytes,
     )
-    tasks, skipped = _tasks(folder, about)
+    reference = [row for row in measured if row.point.family == "reference"]
+    tasks: list[MeasuredTask] = []
+    skipped: list[str] = []
+    for number in about["tasks"]:
+        task, left_out = _task(folder, number, about)
+        skipped += left_out
+        tasks += [task] if task is not None else []
     return TaskSet(
         folder.name,
         about["topology"],
@@ -219,31 +234,33 @@ def load_task_set(folder: Path) -> TaskSet:
         about["runtime"],
         topology,
         made,
-        _reference(path, measured, link),
-        max(_time(r.date, f"{path}: date") for r in measured if r.point.family == "reference"),
+        _medians(
+            (
+                (row.point.params.get("kernel"), row.median_us * 1e-3)
+                for row in reference
+                if row.point.params.get("link_gbit_s") == link
+            ),
+            f"{path}: the calibration",
+        ),
+        max(_time(row.date, f"{path}: date") for row in reference),
         tuple(tasks),
         tuple(skipped),
     )
 
 
-def _reference(
-    path: Path, measured: list[Measurement], link_gbit_s: float | None
-) -> dict[str, float]:
-    try:
-        return calibration_reference(measured, link_gbit_s)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+def read_about(folder: Path) -> dict[str, Any]:
+    """The file that describes a task set.
 
-
-def _read_about(path: Path) -> Mapping[str, Any]:
+    Raises:
+        InputError: it cannot be read, or contradicts itself.
+    """
+    path = folder / TASK_SET_FILE
     kinds = {
-        "topology": str,
-        "world_size": int,
-        "local_world_size": int,
-        "environment": dict,
-        "tasks": list,
+        **{"topology": str, "world_size": int, "local_world_size": int},
+        **{"environment": dict, "tasks": list},
     }
-    data = {**OLD_FILES, **read_json(path, "task set file", SCHEMA, kinds, "restore it").data}
+    remedy = "restore it, or measure into another folder"
+    data = {**OLD_FILES, **read_json(path, "task set file", SCHEMA, kinds, remedy).data}
     if not isinstance(data["environment"].get("memory_bytes"), int):
         raise InputError(f"{path}: environment: 'memory_bytes' is missing or malformed")
     apart = data["world_size"] > data["local_world_size"]
@@ -255,86 +272,55 @@ def _read_about(path: Path) -> Mapping[str, Any]:
     return data
 
 
-def _refuse_mixed(path: Path, origin: Origin, environment: Mapping[str, Any]) -> None:
-    """The calibration must be of the machine and the versions that measured the tasks."""
+def _check_calibration(
+    path: Path, origin: Origin, measured: Sequence[Measurement], about: Mapping[str, Any]
+) -> None:
+    """The calibration must be of the machine, versions and runtime that measured the tasks."""
+    environment = about["environment"]
     processor = environment.get("processor") or environment.get("machine")
     memory = f"{environment['memory_bytes'] / GIB:.0f} GiB"
     fbgemm = next((environment[name] for name in FBGEMM if name in environment), "none")
     versions = f"torch {environment.get('torch', 'none')}, fbgemm {fbgemm}"
-    machine = origin.machine.split(", ")
-    same_machine = origin.machine.startswith(f"{processor}, ") and memory in machine
+    same_machine = origin.machine.startswith(f"{processor}, ")
+    same_machine = same_machine and memory in origin.machine.split(", ")
     if not same_machine or origin.versions != versions:
         raise InputError(
             f"{path}: calibrated on '{origin.machine}' with {origin.versions}, but {TASK_SET_FILE} "
             f"says '{processor}', {memory}, {versions}; rows of different machines or versions "
             "are never mixed: calibrate again where the tasks ran"
         )
-
-
-def _refuse_runtimes(path: Path, measured: Sequence[Measurement], runtime: str) -> None:
-    """The calibration must be of the runtime that the tasks ran in."""
-    other = next((row.runtime for row in measured if row.runtime != runtime), None)
+    other = next((row.runtime for row in measured if row.runtime != about["runtime"]), None)
     if other is not None:
         raise InputError(
-            f"{path}: calibrated in the {other} runtime, but {TASK_SET_FILE} says {runtime}; times "
-            "of one hold for that one alone: measure into another folder"
+            f"{path}: calibrated in the {other} runtime, but {TASK_SET_FILE} says "
+            f"{about['runtime']}; times of one hold for that one alone: measure into another folder"
         )
 
 
-def _tasks(folder: Path, about: Mapping[str, Any]) -> tuple[list[MeasuredTask], list[str]]:
-    tasks: list[MeasuredTask] = []
-    skipped = []
-    for number in about["tasks"]:
-        paths = part_paths(folder, task_name(number))
-        parts = [(path, _read_rows(path, about)) for path in paths]
-        if not parts:
-            skipped.append(f"{folder.name} {task_name(number)}: not measured")
-        skipped += [
-            f"{folder.name} {path.name.removesuffix('.rows.json')}: no round was finished"
-            for path, rows in parts
-            if not rows.rounds
-        ]
-        if parts and parts[0][1].rounds:
-            measured = [(path, rows) for path, rows in parts if rows.rounds]
-            tasks.append(_task(folder, number, measured, about))
-    return tasks, skipped
-
-
 def _task(
-    folder: Path, number: int, parts: list[tuple[Path, BenchRows]], about: Mapping[str, Any]
-) -> MeasuredTask:
-    workload = load_model(folder / f"{task_name(number)}.yaml")
-    plans: dict[str, ShardingPlan] = {}
-    for path, rows in parts:
-        plans |= read_plans(path, rows, workload)
-    again = folder / f"{task_name(number)}.again.rows.json"
-    second = _read_rows(again, about) if again.is_file() else None
-    second = second if second and second.rounds else None
-    first, *more = (rows for _, rows in parts)
-    windows = load_windows(folder, task_name(number))
-    return MeasuredTask(number, workload, plans, first, second, tuple(more), windows)
-
-
-def load_windows(folder: Path, name: str) -> tuple[Workload, ...]:
-    """The windows of a task's model after the first."""
-    found: list[Workload] = []
-    while (path := folder / f"{name}.window-{len(found) + 2}.yaml").is_file():
-        found.append(load_model(path))
-    return tuple(found)
-
-
-_MARK = " @"
-
-
-def in_window(name: str, number: int) -> str:
-    """A plan's name on the batches of a window, from 1, such as ``nominal @2``."""
-    return f"{name}{_MARK}{number}"
-
-
-def split_window(name: str) -> tuple[str, int]:
-    """A plan's own name and its window; without one it is the first."""
-    plain, mark, number = name.rpartition(_MARK)
-    return (plain, int(number)) if mark and number.isdecimal() else (name, 1)
+    folder: Path, number: int, about: Mapping[str, Any]
+) -> tuple[MeasuredTask | None, list[str]]:
+    """A task, None where its first part has no round, and a line for each file left out."""
+    name = task_name(number)
+    parts = [(path, _read_rows(path, about)) for path in part_paths(folder, name)]
+    skipped = [
+        f"{folder.name} {path.name.removesuffix('.rows.json')}: no round was finished"
+        for path, rows in parts
+        if not rows.rounds
+    ]
+    if not parts:
+        return None, [f"{folder.name} {name}: not measured"]
+    if not parts[0][1].rounds:
+        return None, skipped
+    workload = load_model(folder / f"{name}.yaml")
+    measured = [(path, rows) for path, rows in parts if rows.rounds]
+    plans = {key: p for at in measured for key, p in read_plans(*at, workload).items()}
+    path = folder / f"{name}.again.rows.json"
+    again = _read_rows(path, about) if path.is_file() else None
+    first, *more = (rows for _, rows in measured)
+    second = again if again and again.rounds else None
+    windows = load_windows(folder, name)
+    return MeasuredTask(number, workload, plans, first, second, tuple(more), windows), skipped
 
 
 def read_plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, ShardingPlan]:
@@ -350,9 +336,8 @@ def read_plans(path: Path, rows: BenchRows, workload: Workload) -> dict[str, Sha
     found = {}
     for entry in rows.plans:
         where = f"{path}: plan '{entry['name']}'"
-        found[entry["name"]] = check_plan(
-            plan_from_dict(entry["plan"], where=where), workload, where=where
-        )
+        plan = plan_from_dict(entry["plan"], where=where)
+        found[entry["name"]] = check_plan(plan, workload, where=where)
     return found
 
 
@@ -366,22 +351,26 @@ def _read_rows(path: Path, about: Mapping[str, Any]) -> BenchRows:
             f"{path}: {found[0]} ranks in the {found[1]} runtime, but {TASK_SET_FILE} says "
             f"{wanted[0]} in the {wanted[1]} one; measure the task again"
         )
-    machine = _machine(about["environment"])
+    was = machine_of(about["environment"])
     for session in rows.sessions:
-        of = _machine(session["environment"])
-        if of != machine:
-            key = next(k for k in machine if of[k] != machine[k])
-            raise InputError(
-                f"{path}: {key} is {of[key]!r}, but {TASK_SET_FILE} says {machine[key]!r}; rows "
-                "of different machines or versions are never mixed: measure the task again"
-            )
+        of = machine_of(session["environment"])
+        for key in (*MACHINE, MEMORY):
+            if of.get(key) != was.get(key):
+                raise InputError(
+                    f"{path}: {key} is {of.get(key)!r}, but {TASK_SET_FILE} says {was.get(key)!r}; "
+                    "rows of different machines or versions are never mixed: measure the task again"
+                )
     return rows
 
 
-def _machine(environment: Mapping[str, Any]) -> dict[str, object]:
+MEMORY = "memory in GiB"
+
+
+def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """An environment; memory in GiB, as some pages come and go from boot to boot."""
     memory = environment.get("memory_bytes")
     gib = round(memory / GIB) if isinstance(memory, int | float) else memory
-    return {**{key: environment.get(key) for key in MACHINE}, "memory in GiB": gib}
+    return {**{k: v for k, v in environment.items() if k != "memory_bytes"}, MEMORY: gib}
 
 
 def _time(text: str, where: str) -> datetime:
@@ -392,49 +381,31 @@ def _time(text: str, where: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def calibration_reference(
-    rows: Sequence[Measurement], link_gbit_s: float | None = None
-) -> dict[str, float]:
-    """Median over start, middle and end of the calibration, ms, by kernel.
-
-    Args:
-        link_gbit_s: of the link whose rows count; None: those within the machine.
-
-    Raises:
-        InputError: a kernel is not there.
-    """
-    found = [
-        (row.point.params.get("kernel"), row.median_us * 1e-3)
-        for row in rows
-        if row.point.family == "reference" and row.point.params.get("link_gbit_s") == link_gbit_s
-    ]
-    by_kernel = {kernel: [ms for name, ms in found if name == kernel] for kernel in KERNELS}
-    return _medians(by_kernel, "the calibration")
-
-
 def task_reference(rows: BenchRows) -> dict[str, float]:
-    """Median over all rounds, ranks and repeats of a task, ms, by kernel.
+    """Median over all rounds, ranks and repeats of a task, ms, by reference kernel.
 
     Raises:
         InputError: a kernel is not there.
     """
-    by_kernel = {
-        kernel: [
-            sample
-            for measured in rows.rounds
-            for rank in measured["reference_ms"].get(kernel, [])
-            for sample in rank
-        ]
-        for kernel in KERNELS
-    }
-    return _medians(by_kernel, "the task")
+    samples = (
+        (kernel, sample)
+        for measured in rows.rounds
+        for kernel, ranks in measured["reference_ms"].items()
+        for rank in ranks
+        for sample in rank
+    )
+    return _medians(samples, "the task")
 
 
-def _medians(samples: Mapping[str, Sequence[float]], where: str) -> dict[str, float]:
-    lacks = [kernel for kernel, times in samples.items() if not times]
+def _medians(samples: Iterable[tuple[Any, float]], where: str) -> dict[str, float]:
+    times: dict[str, list[float]] = {kernel: [] for kernel in KERNELS}
+    for kernel, ms in samples:
+        if kernel in times:
+            times[kernel].append(ms)
+    lacks = [kernel for kernel, of in times.items() if not of]
     if lacks:
         raise InputError(
             f"{where} has no times of the reference kernel '{lacks[0]}', which tell how the "
             "machine's speed changed; measure again with this version"
         )
-    return {kernel: statistics.median(times) for kernel, times in samples.items()}
+    return {kernel: statistics.median(of) for kernel, of in times.items()}

@@ -12,15 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
-from lab.programs import make_parser
-from lab.suites import run_suites
+from lab.suites import ComparedRow, Report
 from lab.tasks.against import OURS, THEIRS
-from lab.validate.report import ComparedRow, Report
-from predictor.errors import ShardoptError
-from shardopt.files import atomic_write_text
 from shardopt.ranks.realtime import Runtime
 from shardopt.report.html.nodes import node
 
@@ -170,18 +165,3 @@ def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float 
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     shown = {name: f"{value:.1f}" for name, value in ends.items()}
     return node("line", **shown, stroke=stroke, stroke_width=width)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the committed rows."""
-    parser = make_parser("figure", __doc__)
-    parser.add_argument("file", type=Path, help="the SVG to write")
-    given = parser.parse_args(argv)
-    if not given.file.parent.is_dir():
-        parser.error(f"{given.file}: there is no such folder")
-    try:
-        (plans,), (tasks,) = (run_suites(n, None) for n in ("torchrec-cpu", "against-torchrec"))
-        atomic_write_text(given.file, figure(plans, tasks))
-    except (ShardoptError, OSError) as error:
-        parser.error(str(error))
-    return 0

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.programs import existing_folder, make_parser
 from lab.tools.torchrec_own import IN_PLACE, PAGE, ROOT
 
 REPOSITORIES = {
@@ -137,19 +136,19 @@ class Run(NamedTuple):
     planned: int = 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the scripts, and print the table; 1 if one trains under TorchRec's planner alone."""
-    parser = make_parser("strangers", __doc__)
-    parser.add_argument("folder", type=existing_folder, help="folder of the checkouts")
-    parser.add_argument("--write", action="store_true", help="write their rows to docs/hook.md")
-    parser.add_argument("-k", default="", help="only scripts with this in their name")
-    given = parser.parse_args(argv)
+def run_scripts(folder: Path, *, write: bool, only: str) -> int:
+    """Run the scripts, and print the table; 1 if one trains under TorchRec's planner alone.
+
+    Args:
+        folder: of the checkouts.
+        only: scripts with this in their name.
+    """
     found = []
-    for script in (s for s in SCRIPTS if given.k in s.name):
-        theirs, ours = (run(script, given.folder, ours=ours) for ours in (False, True))
+    for script in (s for s in SCRIPTS if only in s.name):
+        theirs, ours = (run(script, folder, ours=ours) for ours in (False, True))
         found.append((script, theirs, ours))
         print(row(script, theirs, ours), flush=True)
-    if given.write:
+    if write:
         PAGE.write_text(with_rows(PAGE.read_text(), [row(*of) for of in found]))
     return int(any(ours.error and not theirs.error for _, theirs, ours in found))
 
@@ -239,7 +238,3 @@ def listed(page: str) -> list[str]:
     """Names of the scripts that the page's table has."""
     _, _, rest = page.partition(BEGIN)
     return [_name(line) for line in rest.partition(END)[0].splitlines()[2:] if line]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.programs import existing_folder, make_parser
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hook.md"
 SUITES = (
@@ -33,7 +31,6 @@ SUITES = (
     "torchrec/schema/api_tests/test_planner_schema.py",
     "torchrec/distributed/tests/test_model_parallel_gloo.py",
 )
-SOURCE = "https://github.com/meta-pytorch/torchrec"
 KEPT = ROOT / ".venv" / "torchrec-own"
 """Where fetched commits are kept."""
 IN_PLACE = """\
@@ -63,20 +60,13 @@ class Outcome(NamedTuple):
     result: str
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run_suites(checkout: Path | None, source: str, *, theirs: bool, write: bool, only: str) -> int:
     """Run the tests; 1 if they differ from the page."""
-    parser = make_parser("torchrec-own", __doc__)
-    parser.add_argument("checkout", type=existing_folder, nargs="?", help="of torchrec")
-    parser.add_argument("--source", default=SOURCE, help="repository to fetch from")
-    parser.add_argument("--theirs", action="store_true", help="with TorchRec's own planner")
-    parser.add_argument("--write", action="store_true", help="write the outcome to docs/hook.md")
-    parser.add_argument("-k", default="", help="only tests whose name matches, as in pytest")
-    given = parser.parse_args(argv)
-    checkout = given.checkout or fetch(given.source)
-    outcomes = list(run_tests(checkout, theirs=given.theirs, only=given.k))
+    folder = checkout or fetch(source)
+    outcomes = list(run_tests(folder, theirs=theirs, only=only))
     found = {kind: {o.name for o in outcomes if o.result == kind} for kind in RESULTS}
     print(", ".join(f"{len(names)} {kind}" for kind, names in found.items()))
-    if given.theirs:
+    if theirs:
         print("\n".join(sorted(found["failed"])))
         return 0
     page = PAGE.read_text()
@@ -86,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"differs, and docs/hook.md does not say why: {name}")
     for name in gone:
         print(f"passes, and docs/hook.md says it differs: {name}")
-    wanted = with_table(page, table((checkout / "version.txt").read_text().strip(), outcomes))
-    if given.write:
+    wanted = with_table(page, table((folder / "version.txt").read_text().strip(), outcomes))
+    if write:
         PAGE.write_text(wanted)
-    elif not given.k and wanted != page:
+    elif not only and wanted != page:
         print("docs/hook.md has another outcome: run this with --write")
         return 1
     return 1 if new or gone or not outcomes else 0
@@ -166,7 +156,3 @@ def read_report(text: str) -> Iterator[Outcome]:
 def read_differences(page: str) -> Sequence[str]:
     """The tests that the page's table lists: rows that begin with `Class::test`."""
     return re.findall(r"^\| `(\w+::\w+)` \|", page, re.MULTILINE)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

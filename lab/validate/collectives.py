@@ -1,23 +1,29 @@
 """Collectives: every public row predicted with the shipped profile of its GPU.
 
 Nothing is fitted for a table at hand. Rows that gave the profile a constant are a part of their
-own, and so is the form of the curve, fitted to every second size (`links.form`).
+own, and so is the form of the curve, fitted to every second size.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lab.statistics import geomean, grouped
+from lab.suites import SUITES, ComparedRow, Report, noise_of
 from lab.validate.curves import FINE_EDGES_MIB, ROBUST, every_second, predict_ranks
-from lab.validate.links import LINK_FILES, LinkRow, Wiring, gave_constants, read_links
-from lab.validate.public_tables import Key, read_collectives
-from lab.validate.report import ComparedRow, Report, data_folder, geomean, kernel_interval, noise_of
+from lab.validate.links import (
+    Key,
+    LinkRow,
+    Wiring,
+    gave_constants,
+    read_collectives,
+    read_links,
+)
+from lab.validate.tables import kernel_interval
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import load_hardware
@@ -26,9 +32,7 @@ from predictor.hardware.schema import Curve
 from predictor.model.topology import Topology
 from predictor.units import mib, us
 from shardopt.calibrate.collectives import CollectiveRows, fit_curve, predict_us
-from shardopt.calibrate.fitting import mape
-
-Array = NDArray[np.float64]
+from shardopt.calibrate.fitting import Array, mape
 
 FIT_RANKS = (2, 4, 8)
 FEWEST_SIZES = 2
@@ -40,37 +44,130 @@ BAR = 0.04
 SIZES = "form of the curve: sizes left out"
 RANKS = "form of the curve: rank counts left out"
 
+WITHIN_LARGE = "within a domain, from 16 MiB"
+WITHIN_MEDIUM = "within a domain, 1 to 16 MiB"
+WITHIN_SMALL = "within a domain, below 1 MiB"
+WITHIN_SKEWED = "within a domain, below 128 MiB, with the skew of hosts in its time"
+ACROSS_LARGE = "across hosts, from 8 MiB"
+ACROSS_SMALL = "across hosts, below 8 MiB"
+BAD_NETWORK = "across hosts, network said to be poorly configured"
+UNSTATED = "across hosts, line rate of the network not stated"
+PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
+GAVE = "gave constants"
 
-def form_of_the_curve(folder: Path) -> Report:
-    """Fit and test every table of collectives in ``folder``."""
-    found = read_collectives(folder)
-    skipped = list(found.problems)
+
+def validate_collectives(folder: Path) -> Report:
+    """Predict every row of the tables in ``folder``."""
+    measured, problems = read_links(folder)
+    rows = [_compared(row) for row in measured]
+    form, skipped, notes = form_of_the_curve(folder)
+    by_gpu = grouped(rows, lambda row: (row.part, str(row.name["profile"])))
+    sizes = {
+        "repeats from 16 MiB": (mib(16), float("inf")),
+        "repeats of 1 to 16 MiB": (mib(1), mib(16)),
+        "repeats below 1 MiB": (0, mib(1)),
+    }
+    return SUITES["collectives"].report(
+        [*rows, *form],
+        dict.fromkeys([*problems, *skipped]),
+        parts={
+            f"{profile} {part}": of
+            for wanted in (WITHIN_LARGE, ACROSS_LARGE)
+            for (part, profile), of in by_gpu.items()
+            if part == wanted
+        },
+        noise={
+            name: noise_of((r.key, r.time_us) for r in measured if low <= r.size_bytes < high)
+            for name, (low, high) in sizes.items()
+        },
+        notes=notes,
+    )
+
+
+@cache
+def _collectives(wiring: Wiring) -> Collectives:
+    hardware = load_hardware(wiring.profile)
+    if wiring.kind is not None:
+        hardware = Network(wiring.kind, wiring.nic_gbit_s).joins(hardware)
+    elif wiring.nic_gbit_s is not None:
+        hardware = hardware.with_nic(wiring.nic_gbit_s)
+    topology = Topology.uniform(
+        wiring.ranks,
+        wiring.ranks // wiring.hosts if wiring.ranks % wiring.hosts == 0 else wiring.ranks,
+        hbm_bytes=hardware.hbm_bytes,
+        ddr_bytes=hardware.ddr_bytes,
+        nvlink_domain=wiring.domain,
+    )
+    return Collectives(hardware, topology)
+
+
+def _compared(row: LinkRow) -> ComparedRow:
+    """Under the shipped profile of its GPU, with the copy that its timer counts too."""
+    wiring, engine = row.wiring, _collectives(row.wiring)
+    copied = 2 * row.copied_bytes / engine.hardware.streaming
+    time = float(getattr(engine, row.op)(row.size_bytes)) + copied
+    groups = resource_groups("collectives", engine.topology)
+    return ComparedRow(
+        {
+            "profile": wiring.profile,
+            "hosts": wiring.hosts,
+            "file": row.file,
+            **row.cells,
+            "collective": row.op,
+            "ranks": wiring.ranks,
+            "size_bytes": int(row.size_bytes),
+        },
+        us(row.time_us),
+        time,
+        family=f"{wiring.profile} {row.op}",
+        part=_part(row),
+        source=row.cells.get("source", row.file),
+        interval_ms=kernel_interval(engine.hardware, groups, time, row.size_bytes),
+    )
+
+
+def _part(row: LinkRow) -> str:
+    wiring, size = row.wiring, row.size_bytes
+    if gave_constants(row):
+        return GAVE
+    if wiring.across:
+        if "poorly configured" in row.cells.get("note", ""):
+            return BAD_NETWORK
+        if not wiring.rate_known:
+            return UNSTATED
+        return ACROSS_LARGE if size >= mib(8) else ACROSS_SMALL
+    if wiring.pairs:
+        return PAIRED
+    if row.skewed and size < mib(128):
+        return WITHIN_SKEWED
+    if size < mib(1):
+        return WITHIN_SMALL
+    return WITHIN_LARGE if size >= mib(16) else WITHIN_MEDIUM
+
+
+def form_of_the_curve(folder: Path) -> tuple[list[ComparedRow], list[str], list[str]]:
+    """Fit and test every table of collectives in ``folder``: its rows, what was left out, and
+    notes on tables that miss the bar."""
+    tables, skipped = read_collectives(folder)
     rows: list[ComparedRow] = []
-    notes = ["form of the curve: fitted on every second size and tested on the others"]
-    for key, table in _one_rank_count(found.tables).items():
+    notes: list[str] = []
+    for key, table in _one_rank_count(tables).items():
         if len(set(table.size_bytes)) < FEWEST_SIZES:
             skipped.append(f"{' '.join(key)}: a single size leaves none to test the form on")
             continue
         chosen = every_second(table)
         curve, asked = _fitted(table.where(chosen), key[2]), table.where(~chosen)
-        found_rows = list(_compare(key, predict_us(curve, asked, key[2]), asked, SIZES))
-        rows += found_rows
-        notes += _scatter_note(key, found_rows)
-    rows += _ranks_left_out(found.tables)
-    return Report("collectives", tuple(rows), SIZES, tuple(skipped), tuple(notes))
-
-
-def _scatter_note(key: Key, rows: list[ComparedRow]) -> Iterator[str]:
-    """Of a table that misses the bar: how far its rows lie from any curve that never falls."""
-    missed = geomean([row.error for row in rows])
-    if len(rows) < FEWEST_FOR_SCATTER or missed <= BAR:
-        return
-    ordered = sorted(rows, key=lambda row: row.name["size_bytes"])
-    scatter = mape(never_falling([row.measured_ms for row in ordered]))
-    yield (
-        f"{' '.join(key)}: geomean {missed:.1%}; its rows scatter by {scatter:.1%} (mean) around "
-        "even the best monotone curve through them"
-    )
+        of = _predicted(key, predict_us(curve, asked, key[2]), asked, SIZES)
+        rows += of
+        missed = geomean([row.error for row in of])
+        if len(of) >= FEWEST_FOR_SCATTER and missed > BAR:
+            ordered = sorted(of, key=lambda row: row.name["size_bytes"])
+            scatter = mape(never_falling([row.measured_ms for row in ordered]))
+            notes.append(
+                f"{' '.join(key)}: geomean {missed:.1%}; its rows scatter by {scatter:.1%} (mean) "
+                "around even the best monotone curve through them"
+            )
+    return [*rows, *_ranks_left_out(tables)], skipped, notes
 
 
 def never_falling(times: Sequence[float]) -> Array:
@@ -108,161 +205,35 @@ def _fitted(rows: CollectiveRows, op: str) -> Curve:
 
 def _ranks_left_out(tables: dict[Key, CollectiveRows]) -> Iterator[ComparedRow]:
     """Families of tables that differ in the ranks of a host alone: fit 2, 4, 8, test the rest."""
-    families: dict[Key, list[tuple[float, float, float]]] = defaultdict(list)
-    for (platform, wiring, op), rows in tables.items():
-        key = (platform, f"{wiring.split('x')[0]}x..", op)
-        families[key] += zip(rows.size_bytes, rows.ranks, rows.time_us, strict=True)
-    for key, members in families.items():
-        rows = CollectiveRows.of(members)
+    families = grouped(tables.items(), lambda of: (of[0][0], of[0][1].split("x")[0], of[0][2]))
+    for (platform, hosts, op), members in families.items():
+        rows = CollectiveRows.of(
+            [
+                row
+                for _, of in members
+                for row in zip(of.size_bytes, of.ranks, of.time_us, strict=True)
+            ]
+        )
         known = np.isin(rows.ranks, FIT_RANKS)
         if len(np.unique(rows.ranks[known])) > 1 and not known.all():
             asked = rows.where(~known)
-            predicted = predict_ranks(rows.where(known), asked, key[2], key[0])
-            yield from _compare(key, predicted, asked, RANKS)
+            predicted = predict_ranks(rows.where(known), asked, op, platform)
+            yield from _predicted((platform, f"{hosts}x..", op), predicted, asked, RANKS)
 
 
-def _compare(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> Iterator[ComparedRow]:
+def _predicted(key: Key, predicted: Array, rows: CollectiveRows, part: str) -> list[ComparedRow]:
     platform, wiring, op = key
-    for size, ranks, measured, time in zip(
-        rows.size_bytes, rows.ranks, rows.time_us, predicted, strict=True
-    ):
-        yield ComparedRow(
-            {
-                "platform": platform,
-                "wiring": wiring,
-                "collective": op,
-                "ranks": int(ranks),
-                "size_bytes": int(size),
-            },
+    named = {"platform": platform, "wiring": wiring, "collective": op}
+    return [
+        ComparedRow(
+            {**named, "ranks": int(ranks), "size_bytes": int(size)},
             us(float(measured)),
             us(float(time)),
-            family=f"{platform} {wiring} {op}",
+            family=" ".join(key),
             part=part,
             source=platform,
         )
-
-
-WITHIN_LARGE = "within a domain, from 16 MiB"
-WITHIN_MEDIUM = "within a domain, 1 to 16 MiB"
-WITHIN_SMALL = "within a domain, below 1 MiB"
-WITHIN_SKEWED = "within a domain, below 128 MiB, with the skew of hosts in its time"
-ACROSS_LARGE = "across hosts, from 8 MiB"
-ACROSS_SMALL = "across hosts, below 8 MiB"
-BAD_NETWORK = "across hosts, network said to be poorly configured"
-UNSTATED = "across hosts, line rate of the network not stated"
-PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
-GAVE = "gave constants"
-HELD_OUT = (WITHIN_MEDIUM, WITHIN_SMALL, ACROSS_LARGE, ACROSS_SMALL)
-NOTES = (
-    "predicted with the shipped profile of each GPU; the line rate of a NIC is the table's where "
-    "it states one",
-    "below 128 MiB nccl-tests with a process a GPU is believed: XLA's timer of 2025 holds 20 to 40 "
-    "us of host skew, one process with eight GPUs its launches; XLA's all-reduce counts a copy of "
-    "the buffer, which is predicted too",
-)
-
-
-def validate_collectives(folder: Path) -> Report:
-    """Predict every row of the tables in ``folder``.
-
-    Raises:
-        InputError: the folder is not there or holds none of the tables.
-    """
-    measured, problems = read_links(data_folder(folder, LINK_FILES))
-    rows = [_compared(row) for row in measured]
-    form = form_of_the_curve(folder)
-    skipped = dict.fromkeys((*problems, *form.skipped))
-    large = [r for r in rows if r.part in (WITHIN_LARGE, ACROSS_LARGE)]
-    return Report(
-        "collectives",
-        (*rows, *form.rows),
-        WITHIN_LARGE,
-        tuple(skipped),
-        (*NOTES, *form.notes),
-        dict(_by_gpu(large)),
-        HELD_OUT,
-        noise={name: noise_of(pairs) for name, pairs in _repeats(measured)},
-    )
-
-
-def predicted_ms(row: LinkRow) -> float:
-    """Time of a row's collective under the shipped profile of its GPU, and of the copy that its
-    timer counts too."""
-    engine = _collectives(row.wiring)
-    copied = 2 * row.copied_bytes / engine.hardware.streaming
-    return float(getattr(engine, row.op)(row.size_bytes)) + copied
-
-
-@cache
-def _collectives(wiring: Wiring) -> Collectives:
-    hardware = load_hardware(wiring.profile)
-    if wiring.kind is not None:
-        hardware = Network(wiring.kind, wiring.nic_gbit_s).joins(hardware)
-    elif wiring.nic_gbit_s is not None:
-        hardware = hardware.with_nic(wiring.nic_gbit_s)
-    topology = Topology.uniform(
-        wiring.ranks,
-        wiring.ranks // wiring.hosts if wiring.ranks % wiring.hosts == 0 else wiring.ranks,
-        hbm_bytes=hardware.hbm_bytes,
-        ddr_bytes=hardware.ddr_bytes,
-        nvlink_domain=wiring.domain,
-    )
-    return Collectives(hardware, topology)
-
-
-def _compared(row: LinkRow) -> ComparedRow:
-    wiring, time = row.wiring, predicted_ms(row)
-    engine = _collectives(wiring)
-    groups = resource_groups("collectives", engine.topology)
-    return ComparedRow(
-        {
-            "profile": wiring.profile,
-            "hosts": wiring.hosts,
-            "file": row.file,
-            **row.cells,
-            "collective": row.op,
-            "ranks": wiring.ranks,
-            "size_bytes": int(row.size_bytes),
-        },
-        us(row.time_us),
-        time,
-        family=f"{wiring.profile} {row.op}",
-        part=_part(row),
-        source=row.cells.get("source", row.file),
-        interval_ms=kernel_interval(engine.hardware, groups, time, row.size_bytes),
-    )
-
-
-def _part(row: LinkRow) -> str:
-    wiring, size = row.wiring, row.size_bytes
-    if gave_constants(row):
-        return GAVE
-    if wiring.across:
-        if "poorly configured" in row.note:
-            return BAD_NETWORK
-        if not wiring.rate_known:
-            return UNSTATED
-        return ACROSS_LARGE if size >= mib(8) else ACROSS_SMALL
-    if wiring.pairs:
-        return PAIRED
-    if row.skewed and size < mib(128):
-        return WITHIN_SKEWED
-    if size < mib(1):
-        return WITHIN_SMALL
-    return WITHIN_LARGE if size >= mib(16) else WITHIN_MEDIUM
-
-
-def _by_gpu(rows: list[ComparedRow]) -> Iterator[tuple[str, list[ComparedRow]]]:
-    for part in (WITHIN_LARGE, ACROSS_LARGE):
-        for profile in dict.fromkeys(str(r.name["profile"]) for r in rows if r.part == part):
-            of = [r for r in rows if r.part == part and r.name["profile"] == profile]
-            yield f"{profile} {part}", of
-
-
-def _repeats(rows: list[LinkRow]) -> Iterator[tuple[str, list[tuple[object, float]]]]:
-    for name, low, high in (
-        ("repeats from 16 MiB", mib(16), float("inf")),
-        ("repeats of 1 to 16 MiB", mib(1), mib(16)),
-        ("repeats below 1 MiB", 0, mib(1)),
-    ):
-        yield name, [(r.key, r.time_us) for r in rows if low <= r.size_bytes < high]
+        for size, ranks, measured, time in zip(
+            rows.size_bytes, rows.ranks, rows.time_us, predicted, strict=True
+        )
+    ]

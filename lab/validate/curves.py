@@ -15,9 +15,7 @@ Costs per byte change with the ranks where the wiring does. Two cases are modell
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,7 @@ from predictor import units
 from predictor.cost.collectives import bus_factor, latency_ms
 from predictor.hardware.schema import Curve
 from shardopt.calibrate.collectives import CollectiveRows, errors, fit_curve, predict_us
-from shardopt.calibrate.fitting import Array, gmae, mape
+from shardopt.calibrate.fitting import Array, mape
 
 FINE_EDGES_MIB = (0.0, *(2.0**k for k in range(-8, 11)))
 """One band per octave from 4 KiB to 1 GiB: NCCL changes protocol (LL, LL128, Simple) and channels
@@ -36,8 +34,6 @@ ROBUST = 20
 FIRM = 0.2
 """The same for rows of several rank counts and few sizes."""
 OWN_PARTS = tuple(k / 20 for k in range(41))
-SMALL_BYTES = 65536
-"""Messages up to this size are bound by latency; their error is reported separately."""
 CUBE_MESH = {
     **{(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2},
     **{(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2},
@@ -80,39 +76,6 @@ def fit_own_part(
         return mape(errors(curve, rows, op))
 
     return min((fitted(own) for own in OWN_PARTS), key=missed)
-
-
-@dataclass(frozen=True)
-class Score:
-    """Held-out error above and up to 64 KiB, as fractions; NaN where there are no rows."""
-
-    gmae: float
-    mape: float
-    gmae_small: float
-    n: int
-
-
-def score_every_second(rows: CollectiveRows, op: str) -> Score:
-    """Fit on every second size, score on the others."""
-    chosen = every_second(rows)
-    held_out = rows.where(~chosen)
-    error = errors(fit_curve(rows.where(chosen), op), held_out, op)
-    return _score(error, held_out.size_bytes > SMALL_BYTES)
-
-
-def score_ranks(rows: CollectiveRows, op: str, fit_ranks: Sequence[int]) -> Score:
-    """Fit on some rank counts, score on the others."""
-    chosen = np.isin(rows.ranks, fit_ranks)
-    held_out = rows.where(~chosen)
-    error = errors(fit_curve(rows.where(chosen), op), held_out, op)
-    return _score(error, held_out.size_bytes > SMALL_BYTES)
-
-
-def _score(error: Array, large: NDArray[np.bool_]) -> Score:
-    def over(mask: NDArray[np.bool_], of: Callable[[Array], float]) -> float:
-        return of(error[mask]) if mask.any() else math.nan
-
-    return Score(over(large, gmae), over(large, mape), over(~large, gmae), len(error))
 
 
 def fit_rank_cost(

@@ -20,22 +20,18 @@ from pathlib import Path
 
 from lab.criteo import RARE_AS_ONE_ROWS, UNCAPPED_ROWS, criteo_tables
 from lab.runtimes.examples import ExamplesBuilder, load_examples
-from lab.validate.report import ComparedRow, Report, compare_tables, noise_of, time_of
+from lab.suites import SUITES, ComparedRow, Report, noise_of
+from lab.validate.tables import compare_tables, known, profile_of_row, time_of
 from predictor import units
 from predictor.csv_rows import MOST_RANKS, Row, count, number
-from predictor.errors import InputError, did_you_mean
-from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, QComm, Table, Workload
 
 FILE = "dlrm_published_throughput.csv"
-COLUMNS = (
-    *("source", "date", "model", "gpu", "gpu_mem", "gpus", "model_size", "emb_gb", "tables", "dim"),
-    *("global_batch", "precision", "phase", "iter_ms"),
-)
 LARGE_FROM = 100_000
 """Tables of so many rows grow as rarer ids are kept; smaller ones have all their ids already."""
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "mixed precision": "fp16", "amp": "fp16"}
@@ -45,99 +41,75 @@ ROOMY_RANKS = 4
 """With more ranks, the one that has the bottom MLP has no table."""
 MESH = "dgx-1"
 """Host whose cards are joined by a cube mesh."""
-UNFUSED, FUSED, MIXED, MIXED_FUSED = (
+UNFUSED, FUSED, MIXED, MIXED_FUSED = PARTS = (
     "fp32 and TF32, unfused",
     "fp32 and TF32, CUDA graphs and fused MLPs",
     "mixed precision, fused interaction at most",
     "mixed precision, CUDA graphs and fused MLPs",
 )
-PARTS = (UNFUSED, FUSED, MIXED, MIXED_FUSED)
-NOTES = (
-    "nothing was fitted on these rows; the software of each date is described in "
-    "predictor/hardware/runtimes/examples.yaml",
-    "fused rows launch no kernel from the host; that a fused MLP adds its bias gradient for "
-    "nothing, and what fused interactions save, is not in the prediction",
-)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One row of the table.
+    """What ran in a row of the table, on a profile.
 
     Args:
-        model: framework and interaction, in words.
+        tensorflow: the framework, in place of PyTorch.
         embedding_gib: of all tables; None where the row does not say.
+        data_type: of the multiplications.
+        mesh: on a host whose cards are joined by a cube mesh.
     """
 
     day: date
-    model: str
-    gpu: str
+    tensorflow: bool
+    cross_net: bool
+    profile: str
     gpu_gib: int
     gpus: int
-    size: str
+    small: bool
     embedding_gib: float | None
     dim: int
     global_batch: int
-    precision: str
-    measured_ms: float
-
-    @property
-    def dtype(self) -> str:
-        """Data type of the multiplications."""
-        return PRECISIONS[self.precision.lower()]
-
-    @property
-    def framework(self) -> str:
-        """``pytorch`` or ``tensorflow``."""
-        return "tensorflow" if "tf2" in self.model.lower() else "pytorch"
+    data_type: str
+    mesh: bool
 
     @property
     def part(self) -> str:
         """Which part of the report it counts in."""
         fused = load_examples().fuses(self.day)
-        if self.dtype == "fp16":
-            return MIXED_FUSED if fused else MIXED
-        return FUSED if fused else UNFUSED
-
-    @property
-    def profile(self) -> str:
-        """Name of the shipped profile of its GPU.
-
-        Raises:
-            InputError: there is none.
-        """
-        device = f"{self.gpu.replace('(', '').replace(')', '')} {self.gpu_gib}GB"
-        name = profile_of_device(device)
-        if name is None:
-            known = list_hardware()
-            near = did_you_mean(self.gpu.split()[0].lower(), known)
-            raise InputError(
-                f"no profile describes it{near}; copy the nearest file of "
-                "predictor/hardware/profiles and give what differs (CONTRIBUTING.md), or let "
-                f"shardopt calibrate write one; there are {', '.join(known)}"
-            )
-        return name
-
-    def rows(self) -> tuple[int, ...]:
-        """Rows of every table: those of the nearest published list, grown to the bytes given."""
-        small = self.size in ("small", "")
-        known = RARE_AS_ONE_ROWS if small else UNCAPPED_ROWS
-        if small or self.embedding_gib is None:
-            return known
-        large = sum(size for size in known if size >= LARGE_FROM)
-        wanted = units.gib(self.embedding_gib) / (4 * self.dim) - (sum(known) - large)
-        factor = max(wanted / large, 0.01)
-        return tuple(round(size * factor) if size >= LARGE_FROM else size for size in known)
+        return PARTS[2 * (self.data_type == "fp16") + fused]
 
     @property
     def first_gpu(self) -> bool:
         """Whether the first rank ran the bottom MLP of all samples."""
-        return load_examples().on_first_gpu(self.framework, self.day)
+        framework = "tensorflow" if self.tensorflow else "pytorch"
+        return load_examples().on_first_gpu(framework, self.day)
 
     @property
     def local_gpus(self) -> int:
         """Ranks of a host."""
         return min(self.gpus, load_hardware(self.profile).gpus_per_host)
+
+    def rows(self) -> tuple[int, ...]:
+        """Rows of every table: those of the nearest published list, grown to the bytes given."""
+        listed = RARE_AS_ONE_ROWS if self.small else UNCAPPED_ROWS
+        if self.small or self.embedding_gib is None:
+            return listed
+        large = sum(size for size in listed if size >= LARGE_FROM)
+        wanted = units.gib(self.embedding_gib) / (4 * self.dim) - (sum(listed) - large)
+        factor = max(wanted / large, 0.01)
+        return tuple(round(size * factor) if size >= LARGE_FROM else size for size in listed)
+
+    def workload(self) -> Workload:
+        """The model and its batch per rank."""
+        rows = self.rows()
+        tables = criteo_tables(rows, (1,) * len(rows), self.dim, "exact_sgd")
+        wire = "fp16" if self.data_type == "fp16" else "fp32"
+        interaction = DcnV2(3, 512) if self.cross_net else "dot"
+        bottom, top = (512, 256, self.dim), (1024, 1024, 512, 256, 1)
+        arch = DenseArch(13, bottom, top, interaction, self.data_type, "sgd")
+        batch = max(1, self.global_batch // self.gpus)
+        return Workload("DLRM", batch, tables, arch, "base", QComm(wire, wire))
 
     def plan(self) -> ShardingPlan:
         """Which rank has which table.
@@ -149,45 +121,23 @@ class Run:
         tables = self.workload().tables
         return place(tables, self.gpus, self.local_gpus, hbm_bytes, first_gpu=self.first_gpu)
 
-    def workload(self) -> Workload:
-        """The model and its batch per rank."""
-        rows = self.rows()
-        tables = criteo_tables(rows, (1,) * len(rows), self.dim, "exact_sgd")
-        wire = "fp16" if self.dtype == "fp16" else "fp32"
-        interaction = DcnV2(3, 512) if "dcn" in self.model.lower() else "dot"
-        bottom, top = (512, 256, self.dim), (1024, 1024, 512, 256, 1)
-        arch = DenseArch(13, bottom, top, interaction, self.dtype, "sgd")
-        batch = max(1, self.global_batch // self.gpus)
-        return Workload("DLRM", batch, tables, arch, "base", QComm(wire, wire))
-
 
 def validate_dlrm_published(folder: Path) -> Report:
-    """Predict every training row of the table in ``folder``.
-
-    Raises:
-        InputError: the folder or the table is not there.
-    """
-    rows, skipped = compare_tables(folder, {FILE: (COLUMNS, lambda row: _compared(_parse(row)))})
+    """Predict every training row of the table in ``folder``."""
+    rows, skipped = compare_tables(folder, {FILE: _compared})
     rows.sort(key=lambda row: PARTS.index(row.part))
     repeats = [(tuple(v for k, v in r.name.items() if k != "date"), r.measured_ms) for r in rows]
-    return Report(
-        "dlrm-published",
-        tuple(rows),
-        UNFUSED,
-        tuple(skipped),
-        NOTES,
-        held_out=PARTS[1:],
+    return SUITES["dlrm-published"].report(
+        rows,
+        skipped,
         noise={"the same on other dates, with other software": noise_of(repeats)},
     )
 
 
-def _parse(row: Row) -> Run:
-    text, precision = row["emb_gb"].strip(), row["precision"].strip()
+def _run(row: Row) -> Run:
     if row["phase"].strip() != "training":
         raise ValueError(f"phase is '{row['phase']}'; only training is predicted")
-    if precision.lower() not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise ValueError(f"precision is '{precision}'; known are {known}")
+    precision = {"precision": row["precision"].lower()}
     if count(row, "tables") != len(RARE_AS_ONE_ROWS):
         raise ValueError(
             f"tables is {row['tables']}; the rows of {len(RARE_AS_ONE_ROWS)} are known"
@@ -199,48 +149,48 @@ def _parse(row: Row) -> Run:
     gpus, batch = count(row, "gpus", MOST_RANKS), count(row, "global_batch")
     if batch < gpus:
         raise ValueError(f"global_batch is {batch}, fewer than the {gpus} gpus")
+    gpu, memory = row["gpu"].strip(), count(row, "gpu_mem")
+    name = {"gpu": f"{gpu.replace('(', '').replace(')', '')} {memory}GB"}
     run = Run(
         day,
-        row["model"].strip(),
-        row["gpu"].strip(),
-        count(row, "gpu_mem"),
+        "tf2" in row["model"].lower(),
+        "dcn" in row["model"].lower(),
+        profile_of_row(name).name,
+        memory,
         gpus,
-        row["model_size"].strip(),
-        number(row, "emb_gb") if text else None,
+        row["model_size"].strip() in ("small", ""),
+        number(row, "emb_gb") if row["emb_gb"].strip() else None,
         count(row, "dim"),
         batch,
-        precision,
-        number(row, "iter_ms"),
+        known(precision, "precision", PRECISIONS),
+        MESH in gpu.lower(),
     )
-    try:
-        name = run.profile
-    except InputError as error:
-        raise ValueError(f"gpu is '{run.gpu}': {error}") from error
     if gpus % run.local_gpus:
-        raise ValueError(f"gpus is {gpus}; hosts of {name} have {run.local_gpus}")
+        raise ValueError(f"gpus is {gpus}; hosts of {run.profile} have {run.local_gpus}")
     try:
         run.plan()
     except InputError as error:
-        raise ValueError(f"gpu_mem is {run.gpu_gib}: {error}") from error
+        raise ValueError(f"gpu_mem is {memory}: {error}") from error
     return run
 
 
-def _compared(run: Run) -> ComparedRow:
+def _compared(row: Row) -> ComparedRow:
+    run, measured_ms = _run(row), number(row, "iter_ms")
     predicted, interval = _predicted(run)
     return ComparedRow(
         {
             "date": run.day.isoformat(),
-            "model": run.model,
-            "gpu": run.gpu,
+            "model": row["model"].strip(),
+            "gpu": row["gpu"].strip(),
             "gpus": run.gpus,
-            "model_size": run.size,
+            "model_size": row["model_size"].strip(),
             "global_batch": run.global_batch,
-            "precision": run.precision,
+            "precision": row["precision"].strip(),
             "profile": run.profile,
         },
-        run.measured_ms,
+        measured_ms,
         predicted,
-        family=f"{run.profile} x{run.gpus} {run.framework}",
+        family=f"{run.profile} x{run.gpus} {'tensorflow' if run.tensorflow else 'pytorch'}",
         part=run.part,
         source="NVIDIA/DeepLearningExamples",
         interval_ms=interval,
@@ -251,7 +201,7 @@ def _compared(run: Run) -> ComparedRow:
 def _predicted(run: Run) -> tuple[float, tuple[float, float]]:
     """Time of an iteration and its 90 % interval."""
     runtime, workload = load_examples(), run.workload()
-    through_host = MESH in run.gpu.lower() and runtime.crosses_sockets(run.gpus, run.day)
+    through_host = run.mesh and runtime.crosses_sockets(run.gpus, run.day)
     hardware = load_hardware(run.profile)
     hardware = runtime.profile(hardware, run.day, through_host=through_host)
     topology = Topology.uniform(

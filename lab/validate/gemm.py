@@ -9,39 +9,32 @@ the others (``unseen``) are predicted from their datasheets alone. One of the fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.validate.public_tables import (
-    GEMM_FILE,
-    MATMUL_FILE,
-    Product,
-    by_split,
-    read_gemm,
-    read_matmul,
-)
-from lab.validate.report import (
-    ComparedRow,
-    Report,
-    Summary,
+from lab.statistics import grouped
+from lab.suites import SUITES, ComparedRow, Report, noise_of
+from lab.validate.tables import (
     compare_tables,
-    data_folder,
     kernel_interval,
-    merged_lines,
+    known,
     no_profile,
-    noise_of,
+    profile_of_row,
+    read,
 )
 from predictor.cost.gemm import batched_ms, gemm_ms
-from predictor.csv_rows import Row, count, number
-from predictor.hardware.device_names import profile_of_device
+from predictor.csv_rows import ParsedRows, Row, count, number
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.units import us
 from shardopt.calibrate.products import GemmRows, predict_ms
+
+BF16_FILE = "gemm_bf16_measured.csv"
+MATMUL_FILE = "xla_matmul_measured.csv"
+GEMM_FILE = "neusight_linear_gemm_measured.csv"
 
 WARM = "tensor cores: bf16, warm operands"
 TENSOR = "tensor cores: tf32"
@@ -52,8 +45,6 @@ SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
 DATA_TYPE = "fp32"
 GFLOP = 1e9
-BF16_FILE = "gemm_bf16_measured.csv"
-BF16_COLUMNS = ("gpu", "m", "n", "k", "time_us")
 
 PROFILES = {
     "NVIDIA A100-PCIE-40GB": "a100-40gb",
@@ -73,7 +64,6 @@ PROFILES = {
     "Tesla V100-SXM2-32GB": "v100-32gb",
 }
 """Name that CUDA gives a device -> the profile that predicts it."""
-
 TRAINED = frozenset({"NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
 """Devices whose train rows the constants were fitted to."""
 RATED = frozenset({"NVIDIA H100 80GB HBM3", "NVIDIA L4", "Tesla T4"})
@@ -87,47 +77,30 @@ FITTED_COUNTS: dict[tuple[str, str], tuple[int, ...]] = {
     ("B200", "tf32"): (1,),
 }
 """GPU and type -> batches whose rows gave constants, where log2(m n k) is an even number."""
-NOTES = {
-    TENSOR: "rows of XLA are times of kernels alone; on NVIDIA its f32 is tf32",
-    COLD: "XLA reads operands from device memory; in a step most come from the L2 cache, and a "
-    "prediction is 2 to 3 us faster",
-    SEEN: f"{DATA_TYPE}: NeuSight's way of timing adds a fixed time to every row, and so does the "
-    "prediction of its rows",
+OPERANDS = {
+    **{"f32": "tf32", "bf16": "bf16", "f16": "fp16"},
+    **{"f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m3fnuz": "fp8"},
 }
+"""Type of an operand in XLA -> name in a profile; a float of four bytes is multiplied as tf32."""
 
 
 def validate_gemm(folder: Path) -> Report:
-    """Predict every row in ``folder`` with the shipped constants.
-
-    Raises:
-        InputError: the folder is not there, or neither table, or one cannot be read.
-    """
-    data_folder(folder, [BF16_FILE, MATMUL_FILE, GEMM_FILE])
-    warm: list[ComparedRow] = []
-    products: list[ComparedRow] = []
-    linears: list[ComparedRow] = []
-    skipped: list[str] = []
-    if (folder / BF16_FILE).is_file():
-        rows, skipped = compare_tables(folder, {BF16_FILE: (BF16_COLUMNS, bf16_row)})
-        warm = [replace(row, part=WARM) for row in rows]
-    if (folder / MATMUL_FILE).is_file():
-        table = read_matmul(folder / MATMUL_FILE, _usable)
-        products = [_predict_product(product) for product in table.rows]
-        skipped += merged_lines(table.problems)
-    if (folder / GEMM_FILE).is_file():
-        linears, problems = _neusight(folder / GEMM_FILE)
-        skipped += problems
-    headline = WARM if warm else TENSOR if products else SEEN
-    return Report(
-        "gemm",
-        (*warm, *products, *linears),
-        headline,
-        tuple(skipped),
-        tuple(NOTES.values()),
-        held_out=tuple(
-            part for part in (WARM, TENSOR, COLD, FP8, SEEN, UNSEEN) if part != headline
-        ),
-        noise={name: found for name, found in _noise(products) if found.n},
+    """Predict every row in ``folder`` with the shipped constants."""
+    rows, skipped = compare_tables(folder, {BF16_FILE: bf16_row, MATMUL_FILE: _product})
+    rows = [replace(row, part=WARM) if row.part.startswith("bf16") else row for row in rows]
+    products = [row for row in rows if row.part != WARM]
+    linears, problems = _linears(read_gemm(folder))
+    noise = {
+        f"{family}, other dates": noise_of(
+            (tuple(row.name[key] for key in SHAPE), row.measured_ms) for row in of
+        )
+        for family, of in grouped(products, lambda row: row.family).items()
+    }
+    return SUITES["gemm"].report(
+        [*rows, *linears],
+        [*skipped, *problems],
+        headline=WARM if len(products) < len(rows) else TENSOR if products else SEEN,
+        noise={name: found for name, found in noise.items() if found.n},
     )
 
 
@@ -151,96 +124,87 @@ def compare_bf16(
 
 
 def bf16_row(row: Row) -> ComparedRow:
-    """A row of `BF16_FILE` with its prediction.
-
-    Raises:
-        ValueError: a column cannot be read, or no profile describes the GPU.
-    """
+    """A row of `BF16_FILE` with its prediction."""
     m, n, k = (count(row, column, 2**40) for column in "mnk")
     return compare_bf16(profile_of_row(row), (m, n, k), us(number(row, "time_us")))
 
 
-def profile_of_row(row: Row) -> HardwareProfile:
-    """Profile of the column ``gpu``.
-
-    Raises:
-        ValueError: none describes it.
-    """
-    name = profile_of_device(row["gpu"])
-    if name is None:
-        raise ValueError(no_profile(row["gpu"], "gpu"))
-    return load_hardware(name)
-
-
-def _noise(rows: Sequence[ComparedRow]) -> Iterator[tuple[str, Summary]]:
-    """Family -> how far its products lie apart that were timed again on another day."""
-    for family in dict.fromkeys(row.family for row in rows):
-        of = [row for row in rows if row.family == family]
-        timed = ((tuple(row.name[key] for key in SHAPE), row.measured_ms) for row in of)
-        yield f"{family}, other dates", noise_of(timed)
-
-
-def _usable(product: Product) -> str:
-    if "not credible" in product.doubt:
-        return f"flag is '{product.doubt}'"
-    profile = profile_of_device(product.gpu)
-    if profile is None:
-        return no_profile(product.gpu)
-    given = product.operands.split()[0]
-    if profile == "mi300x" and given == "f8e4m3fn":
-        return f"lhs is {given}, which MI300X does not multiply without converting it"
-    if product.data_type not in load_hardware(profile).gemm.tflops:
-        return f"lhs is {given}, and {profile} has no rate of {product.data_type}"
-    return ""
-
-
-def _predict_product(product: Product) -> ComparedRow:
-    hw = load_hardware(str(profile_of_device(product.gpu)))
-    sizes = (product.count, product.m, product.n, product.k)
-    predicted_ms = batched_ms(hw, *sizes, product.data_type)
+def _product(row: Row) -> ComparedRow:
+    """A measured product ``[b, m, k] @ [b, k, n]``, timed by XLA."""
+    given, other = (known(row, side, OPERANDS) for side in ("lhs", "rhs"))
+    if given != other:
+        raise ValueError(f"lhs is {row['lhs']} and rhs is {row['rhs']}; no kernel multiplies them")
+    b, m, n, k = sizes = [count(row, column) for column in SHAPE[2:]]
+    measured_ms = number(row, "time_us") * 1e-3
+    if "not credible" in row["flag"]:
+        raise ValueError(f"flag is '{row['flag']}'")
+    hw = profile_of_row(row)
+    if hw.name == "mi300x" and row["lhs"] == "f8e4m3fn":
+        raise ValueError("lhs is f8e4m3fn, which MI300X does not multiply without converting it")
+    if given not in hw.gemm.tflops:
+        raise ValueError(f"lhs is {row['lhs']}, and {hw.name} has no rate of {given}")
+    even = float(math.log2(m * n * k) % 2) == 0.0
+    if hw.name == "mi300x":
+        part = GAVE
+    elif given == "fp8":
+        part = FP8
+    elif even and b in FITTED_COUNTS.get((row["gpu"], given), ()):
+        part = GAVE
+    else:
+        part = COLD if given == "bf16" else TENSOR
+    predicted_ms = batched_ms(hw, b, m, n, k, given)
+    operands = f"{row['lhs']} x {row['rhs']} -> {row['out']}"
     return ComparedRow(
         {
-            **{"gpu": product.gpu, "profile": hw.name, "operands": product.operands},
+            **{"gpu": row["gpu"], "profile": hw.name, "operands": operands},
             **dict(zip(SHAPE[2:], sizes, strict=True)),
-            **{"date": product.date, "flag": product.doubt},
+            **{"date": row["date"], "flag": row["flag"]},
         },
-        product.time_ms,
+        measured_ms,
         predicted_ms,
-        family=f"{product.gpu} {product.data_type}",
-        part=_part(product),
+        family=f"{row['gpu']} {given}",
+        part=part,
         source="ROCm/xla xla/service/gpu/model",
         interval_ms=kernel_interval(hw, ["gemm"], predicted_ms),
     )
 
 
-def _part(product: Product) -> str:
-    if profile_of_device(product.gpu) == "mi300x":
-        return GAVE
-    if product.data_type == "fp8":
-        return FP8
-    gpu = product.gpu, product.data_type
-    even = float(math.log2(product.m * product.n * product.k) % 2) == 0.0
-    if even and product.count in FITTED_COUNTS.get(gpu, ()):
-        return GAVE
-    return COLD if product.data_type == "bf16" else TENSOR
+Linear = tuple[str, str, float, float, float, float]
+"""Device, split, m, n, k and ms of a linear layer; its batch multiplies m."""
 
 
-def _neusight(path: Path) -> tuple[list[ComparedRow], list[str]]:
+def read_gemm(folder: Path) -> ParsedRows[Linear]:
+    """Rows of the NeuSight table."""
+
+    def linear(row: Row) -> Linear:
+        m = number(row, "B") * number(row, "M")
+        n, k, time = (number(row, column) for column in ("N", "K", "latency_ms"))
+        return row["device"], row["split"], m, n, k, time
+
+    return read(folder, GEMM_FILE, linear)
+
+
+def by_split(table: ParsedRows[Linear]) -> dict[tuple[str, str], GemmRows]:
+    """(device, split) -> its rows, in the order of the table."""
+    found = grouped(table.rows, lambda row: row[:2])
+    return {key: GemmRows.of([row[2:] for row in rows]) for key, rows in found.items()}
+
+
+def _linears(table: ParsedRows[Linear]) -> tuple[list[ComparedRow], list[str]]:
     """Rows of the test split, and what was left out."""
-    table = read_gemm(path)
-    tables = by_split(table.rows)
+    tables, skipped = by_split(table), list(table.problems)
     trained = {device for device, split in tables if split == "train"} | TRAINED
     rows: list[ComparedRow] = []
-    skipped = list(table.problems)
     for (device, split), shapes in tables.items():
         if split == "test" and device not in PROFILES:
-            skipped.append(f"{path.name}: {len(shapes.m)} rows: {no_profile(device, 'device')}")
+            why = no_profile(device, "device")
+            skipped.append(f"{GEMM_FILE}: {len(shapes.m)} rows: {why}")
         elif split == "test" and device in RATED:
             rated = rate_rows(shapes)
-            rows += _predict(device, taken(shapes, rated), GAVE)
-            rows += _predict(device, taken(shapes, ~rated), UNSEEN)
+            rows += _linear_rows(device, taken(shapes, rated), GAVE)
+            rows += _linear_rows(device, taken(shapes, ~rated), UNSEEN)
         elif split == "test":
-            rows += _predict(device, shapes, SEEN if device in trained else UNSEEN)
+            rows += _linear_rows(device, shapes, SEEN if device in trained else UNSEEN)
     return rows, skipped
 
 
@@ -254,9 +218,9 @@ def taken(rows: GemmRows, which: NDArray[np.bool_]) -> GemmRows:
     return GemmRows(*(column[which] for column in (rows.m, rows.n, rows.k, rows.time_ms)))
 
 
-def _predict(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
+def _linear_rows(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
     hw = load_hardware(PROFILES[device])
-    predicted = predict_ms(hw.gemm, hw.sms, hw.memory.hbm, shapes, DATA_TYPE)
+    predicted = np.asarray(predict_ms(hw.gemm, hw.sms, hw.memory.hbm, shapes, DATA_TYPE))
     return [
         ComparedRow(
             {"device": device, "profile": hw.name, "m": int(m), "n": int(n), "k": int(k)},
@@ -268,6 +232,6 @@ def _predict(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
             interval_ms=kernel_interval(hw, ["gemm"], float(time)),
         )
         for m, n, k, measured, time in zip(
-            shapes.m, shapes.n, shapes.k, shapes.time_ms, np.asarray(predicted), strict=True
+            shapes.m, shapes.n, shapes.k, shapes.time_ms, predicted, strict=True
         )
     ]

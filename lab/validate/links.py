@@ -1,4 +1,4 @@
-"""Public rows of collectives, each with the profile and the wiring that it was measured on."""
+"""Public rows of collectives: what was timed, and the profile and wiring that it was timed on."""
 
 from __future__ import annotations
 
@@ -6,35 +6,82 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
-from lab.validate.public_tables import (
-    NCCL_EXTRA_FILE,
-    NCCL_FILE,
-    OPS,
-    VIDUR_FILE,
-    VTRAIN_FILE,
-    rank_count,
-)
-from lab.validate.report import no_profile
+from lab.statistics import grouped
+from lab.validate.tables import profile_of_row, read
 from predictor.cost.collectives import Op
-from predictor.csv_rows import MOST_RANKS, Row, count, number, read_table
-from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import load_hardware
+from predictor.csv_rows import MOST_RANKS, Row, count, number
 from predictor.hardware.networks import Network
 from predictor.units import mib
+from shardopt.calibrate.collectives import CollectiveRows
 
+T = TypeVar("T")
+
+NCCL_FILE = "nccl_collectives_measured.csv"
+NCCL_EXTRA_FILE = "nccl_rccl_extra_measured.csv"
 NCCL_TESTS_FILE = "nccl_tests_measured.csv"
 XLA_FILE = "xla_collectives_measured.csv"
+VIDUR_FILE = "vidur_collectives_measured.csv"
+VTRAIN_FILE = "vtrain_allreduce_measured.csv"
 
-NAMES: Mapping[str, Op] = {
-    **OPS,  # type: ignore[dict-item]
-    "all_to_all": "all_to_all",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    # dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s
-    "allgather_or_alltoall": "all_gather",
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a table hold what; None: it has no such column.
+
+    Args:
+        times: the first that is not empty counts.
+        setup: further columns that rows of one measurement, repeated, agree in.
+        platform: what a table of one platform is called, by the columns; empty where the form of
+            the curve is not fitted to it.
+    """
+
+    ranks: str
+    size: str = "size_bytes"
+    times: tuple[str, ...] = ("time_us",)
+    setup: tuple[str, ...] = ()
+    hosts: str | None = None
+    ranks_of_host: str | None = None
+    collective: str | None = "collective"
+    platform: str = ""
+
+
+_NCCL = Layout(
+    "n_gpus",
+    times=("time_us_out_of_place", "time_us_in_place"),
+    setup=("source",),
+    hosts="nodes",
+    platform="{gpu} ({log})",
+)
+LAYOUTS: Mapping[str, Layout] = {
+    NCCL_FILE: _NCCL,
+    NCCL_EXTRA_FILE: _NCCL,
+    NCCL_TESTS_FILE: Layout("ranks", setup=("system", "nccl")),
+    XLA_FILE: Layout("ranks", setup=("method", "concurrent_groups", "dtype")),
+    # the shortest over ranks and repeats, because kernels that start early wait for the others
+    VIDUR_FILE: Layout(
+        "num_workers",
+        size="size",
+        times=("us_min",),
+        setup=("platform",),
+        ranks_of_host="devices_per_node",
+        platform="{platform} (vidur)",
+    ),
+    VTRAIN_FILE: Layout(
+        "n_gpus", times=("time_us_out_of_place",), collective=None, platform="{gpu} (vtrain)"
+    ),
 }
+NAMES: dict[str, Op] = {
+    **{"alltoall": "all_to_all", "allreduce": "all_reduce", "reducescatter": "reduce_scatter"},
+    "allgather": "all_gather",
+    **{"all_to_all": "all_to_all", "all_reduce": "all_reduce", "all_gather": "all_gather"},
+    "reduce_scatter": "reduce_scatter",
+}
+UNCLEAR: dict[str, Op] = {"allgather_or_alltoall": "all_gather"}
+"""dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s."""
 KINDS = {"TCPXO": "tcpxo", "TCPX": "tcpx", "SLINGSHOT": "slingshot", "ROCE": "roce"}
 """Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""
 NO_PEERS = "l40s-no-peers"
@@ -43,6 +90,71 @@ UNSTATED_GBIT_S = {"unspecified IB": 800.0}
 """Of a host whose table names no line rate: its largest message moves 91.7 GB/s of bus bytes out of
 a host, and the next rate that NICs of hosts are sold with is 100 GB/s."""
 PAIRS = "NVLINK PAIRS"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One row as its table has it.
+
+    Args:
+        cells: the file's own columns.
+        hosts: of equally many ranks; 0 where the table does not tell.
+    """
+
+    file: str
+    cells: Row
+    hosts: int
+    ranks: int
+    collective: str
+    size_bytes: float
+    time_us: float
+
+
+def _timing(file: str, row: Row) -> Timing:
+    of = LAYOUTS[file]
+    ranks = count(row, of.ranks, MOST_RANKS)
+    if ranks == 1:
+        raise ValueError(f"{of.ranks} is 1; a rank alone exchanges nothing")
+    parts = of.hosts or of.ranks_of_host
+    by = count(row, parts, MOST_RANKS) if parts else 1
+    if ranks % by:
+        raise ValueError(f"{of.ranks}: {ranks} ranks do not divide by {parts}, {by}")
+    hosts = ranks // by if of.ranks_of_host else 0 if file == XLA_FILE else by
+    timed = next((column for column in of.times if row[column]), of.times[-1])
+    name = row[of.collective].strip() if of.collective else "all_reduce"
+    return Timing(file, row, hosts, ranks, name, number(row, of.size), number(row, timed))
+
+
+Key: TypeAlias = tuple[str, str, str]
+"""Platform, wiring (hosts x ranks, or a rank range), collective."""
+
+
+def read_collectives(folder: Path) -> tuple[dict[Key, CollectiveRows], list[str]]:
+    """Tables by platform, wiring and collective, whether a profile describes them or not, and a
+    line of text for every row that cannot be read; files that are not there are left out."""
+    rows, problems = _read(folder, lambda timing: timing)
+    rows = [row for row in rows if LAYOUTS[row.file].platform]
+    return {
+        key: CollectiveRows.of([(r.size_bytes, float(r.ranks), r.time_us) for r in of])
+        for key, of in sorted(grouped(rows, _key).items())
+    }, [text for text in problems if LAYOUTS[text.partition(":")[0]].platform]
+
+
+def _key(row: Timing) -> Key:
+    log = row.cells.get("source", "").split(",")[0]
+    platform = LAYOUTS[row.file].platform.format_map({**row.cells, "log": log})
+    wires = "1x2..8" if row.file == VTRAIN_FILE else f"{row.hosts}x{row.ranks // row.hosts}"
+    return platform, wires, NAMES.get(row.collective, row.collective)
+
+
+def _parsed(file: str, of: Callable[[Timing], T], row: Row) -> T:
+    return of(_timing(file, row))
+
+
+def _read(folder: Path, of: Callable[[Timing], T]) -> tuple[list[T], list[str]]:
+    """What each row of every table in a folder is, and a line of text for each left out."""
+    tables = [read(folder, name, partial(_parsed, name, of)) for name in LAYOUTS]
+    return [row for t in tables for row in t.rows], [text for t in tables for text in t.problems]
 
 
 @dataclass(frozen=True)
@@ -89,21 +201,25 @@ class Wiring:
 
 @dataclass(frozen=True)
 class LinkRow:
-    """One measured collective.
+    """A measured collective that can be predicted.
 
     Args:
-        cells: the file's own columns.
-        size_bytes: as `predictor.cost.collectives` counts it.
-        key: rows with equal keys measured the same thing.
+        op, size_bytes: as `predictor.cost.collectives` calls and counts them.
     """
 
     file: str
-    cells: Mapping[str, str]
+    cells: Row
     wiring: Wiring
     op: Op
     size_bytes: float
     time_us: float
-    key: tuple[str | float, ...] = ()
+
+    @property
+    def key(self) -> tuple[str | float, ...]:
+        """Rows with equal keys measured the same thing."""
+        setup = (self.cells.get(column, "") for column in LAYOUTS[self.file].setup)
+        at = self.wiring
+        return *setup, at.profile, at.hosts, at.ranks, self.op, self.size_bytes
 
     @property
     def timer_of_a_program(self) -> bool:
@@ -125,107 +241,38 @@ class LinkRow:
         """
         return self.size_bytes if self.timer_of_a_program and self.op == "all_reduce" else 0.0
 
-    @property
-    def note(self) -> str:
-        """What the table says of the row."""
-        return self.cells.get("note", "")
-
 
 def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
     """Rows of every table in ``folder``, and a line of text for each that is left out."""
-    rows: list[LinkRow] = []
-    problems: list[str] = []
-    for name, (columns, parse) in READERS.items():
-        if (folder / name).is_file():
-            table = read_table(folder / name, columns, parse)
-            problems += table.problems
-            rows += [replace(row, file=name) for row in table.rows]
-    return rows, problems
+    return _read(folder, _link)
 
 
-def _nccl(row: Row) -> LinkRow:
-    op = _op(row)
-    hosts, ranks = count(row, "nodes", MOST_RANKS), rank_count(row, "n_gpus")
-    wiring = _wiring(row, "gpu", hosts, ranks)
-    timed = "time_us_out_of_place" if row["time_us_out_of_place"] else "time_us_in_place"
-    size = number(row, "size_bytes")
-    key = (row["source"], wiring.profile, hosts, ranks, op, size)
-    return LinkRow(NCCL_FILE, row, wiring, op, size, number(row, timed), key)
+def _link(row: Timing) -> LinkRow:
+    op = (NAMES | UNCLEAR).get(row.collective)
+    if op is None:
+        raise ValueError(f"collective is '{row.collective}', which no predicted iteration runs")
+    return LinkRow(row.file, row.cells, _wiring(row), op, row.size_bytes, row.time_us)
 
 
-def _nccl_tests(row: Row) -> LinkRow:
-    op, ranks, size = _op(row), rank_count(row, "ranks"), number(row, "size_bytes")
-    wiring = _wiring(row, "gpu", 1, ranks)
-    if wiring.profile == "l40s":
-        wiring = replace(wiring, profile=NO_PEERS)
-    key = (row["system"], row["nccl"], ranks, op, size)
-    return LinkRow(NCCL_TESTS_FILE, row, wiring, op, size, number(row, "time_us"), key)
-
-
-def _xla(row: Row) -> LinkRow:
-    op = _op(row)
-    ranks = rank_count(row, "ranks")
-    profile = _profile(row, "gpu")
-    hardware = load_hardware(profile)
-    hosts = -(-ranks // hardware.gpus_per_host)
-    if ranks <= hardware.nvlink_domain:
-        wiring = Wiring(profile, hosts, ranks, ranks)
-    else:
-        wiring = _wiring(row, "gpu", hosts, ranks)
-    size = number(row, "size_bytes")
-    groups = row.get("concurrent_groups", "")
-    key = (row["method"], wiring.profile, ranks, groups, row.get("dtype", ""), op, size)
-    return LinkRow(XLA_FILE, row, wiring, op, size, number(row, "time_us"), key)
-
-
-def _vidur(row: Row) -> LinkRow:
-    op = _op(row)
-    ranks, local = rank_count(row, "num_workers"), count(row, "devices_per_node", MOST_RANKS)
-    if ranks % local:
-        raise ValueError(f"num_workers: {ranks} ranks do not divide by devices_per_node, {local}")
-    column = "gpu" if row.get("gpu") else "platform"
-    wiring = _wiring(row, column, ranks // local, ranks)
-    size = number(row, "size")
-    key = (row["platform"], wiring.profile, local, ranks, op, size)
-    # the shortest over ranks and repeats, because kernels that start early wait for the others
-    return LinkRow(VIDUR_FILE, row, wiring, op, size, number(row, "us_min"), key)
-
-
-def _vtrain(row: Row) -> LinkRow:
-    ranks, size = rank_count(row, "n_gpus"), number(row, "size_bytes")
-    wiring = _wiring(row, "gpu", 1, ranks)
-    time = number(row, "time_us_out_of_place")
-    return LinkRow(VTRAIN_FILE, row, wiring, "all_reduce", size, time, (row["gpu"], ranks, size))
-
-
-def _op(row: Row) -> Op:
-    name = row["collective"].strip()
-    if name not in NAMES:
-        raise ValueError(f"collective is '{name}', which no predicted iteration runs")
-    return NAMES[name]
-
-
-def _profile(row: Row, column: str) -> str:
-    name = profile_of_device(row[column])
-    if name is None:
-        raise ValueError(no_profile(row[column], column))
-    return name
-
-
-def _wiring(row: Row, column: str, hosts: int, ranks: int) -> Wiring:
+def _wiring(row: Timing) -> Wiring:
+    unnamed = row.file == VIDUR_FILE and not row.cells.get("gpu")
+    hardware = profile_of_row(row.cells, "platform" if unnamed else "gpu")
+    ranks, network = row.ranks, row.cells.get("network", "")
+    hosts = row.hosts or -(-ranks // hardware.gpus_per_host)
+    if row.file == XLA_FILE and ranks <= hardware.nvlink_domain:
+        return Wiring(hardware.name, hosts, ranks, ranks)
     if ranks % hosts:
         raise ValueError(f"{ranks} ranks do not fill {hosts} equal hosts")
     local = ranks // hosts
-    network = row.get("network", "")
-    profile = _profile(row, column)
-    hardware = load_hardware(profile)
     rack = hardware.nvlink_domain > hardware.gpus_per_host
     domain = joined_ranks(hardware.nvlink_domain, hosts if rack else 1, local)
     if PAIRS in network.upper():
         domain = min(2, local)
     if hosts == 1:
-        return Wiring(profile, hosts, ranks, domain, None, network)
-    wiring = Wiring(profile, hosts, ranks, domain, line_rate(network, local), network)
+        no_peers = row.file == NCCL_TESTS_FILE and hardware.name == "l40s"
+        name = NO_PEERS if no_peers else hardware.name
+        return Wiring(name, hosts, ranks, domain, None, network)
+    wiring = Wiring(hardware.name, hosts, ranks, domain, line_rate(network, local), network)
     if wiring.nic_gbit_s is None and wiring.kind is not None:
         usual = Network(wiring.kind).joins(hardware).collectives.inter.nic_gbit_s
         return replace(wiring, nic_gbit_s=usual)
@@ -258,30 +305,6 @@ def line_rate(network: str, local: int) -> float | None:
     return None
 
 
-_NCCL = (
-    (
-        *("source", "gpu", "nodes", "n_gpus", "collective", "size_bytes"),
-        *("time_us_out_of_place", "time_us_in_place"),
-    ),
-    _nccl,
-)
-READERS: Mapping[str, tuple[tuple[str, ...], Callable[[Row], LinkRow]]] = {
-    NCCL_FILE: _NCCL,
-    NCCL_EXTRA_FILE: _NCCL,
-    NCCL_TESTS_FILE: (
-        ("system", "gpu", "nccl", "ranks", "collective", "size_bytes", "time_us"),
-        _nccl_tests,
-    ),
-    XLA_FILE: (("gpu", "collective", "ranks", "size_bytes", "time_us", "method"), _xla),
-    VIDUR_FILE: (
-        ("platform", "collective", "num_workers", "devices_per_node", "size", "us_min"),
-        _vidur,
-    ),
-    VTRAIN_FILE: (("gpu", "n_gpus", "size_bytes", "time_us_out_of_place"), _vtrain),
-}
-LINK_FILES = tuple(READERS)
-
-
 SLINGSHOT = "gh200"
 SEVERAL_HOSTS = 8
 """Ranks of a rack of which there is but one table; of fewer, two disagree below some MiB, and one
@@ -291,14 +314,24 @@ TREE_BYTES = 2.0**33
 
 def gave_constants(row: LinkRow) -> bool:
     """Whether a constant of the row's profile comes from this row."""
+    at, size = row.wiring, row.size_bytes
     if row.file == VTRAIN_FILE:
-        return row.wiring.profile == "v100-32gb"
-    rules = (times_nccl, tree_of_hosts, racks, tcpx, slingshot, gave_line_rate, xgmi)
-    return any(rule(row) for rule in rules)
-
-
-def _octave(row: LinkRow) -> float:
-    return math.log2(row.size_bytes)
+        return at.profile == "v100-32gb"
+    tree = at.across and size == TREE_BYTES
+    return (
+        times_nccl(row)
+        # an all-reduce over two hosts of H100, whose NICs are not the limit
+        or (tree and (at.profile, row.op, at.hosts) == ("h100-sxm", "all_reduce", 2))
+        # an all-to-all over two racks of GB300
+        or (tree and (at.profile, row.op) == ("gb300", "all_to_all"))
+        or tcpx(row)
+        or slingshot(row)
+        # the largest message of a table that does not state its network
+        or ("unspecified" in at.network and size == 2**34)
+        # RCCL on eight MI355X, which also gave the bytes past a NIC, and large messages on MI300X
+        or at.profile == "mi355x"
+        or (at.profile == "mi300x" and size >= mib(64))
+    )
 
 
 def times_nccl(row: LinkRow) -> bool:
@@ -309,20 +342,6 @@ def times_nccl(row: LinkRow) -> bool:
     return row.file == NCCL_TESTS_FILE
 
 
-def tree_of_hosts(row: LinkRow) -> bool:
-    """An all-reduce over two hosts of H100, whose NICs are not the limit."""
-    wiring = row.wiring
-    known = (wiring.profile, row.op, wiring.hosts) == ("h100-sxm", "all_reduce", 2)
-    return known and wiring.across and row.size_bytes == TREE_BYTES
-
-
-def racks(row: LinkRow) -> bool:
-    """An all-to-all over two racks of GB300."""
-    wiring = row.wiring
-    known = (wiring.profile, row.op) == ("gb300", "all_to_all")
-    return known and wiring.across and row.size_bytes == TREE_BYTES
-
-
 def tcpx(row: LinkRow) -> bool:
     """The 16 MiB and the largest size of either table of GPUDirect-TCPX."""
     largest = mib(512) if "Google" in row.cells.get("source", "") else 2**33
@@ -331,16 +350,6 @@ def tcpx(row: LinkRow) -> bool:
 
 def slingshot(row: LinkRow) -> bool:
     """Every second size of all-reduces on two hosts of GH200."""
-    known = row.wiring.profile == SLINGSHOT and row.op == "all_reduce" and row.wiring.hosts == 2
-    return known and _octave(row) % 2 == 0
-
-
-def xgmi(row: LinkRow) -> bool:
-    """RCCL on eight MI355X, which also gave the bytes past a NIC, and large messages on MI300X."""
-    large = row.wiring.profile == "mi300x" and row.size_bytes >= mib(64)
-    return large or row.wiring.profile == "mi355x"
-
-
-def gave_line_rate(row: LinkRow) -> bool:
-    """The largest message of a table that does not state its network."""
-    return "unspecified" in row.wiring.network and row.size_bytes == 2**34
+    at = row.wiring
+    known = (at.profile, row.op, at.hosts) == (SLINGSHOT, "all_reduce", 2)
+    return known and math.log2(row.size_bytes) % 2 == 0

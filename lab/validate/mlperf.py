@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +15,12 @@ import yaml
 
 from lab.criteo import criteo_tables
 from lab.runtimes.hugectr import HugeCtrBuilder, Runtime, runtime_of_round
-from lab.validate.report import ComparedRow, Report, data_folder, time_of
-from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number, read_table
+from lab.statistics import grouped
+from lab.suites import SUITES, ComparedRow, Report
+from lab.validate.tables import profile_of_row, read, time_of
+from predictor.csv_rows import LARGEST, MOST_RANKS, ParsedRows, Row, count, number
 from predictor.errors import InputError
-from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -29,6 +30,14 @@ ROWS_FILE = "mlperf_dlrm_measured_iteration_time.csv"
 CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
 PLANS_FILE = "mlperf_dlrm_dcnv2_plans.json"
 DCNV2 = "dlrm_dcnv2"
+DIM = 128
+BOTTOM, TOP = (512, 256, 128), (1024, 1024, 512, 256, 1)
+
+LAST_FIT_ROUND = (3, 1)
+FIT_PROFILES = ("a100-40gb", "a100-80gb", "h100-sxm")
+FIT, TEST = "fit", "test"
+NEVER = "platforms never fitted"
+LATER = "fitted families, later rounds"
 
 LOGGED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (of["round"], of["system"]): of
@@ -39,7 +48,11 @@ LOGGED: Mapping[tuple[str, str], Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class System:
-    """One submission: what ran where, and how long an iteration took."""
+    """One submission: what ran where, and how long an iteration took.
+
+    Args:
+        profile: of its accelerators.
+    """
 
     round: str
     org: str
@@ -48,7 +61,7 @@ class System:
     nodes: int
     gpus_per_node: int
     accelerator: str
-    interconnect: str
+    profile: str
     global_batch: int
     measured_ms: float
 
@@ -63,28 +76,28 @@ class System:
         return tuple(int(part) for part in re.findall(r"\d+", self.round))
 
     @property
-    def software(self) -> tuple[int, ...]:
-        """The round whose HugeCTR ran."""
-        return tuple(self._logged.get("software", self.version))
-
-    @property
-    def switches(self) -> tuple[int, ...]:
-        """Cards behind each PCIe switch, if its log says so."""
-        return tuple(self._logged.get("switches", ()))
-
-    @property
-    def _logged(self) -> Mapping[str, Any]:
+    def logged(self) -> Mapping[str, Any]:
+        """What its log says."""
         return LOGGED.get((self.round, self.system), {})
 
+    @property
+    def runtime(self) -> Runtime:
+        """The HugeCTR that ran, which may be older than the round."""
+        version = tuple(self.logged.get("software", self.version))
+        return runtime_of_round(version, preview="preview" in self.system)
 
-def parse_system(row: Row) -> System | str:
-    """A row as a system, or why no model of a GPU applies to it."""
-    name = f"{row['round']} {row['org']} {row['system']}"
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the runtime's constants were fitted on the row."""
+        return self.version <= LAST_FIT_ROUND and self.profile in FIT_PROFILES
+
+
+def _system(row: Row) -> System:
     gpus = row["accel_per_node"].strip()
     if "tpu" in row["accelerator"].lower():
-        return f"{name}: {row['accelerator']} is a TPU; no profile describes one"
+        raise ValueError(f"accelerator is {row['accelerator']}, a TPU; no profile describes one")
     if gpus in ("", "0"):
-        return f"{name}: trained on CPUs ({row['cpu']}); no profile describes such a cluster"
+        raise ValueError(f"trained on CPUs ({row['cpu']}); no profile describes such a cluster")
     if not re.fullmatch(r"v\d+\.\d+", row["round"]):
         raise ValueError(f"round is '{row['round']}'; rounds read like v4.0")
     nodes, per_node = (count(row, column, MOST_RANKS) for column in ("nodes", "accel_per_node"))
@@ -98,21 +111,15 @@ def parse_system(row: Row) -> System | str:
         nodes,
         per_node,
         row["accelerator"],
-        row["accel_interconnect"],
+        profile_of_row(row, "accelerator").name,
         count(row, "global_batch"),
         number(row, "iter_ms_median"),
     )
 
 
-def read_systems(folder: Path) -> tuple[list[System], list[str]]:
-    """GPU systems of the table, and a line of text for every other row."""
-    columns = (
-        *("round", "org", "system", "benchmark", "nodes", "accel_per_node", "accelerator"),
-        *("accel_interconnect", "cpu", "global_batch", "iter_ms_median"),
-    )
-    table = read_table(folder / ROWS_FILE, columns, parse_system)
-    systems = [row for row in table.rows if isinstance(row, System)]
-    return systems, [row for row in table.rows if isinstance(row, str)] + table.problems
+def read_systems(folder: Path) -> ParsedRows[System]:
+    """GPU systems of the table."""
+    return read(folder, ROWS_FILE, _system)
 
 
 @dataclass(frozen=True)
@@ -135,32 +142,23 @@ class Matrix:
     buckets: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Matrix:
-        """From an entry of the plans' file."""
-        return cls(
-            int(entry["nodes"]),
-            int(entry["gpus_per_node"]),
-            Knobs(
-                entry["plan"] == "hier_auto",
-                float(entry["mem_comm_bw_ratio"]),
-                float(entry["dp_threshold_gb"]),
-            ),
-            tuple(int(t) for t in entry["dp_tables"]),
-            tuple(tuple(int(t) for t in bucket) for bucket in entry["mp_tables_per_bucket"]),
-        )
-
-    def check(self, tables: int) -> None:
-        """Refuse a plan that is none.
+    def of(cls, entry: Mapping[str, Any], tables: int) -> Matrix:
+        """From an entry of the plans' file.
 
         Raises:
             ValueError: its buckets are not those of its machine, or a table is in none.
         """
-        wanted = self.nodes if self.knobs.hierarchical else self.nodes * self.gpus_per_node
-        if min(self.nodes, self.gpus_per_node) < 1 or len(self.buckets) != wanted:
-            raise ValueError(f"{len(self.buckets)} buckets for {self.nodes}x{self.gpus_per_node}")
-        held = {*self.replicated, *(t for bucket in self.buckets for t in bucket)}
+        threshold = float(entry["dp_threshold_gb"])
+        knobs = Knobs(entry["plan"] == "hier_auto", float(entry["mem_comm_bw_ratio"]), threshold)
+        nodes, gpus = int(entry["nodes"]), int(entry["gpus_per_node"])
+        replicated = tuple(map(int, entry["dp_tables"]))
+        buckets = tuple(tuple(map(int, bucket)) for bucket in entry["mp_tables_per_bucket"])
+        if min(nodes, gpus) < 1 or len(buckets) != (nodes if knobs.hierarchical else nodes * gpus):
+            raise ValueError(f"{len(buckets)} buckets for {nodes}x{gpus}")
+        held = {*replicated, *(t for bucket in buckets for t in bucket)}
         if held != set(range(tables)):
             raise ValueError(f"the buckets hold tables {sorted(held)}, not 0 to {tables - 1}")
+        return cls(nodes, gpus, knobs, replicated, buckets)
 
     def plan(self, names: Sequence[str], rows: Sequence[int], dim: int) -> ShardingPlan:
         """The internal plan: a table in k buckets is split by rows k ways.
@@ -170,18 +168,19 @@ class Matrix:
         the node's GPUs, which reduce among themselves first: table-row-wise.
         """
         world = self.nodes * self.gpus_per_node
+        kind = ShardingType.TABLE_ROW_WISE if self.knobs.hierarchical else ShardingType.TABLE_WISE
         tables = {}
         for index, (name, size) in enumerate(zip(names, rows, strict=True)):
-            ranks = self._ranks(index)
             if index in self.replicated:
-                shards = tuple(Shard(r, (0, 0), (size, dim)) for r in range(world))
-                kind, kernel = ShardingType.DATA_PARALLEL, ComputeKernel.DENSE
+                copies = tuple(Shard(r, (0, 0), (size, dim)) for r in range(world))
+                table = TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, copies)
             else:
-                kind = ShardingType.TABLE_WISE
-                if self.knobs.hierarchical:
-                    kind = ShardingType.TABLE_ROW_WISE
-                shards, kernel = row_ranges(size, dim, ranks), ComputeKernel.FUSED
-            tables[name] = TablePlan(kind, kernel, shards)
+                ranks = self._ranks(index)
+                edges = [size * i // len(ranks) for i in range(len(ranks) + 1)]
+                ranges = zip(ranks, edges, edges[1:], strict=False)
+                shards = tuple(Shard(r, (low, 0), (high - low, dim)) for r, low, high in ranges)
+                table = TablePlan(kind, ComputeKernel.FUSED, shards)
+            tables[name] = table
         return ShardingPlan(tables, world, self.gpus_per_node)
 
     def _ranks(self, table: int) -> list[int]:
@@ -190,15 +189,6 @@ class Matrix:
             return held
         local = range(self.gpus_per_node)
         return [node * self.gpus_per_node + gpu for node in held for gpu in local]
-
-
-def row_ranges(rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Equal row ranges on the ranks given."""
-    edges = [rows * i // len(ranks) for i in range(len(ranks) + 1)]
-    return tuple(
-        Shard(rank, (first, 0), (last - first, dim))
-        for rank, first, last in zip(ranks, edges, edges[1:], strict=False)
-    )
 
 
 @dataclass(frozen=True)
@@ -218,25 +208,19 @@ class Planner:
     @classmethod
     def read(cls, folder: Path) -> tuple[Planner, list[str]]:
         """From the files in ``folder``, and a line of text for every row that is no config."""
-        columns = (
-            *("round", "org", "global_batch", "nodes", "gpus_per_node", "sharding_plan"),
-            *("mem_comm_bw_ratio", "dp_sharding_threshold_gb"),
-        )
-        table = read_table(folder / CONFIGS_FILE, columns, _config)
+        table = read(folder, CONFIGS_FILE, _config)
         path = folder / PLANS_FILE
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
-            matrices = tuple(Matrix.of(entry) for entry in held["plans"])
             rows, hot = (tuple(map(int, held[k])) for k in ("table_rows", "multi_hot"))
+            matrices = tuple(Matrix.of(entry, len(rows)) for entry in held["plans"])
             if len(rows) != len(hot) or not all(1 <= value <= LARGEST for value in rows + hot):
                 raise ValueError("table_rows and multi_hot are no equal lists of numbers above 0")
-            for matrix in matrices:
-                matrix.check(len(rows))
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path}: no plans can be read from it: {error!r}") from error
-        # the first config of a shape is the submitter's own before the copies of NVIDIA's
         configs: dict[tuple[str, str, int, int, int], Knobs] = {}
         for key, knobs in table.rows:
+            # the first config of a shape is the submitter's own before the copies of NVIDIA's
             configs.setdefault(key, knobs)
         return cls(configs, matrices, rows, hot), table.problems
 
@@ -246,11 +230,8 @@ class Planner:
         own = self.configs.get((system.round, system.org, *shape))
         if own is not None:
             return own
-        near = [
-            k
-            for key, k in self.configs.items()
-            if (key[0], key[2], key[3]) == (system.round, system.nodes, system.gpus_per_node)
-        ]
+        alike = (system.round, system.nodes, system.gpus_per_node)
+        near = [k for key, k in self.configs.items() if (key[0], key[2], key[3]) == alike]
         if near:
             return max(near, key=near.count)
         several = system.nodes > 2
@@ -259,22 +240,21 @@ class Planner:
 
     def matrix(self, system: System) -> Matrix | None:
         """The plan that its log prints, or that of the nearest knobs for machines of its shape."""
-        want = self.knobs(system)
+        want, logged = self.knobs(system), system.logged
         shape = (system.nodes, system.gpus_per_node)
-        logged = LOGGED.get((system.round, system.system))
-        if logged is not None:
+        if logged:
             buckets = tuple(map(tuple, logged["buckets"]))
             return Matrix(*shape, want, tuple(logged["replicated"]), buckets)
+
+        def distance(of: Matrix) -> tuple[bool, float, float]:
+            return (
+                of.knobs.hierarchical != want.hierarchical,
+                abs(of.knobs.replicated_gb - want.replicated_gb),
+                abs(of.knobs.bandwidth_ratio - want.bandwidth_ratio),
+            )
+
         found = [m for m in self.matrices if (m.nodes, m.gpus_per_node) == shape]
-        return min(found, key=lambda m: _distance(m.knobs, want), default=None)
-
-
-def _distance(a: Knobs, b: Knobs) -> tuple[bool, float, float]:
-    return (
-        a.hierarchical != b.hierarchical,
-        abs(a.replicated_gb - b.replicated_gb),
-        abs(a.bandwidth_ratio - b.bandwidth_ratio),
-    )
+        return min(found, key=distance, default=None)
 
 
 def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
@@ -287,98 +267,52 @@ def _config(row: Row) -> tuple[tuple[str, str, int, int, int], Knobs]:
     return (row["round"], row["org"], *shape), knobs
 
 
-DIM = 128
-BOTTOM, TOP = (512, 256, 128), (1024, 1024, 512, 256, 1)
-_FORM = r"(?P<form>pcie|sxm|nvl)?"
-_PATTERN = re.compile(
-    r"(?P<chip>gb300|gb200|b300|b200|h200|h100|a100|v100|a30|a40|l40s|l40|l4)[^a-z0-9]*" + _FORM,
-    re.IGNORECASE,
-)
-PROFILES = {
-    ("a100", "pcie"): "a100-pcie-80gb",
-    ("a100", ""): "a100-80gb",
-    ("h100", "pcie"): "h100-pcie",
-    ("h100", ""): "h100-sxm",
-    ("h200", "nvl"): "h200-nvl",
-    ("h200", ""): "h200-sxm",
-    ("v100", ""): "v100-32gb",
-}
-"""(chip, form) -> profile; other chips have a profile of their own name."""
+def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
+    """What builds the graph of a submission's iteration.
 
-
-def profile_of(accelerator: str) -> str | None:
-    """Name of the profile for an accelerator as submissions write it; None if there is none."""
-    found = _PATTERN.search(accelerator)
-    if found is None:
-        return None
-    chip, form = found["chip"].lower(), (found["form"] or "").lower()
-    if (chip, form) == ("a100", "sxm") and "40gb" in accelerator.lower():
-        return "a100-40gb"
-    name = PROFILES.get((chip, form)) or PROFILES.get((chip, "")) or chip
-    return name if name in list_hardware() else None
-
-
-def family_of(system: System) -> str:
-    """Accelerators that share a profile, and how many of them."""
-    return f"{profile_of(system.accelerator) or system.accelerator} {system.benchmark}"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One submission, ready to be predicted."""
-
-    system: System
-    workload: Workload
-    topology: Topology
-    hardware: HardwareProfile
-    plan: ShardingPlan
-    runtime: Runtime
-
-    def builder(self) -> HugeCtrBuilder:
-        """The graph builder of its iteration."""
-        return HugeCtrBuilder(
-            self.workload,
-            self.topology,
-            self.hardware,
-            self.plan,
-            self.runtime,
-            self.system.switches,
-        )
-
-
-def case_of(system: System, planner: Planner, matrix: Matrix | None = None) -> Case | str:
-    """A submission as a case, or why it cannot be one.
-
-    Args:
-        matrix: a plan to use in place of the submission's own.
+    Raises:
+        ValueError: no plan is known for its machine.
     """
-    where = f"{system.round} {system.org} {system.system}"
-    name = profile_of(system.accelerator)
-    if name is None:
-        return f"{where}: no profile describes {system.accelerator}"
-    hardware = load_hardware(name)
-    workload = _dcnv2(system, planner) if system.benchmark == DCNV2 else _dlrm(system, planner)
-    names = [table.name for table in workload.tables]
+    hardware = load_hardware(system.profile)
+    batch = max(1, round(system.global_batch / system.gpus))
     if system.benchmark == DCNV2:
-        matrix = matrix or planner.matrix(system)
+        matrix = planner.matrix(system)
         if matrix is None:
-            return f"{where}: no plan for {system.nodes} hosts of {system.gpus_per_node} GPUs"
-        plan = matrix.plan(names, planner.rows, DIM)
+            hosts = f"{system.nodes} hosts of {system.gpus_per_node} GPUs"
+            raise ValueError(f"{system.round} {system.org} {system.system}: no plan for {hosts}")
+        tables = criteo_tables(planner.rows, planner.multi_hot, DIM, "exact_adagrad")
+        dense = DenseArch(13, BOTTOM, TOP, DcnV2(3, 512), "fp16", "adagrad")
+        plan = matrix.plan([table.name for table in tables], planner.rows, DIM)
     else:
-        plan = _hybrid(system, names, planner.rows)
-    runtime = runtime_of_round(system.software, preview="preview" in system.system)
-    return Case(system, workload, _topology(system, hardware), hardware, plan, runtime)
+        tables = criteo_tables(planner.rows, (1,) * len(planner.rows), DIM, "exact_sgd")
+        dense = DenseArch(13, BOTTOM, TOP, "dot", "fp16", "sgd")
+        # every table somewhere: the hybrid runtime spreads the rows over the ranks itself
+        whole = {
+            table.name: TablePlan(
+                ShardingType.TABLE_WISE,
+                ComputeKernel.FUSED,
+                (Shard(at % system.gpus, (0, 0), (table.num_embeddings, DIM)),),
+            )
+            for at, table in enumerate(tables)
+        }
+        plan = ShardingPlan(whole, system.gpus, system.gpus_per_node)
+    return HugeCtrBuilder(
+        Workload(system.benchmark, batch, tables, dense),
+        _topology(system, hardware),
+        hardware,
+        plan,
+        system.runtime,
+        tuple(system.logged.get("switches", ())),
+    )
 
 
 def _topology(system: System, hardware: HardwareProfile) -> Topology:
     """NVLink spans hosts only where a rack is sold so."""
     local = system.gpus_per_node
     if hardware.nvlink_domain > hardware.gpus_per_host:
-        hosts = max(1, min(hardware.nvlink_domain // local, system.nodes))
+        most = max(1, min(hardware.nvlink_domain // local, system.nodes))
         # domains are equal and made of whole hosts
-        while system.nodes % hosts:
-            hosts -= 1
-        domain = hosts * local
+        domain = local * max(n for n in range(1, most + 1) if system.nodes % n == 0)
     else:
         domain = math.gcd(hardware.nvlink_domain, local)
     return Topology.uniform(
@@ -390,115 +324,57 @@ def _topology(system: System, hardware: HardwareProfile) -> Topology:
     )
 
 
-def _dcnv2(system: System, planner: Planner) -> Workload:
-    tables = criteo_tables(planner.rows, planner.multi_hot, DIM, "exact_adagrad")
-    dense = DenseArch(13, BOTTOM, TOP, DcnV2(3, 512), "fp16", "adagrad")
-    return Workload(DCNV2, _local(system), tables, dense)
-
-
-def _dlrm(system: System, planner: Planner) -> Workload:
-    tables = criteo_tables(planner.rows, (1,) * len(planner.rows), DIM, "exact_sgd")
-    dense = DenseArch(13, BOTTOM, TOP, "dot", "fp16", "sgd")
-    return Workload(system.benchmark, _local(system), tables, dense)
-
-
-def _local(system: System) -> int:
-    return max(1, round(system.global_batch / system.gpus))
-
-
-def _hybrid(system: System, names: list[str], rows: tuple[int, ...]) -> ShardingPlan:
-    """Every table somewhere: the hybrid runtime spreads the rows over the ranks itself."""
-    tables = {}
-    for index, (name, size) in enumerate(zip(names, rows, strict=True)):
-        shards = (Shard(index % system.gpus, (0, 0), (size, DIM)),)
-        tables[name] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shards)
-    return ShardingPlan(tables, system.gpus, system.gpus_per_node)
-
-
-LAST_FIT_ROUND = (3, 1)
-FIT_PROFILES = ("a100-40gb", "a100-80gb", "h100-sxm")
-FIT, TEST = "fit", "test"
-NEVER = "platforms never fitted"
-LATER = "fitted families, later rounds"
-
-
 def validate_mlperf_dlrm(folder: Path) -> Report:
-    """Predict every GPU system of the table in ``folder``.
-
-    Raises:
-        InputError: the folder or one of the three files is not there.
-    """
-    data_folder(folder, [ROWS_FILE, CONFIGS_FILE, PLANS_FILE], every=True)
-    systems, skipped = read_systems(folder)
+    """Predict every GPU system of the table in ``folder``."""
+    table = read_systems(folder)
     planner, problems = Planner.read(folder)
-    skipped += problems
-    parts = parts_of(systems)
+    skipped = [*table.problems, *problems]
     times: dict[tuple[object, ...], tuple[float, tuple[float, float]]] = {}
     rows: list[ComparedRow] = []
-    for system, part in zip(systems, parts, strict=True):
-        case = case_of(system, planner)
-        if isinstance(case, str):
-            skipped.append(case)
-            continue
-        key = (case.runtime.name, case.hardware.name, system.nodes, system.gpus_per_node,
+    for system, part in zip(table.rows, parts_of(table.rows), strict=True):
+        key = (system.runtime.name, system.profile, system.nodes, system.gpus_per_node,
                system.global_batch, planner.matrix(system))  # fmt: skip
         if key not in times:
-            graph = case.builder().build()
-            times[key] = time_of(graph, case.hardware, case.topology)
-        rows.append(_compared(case, *times[key], part))
-    later = [r for r in rows if r.part == TEST and r.name["profile"] in FIT_PROFILES]
-    never = [r for r in rows if r.part == TEST and r.name["profile"] not in FIT_PROFILES]
-    parts_of_rows = {
-        NEVER: never,
+            try:
+                made = builder_of(system, planner)
+            except ValueError as error:
+                skipped.append(str(error))
+                continue
+            times[key] = time_of(made.build(), made.hardware, made.topology)
+        rows.append(_compared(system, *times[key], part))
+    tests = [row for row in rows if row.part == TEST]
+    later = [row for row in tests if row.name["profile"] in FIT_PROFILES]
+    parts = {
+        NEVER: [row for row in tests if row.name["profile"] not in FIT_PROFILES],
         LATER: later,
         **{
             f"{LATER}, {name}, one row a configuration": by_configuration(found)
-            for name, found in by_profile(later).items()
+            for name, found in grouped(later, lambda row: row.name["profile"]).items()
         },
     }
-    kept = {name: found for name, found in parts_of_rows.items() if found}
-    return Report("mlperf-dlrm", tuple(rows), TEST, tuple(skipped), parts=kept)
-
-
-def by_profile(rows: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
-    """Profile that predicted them -> rows."""
-    found: dict[str, list[ComparedRow]] = defaultdict(list)
-    for row in rows:
-        found[str(row.name["profile"])].append(row)
-    return dict(found)
+    kept = {name: found for name, found in parts.items() if found}
+    return SUITES["mlperf-dlrm"].report(rows, skipped, parts=kept)
 
 
 def by_configuration(rows: Iterable[ComparedRow]) -> list[ComparedRow]:
     """One row for all systems that ran the same: the prediction, and their median time."""
-    found: dict[tuple[object, ...], list[ComparedRow]] = defaultdict(list)
-    for row in rows:
-        keys = ("profile", "runtime", "benchmark", "accels", "global_batch")
-        found[*(row.name[key] for key in keys), row.predicted_ms].append(row)
+    keys = ("profile", "runtime", "benchmark", "accels", "global_batch")
+    alike = grouped(rows, lambda row: (*(row.name[key] for key in keys), row.predicted_ms))
     return [
-        replace(alike[0], measured_ms=median(row.measured_ms for row in alike))
-        for alike in found.values()
+        replace(found[0], measured_ms=median(row.measured_ms for row in found))
+        for found in alike.values()
     ]
 
 
-def parts_of(systems: list[System]) -> list[str]:
+def parts_of(systems: Sequence[System]) -> list[str]:
     """``fit`` or ``test`` for each; what was fitted stays so where a later round repeats it."""
-    fitted = [is_fitted(system) for system in systems]
-    seen = {(s.org, s.measured_ms) for s, fit in zip(systems, fitted, strict=True) if fit}
-    return [
-        FIT if fit or (s.org, s.measured_ms) in seen else TEST
-        for s, fit in zip(systems, fitted, strict=True)
-    ]
-
-
-def is_fitted(system: System) -> bool:
-    """Whether the runtime's constants were fitted on the row."""
-    return system.version <= LAST_FIT_ROUND and profile_of(system.accelerator) in FIT_PROFILES
+    seen = {(s.org, s.measured_ms) for s in systems if s.is_fitted}
+    return [FIT if s.is_fitted or (s.org, s.measured_ms) in seen else TEST for s in systems]
 
 
 def _compared(
-    case: Case, predicted_ms: float, interval_ms: tuple[float, float], part: str
+    system: System, predicted_ms: float, interval_ms: tuple[float, float], part: str
 ) -> ComparedRow:
-    system = case.system
     return ComparedRow(
         {
             "system": system.system,
@@ -508,12 +384,12 @@ def _compared(
             "round": system.round,
             "benchmark": system.benchmark,
             "global_batch": system.global_batch,
-            "profile": case.hardware.name,
-            "runtime": case.runtime.name,
+            "profile": system.profile,
+            "runtime": system.runtime.name,
         },
         system.measured_ms,
         predicted_ms,
-        family=family_of(system),
+        family=f"{system.profile} {system.benchmark}",
         part=part,
         source=f"MLPerf Training {system.round}, {system.org}",
         interval_ms=interval_ms,

@@ -11,25 +11,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lab.validate.report import (
-    ComparedRow,
-    Report,
-    compare_tables,
-    kernel_interval,
-    no_profile,
-)
+from lab.suites import SUITES, ComparedRow, Report
+from lab.validate.tables import compare_tables, kernel_interval, known, profile_of_row
 from predictor.cost.ops.op_time import OpTimes
 from predictor.csv_rows import Row, number
-from predictor.hardware.device_names import profile_of_device
-from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import OpCall, Operand
 
 FILE = "membound_ops_measured.csv"
-COLUMNS = (
-    *("source", "pr", "gpu", "op", "impl", "shape", "dtype", "mode", "time_us"),
-    "ideal_bytes_GB",
-)
 PART = "memory-bound ops"
 GAVE = "gave constants"
 FITTED = frozenset(
@@ -53,65 +42,53 @@ OPS = {
 """Word in the name of an op -> PyTorch's op of that kind; all others copy."""
 ONE_BY_ONE = "torch"
 """Implementation that runs a kernel a tensor."""
-DIRECTIONS = ("fwd", "bwd", "fwd+bwd")
+DIRECTIONS = {mode: mode.split("+") for mode in ("fwd", "bwd", "fwd+bwd")}
 CODE_BYTES = {"mx4": 0.5}
 """Format of quantised values -> bytes of one; each group of them has a scale of one byte."""
 
 
 def validate_ops(folder: Path) -> Report:
-    """Predict every op in ``folder`` with the shipped constants.
-
-    Raises:
-        InputError: the folder or the file is not there, or cannot be read.
-    """
-    rows, skipped = compare_tables(folder, {FILE: (COLUMNS, _compared)})
-    return Report("ops", tuple(rows), PART, tuple(skipped))
+    """Predict every op in ``folder`` with the shipped constants."""
+    return SUITES["ops"].report(*compare_tables(folder, {FILE: _compared}))
 
 
 def _compared(row: Row) -> ComparedRow:
     time_ms = number(row, "time_us") * 1e-3
-    profile = profile_of_device(row["gpu"])
-    if profile is None:
-        raise ValueError(no_profile(row["gpu"]))
-    if row["mode"] not in DIRECTIONS:
-        raise ValueError(f"mode is '{row['mode']}'; known are {', '.join(DIRECTIONS)}")
-    hardware = load_hardware(profile)
-    moved, kernels = _bytes(row), _kernels(row, hardware)
-    op = next((op for word, op in OPS.items() if word in row["op"]), "clone")
-    predicted_ms = kernels * OpTimes(hardware, "fp32").cost(_call(op, moved / kernels)).ms
+    hardware = profile_of_row(row)
+    kernels = _kernels(row, known(row, "mode", DIRECTIONS), hardware)
+    call = _call(row["op"], _bytes(row) / kernels)
+    predicted_ms = kernels * OpTimes(hardware, "fp32").cost(call).ms
     fitted = tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED
     return ComparedRow(
         {name: row[name] for name in ("gpu", "op", "impl", "shape", "dtype", "mode")}
-        | {"profile": profile},
+        | {"profile": hardware.name},
         time_ms,
         predicted_ms,
-        family=f"{profile} {row['op']}",
+        family=f"{hardware.name} {row['op']}",
         part=GAVE if fitted else PART,
         source=f"{row['source']} {row['pr']}",
         interval_ms=kernel_interval(hardware, ["elementwise", "memory"], predicted_ms),
     )
 
 
-def _call(op: str, bytes_moved: float) -> OpCall:
+def _call(name: str, bytes_moved: float) -> OpCall:
     """One call that reads half of the bytes and writes the others; columns come from two matrices
     side by side."""
+    op = next((op for word, op in OPS.items() if word in name), "clone")
     rows = round(bytes_moved / 4)
     parts, width = (2, 1) if op == "cat" else (1, 2)
     given = [Operand(i, rows * width, 0, (rows, width), (width, 1), 1) for i in range(parts)]
     return OpCall(op, tuple(given), (Operand(parts, 2 * rows, 0, (rows, 2), (2, 1), 1),))
 
 
-def _kernels(row: Row, hardware: HardwareProfile) -> int:
+def _kernels(row: Row, directions: list[str], hardware: HardwareProfile) -> int:
     """Kernels that share the bytes."""
-    directions = row["mode"].split("+")
     tensors = re.match(r"T([1-9]\d{0,5})\b", row["shape"])
     if row["impl"] == ONE_BY_ONE and tensors:
         return int(tensors[1]) * len(directions)
     if row["impl"] == "fbgemm" and LOOKUP in row["op"]:
-        counts = {
-            "fwd": hardware.embedding.forward_kernels,
-            "bwd": hardware.embedding.backward_kernels,
-        }
+        lookups = hardware.embedding
+        counts = {"fwd": lookups.forward_kernels, "bwd": lookups.backward_kernels}
         return sum(counts[direction] for direction in directions)
     return len(directions)
 

@@ -13,11 +13,10 @@ blocks keep the ids' order, and low ids are the popular ones: `HOT_SHARE` of all
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from lab.validate.gemm import profile_of_row
-from lab.validate.report import ComparedRow, Report, compare_tables, data_folder, kernel_interval
+from lab.suites import SUITES, ComparedRow, Report
+from lab.validate.tables import compare_tables, kernel_interval, profile_of_row
 from predictor.cost.collectives import Collectives
 from predictor.cost.gemm import attention_ms, gemm_ms
 from predictor.cost.lookup.embedding import lookup_model
@@ -28,7 +27,6 @@ from predictor.model.distribution import Zipf
 from predictor.model.topology import Topology
 
 FILE = "primus_dlrm_step_measured.csv"
-COLUMNS = ("gpu", "kind", "name", "ms", "m", "n", "k", "q", "kv", "vol_per_call")
 RANKS, BATCH, HEADS, HEAD_WIDTH = 8, 1024, 6, 64
 TABLES = {9_390_624: 1501, 1_293_395: 1501, 3_367_692: 1501, 1_000_001: 1}
 """Rows of a table -> ids of a sample."""
@@ -43,18 +41,8 @@ PRODUCTS, ATTENTION, COLLECTIVES, CLASSES = "products", "attention", "collective
 
 
 def validate_primus_step(folder: Path) -> Report:
-    """Predict what the trace has a row for.
-
-    Raises:
-        InputError: the folder or the table is not there.
-    """
-    data_folder(folder, [FILE])
-    rows, skipped = compare_tables(folder, {FILE: (COLUMNS, step_row)})
-    notes = (
-        "kernels of weight gradients and unaligned products, and two layers of attention, gave "
-        "constants of the profile b200: development",
-    )
-    return Report("primus-step", tuple(rows), PRODUCTS, tuple(skipped), notes)
+    """Predict what the trace has a row for."""
+    return SUITES["primus-step"].report(*compare_tables(folder, {FILE: step_row}))
 
 
 def step_row(row: Row) -> ComparedRow:
@@ -66,8 +54,16 @@ def step_row(row: Row) -> ComparedRow:
     hw, kind = profile_of_row(row), row["kind"]
     if kind == "kernels of a step" and row["name"] == LOOKUPS:
         part, ms, group = CLASSES, _lookups_ms(hw), "embedding"
-    elif kind in _KINDS:
-        part, ms, group = _KINDS[kind](hw, row)
+    elif kind == "product":
+        m, n, k = (count(row, column, 2**40) for column in "mnk")
+        part, ms, group = PRODUCTS, gemm_ms(hw, m, n, k, "bf16"), "gemm"
+    elif kind in ("attention forward", "attention backward"):
+        shape = (count(row, "q"), count(row, "kv"), HEAD_WIDTH)
+        backward = kind.endswith("backward")
+        ms = attention_ms(hw, BATCH * HEADS, shape, "bf16", backward=backward, causal=True)
+        part, group = ATTENTION, "gemm"
+    elif kind == "collective":
+        part, ms, group = COLLECTIVES, _collective_ms(hw, row), "collectives.intra"
     else:
         raise ValueError(f"kind is '{kind}' and name '{row['name']}', which needs the whole model")
     return ComparedRow(
@@ -81,35 +77,15 @@ def step_row(row: Row) -> ComparedRow:
     )
 
 
-def _product(hw: HardwareProfile, row: Row) -> tuple[str, float, str]:
-    m, n, k = (count(row, column, 2**40) for column in "mnk")
-    return PRODUCTS, gemm_ms(hw, m, n, k, "bf16"), "gemm"
-
-
-def _attention(hw: HardwareProfile, row: Row) -> tuple[str, float, str]:
-    shape = (count(row, "q"), count(row, "kv"), HEAD_WIDTH)
-    backward = row["kind"].endswith("backward")
-    time = attention_ms(hw, BATCH * HEADS, shape, "bf16", backward=backward, causal=True)
-    return ATTENTION, time, "gemm"
-
-
-def _collective(hw: HardwareProfile, row: Row) -> tuple[str, float, str]:
+def _collective_ms(hw: HardwareProfile, row: Row) -> float:
     """``vol_per_call`` is what a rank sends and receives."""
     figure, unit = row["vol_per_call"].split()
     both = float(figure) * BYTES[unit]
     engine = Collectives(hw, Topology.uniform(RANKS, RANKS, hbm_bytes=0, ddr_bytes=0))
     if "AllReduce" in row["name"]:
-        return COLLECTIVES, float(engine.all_reduce(both / 2)), "collectives.intra"
+        return float(engine.all_reduce(both / 2))
     own = next((IDS * size for name, size in EXCHANGED.items() if name in row["name"]), both / 2)
-    return COLLECTIVES, float(engine.all_to_all(both - own)), "collectives.intra"
-
-
-_KINDS: dict[str, Callable[[HardwareProfile, Row], tuple[str, float, str]]] = {
-    "product": _product,
-    "attention forward": _attention,
-    "attention backward": _attention,
-    "collective": _collective,
-}
+    return float(engine.all_to_all(both - own))
 
 
 HOT_SHARE = (7.81e9 - IDS * ROW_BYTES) / (RANKS * IDS * ROW_BYTES)

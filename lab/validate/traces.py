@@ -6,24 +6,21 @@ No measured start or end of what a step launched enters its prediction; the text
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from lab.validate.report import ComparedRow, Report, Scores, data_folder
+from lab.statistics import grouped
+from lab.suites import SUITES, Cell, ComparedRow, Report
 from predictor.errors import ShardoptError
 from predictor.trace.events import RankTrace
 from predictor.trace.read import read_traces
 from predictor.trace.simulate.overheads import Overheads
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
-from predictor.trace.simulate.whatif import GemmCall, gemm_calls, traced_profile
+from predictor.trace.simulate.whatif import gemm_calls, traced_profile
 
-STEPS = (
-    "traces/hta_nccl_parser_rank0of2.json.gz",
-    "traces/hta_trace_diff_control_rank3of8.json.gz",
-    "traces/hta_trace_diff_test_rank1of2.json.gz",
-)
-RANKS = "traces/dlrm_kineto.tar.gz"
+SUITE = SUITES["traces"]
+*STEPS, RANKS = SUITE.tables
 ONE_STEP = "param_"
 """Begins the names of public traces that hold one step of one rank."""
 SOURCES = {
@@ -38,16 +35,17 @@ OUTSIDE = "steps that began before the trace"
 OWN_HOST = "8 ranks, their own host times"
 OTHER_RANKS = "8 ranks, host times of the other ranks"
 GEMM = "GEMM kernels by shape"
+FORECASTS = (OTHER_STEPS, OTHER_TRACES, NAIVE, OWN_HOST, OTHER_RANKS, OUTSIDE)
+"""In the order of the columns of the table of steps."""
 
 
 def validate_traces(folder: Path) -> Report:
     """Simulate every trace in ``folder``.
 
     Raises:
-        InputError: the folder or the files are not there, or one is no trace.
+        InputError: one of the public files is no trace.
     """
-    names = (*STEPS, RANKS)
-    data_folder(folder, names)
+    names = list(SUITE.tables)
     found = {name: read_traces([folder / name]) for name in names if (folder / name).is_file()}
     missing = [f"{name}: not there" for name in names if name not in found]
     for name in _further(folder):
@@ -57,38 +55,15 @@ def validate_traces(folder: Path) -> Report:
         except ShardoptError as error:
             found.pop(name, None)
             missing.append(f"{name}: {error}")
-    rows: list[ComparedRow] = []
-    ends: list[tuple[str, SimulatedTrace]] = []
-    single = {name: traces for name, traces in found.items() if name != RANKS}
-    rows += _single(single)
+    rows = list(_single({name: traces for name, traces in found.items() if name != RANKS}))
+    of_ranks: dict[str, SimulatedTrace] = {}
     if RANKS in found:
         for part, own in ((OWN_HOST, True), (OTHER_RANKS, False)):
-            simulated = simulate_trace(found[RANKS], own_host=own)
-            rows += [_row(RANKS, step, step.predicted_ms, part) for step in simulated.steps]
-            ends.append((part, simulated))
-    for name, traces in found.items():
-        rows += _gemms(name, traces)
-    return Report(
-        "traces",
-        tuple(rows),
-        OTHER_STEPS,
-        tuple(missing),
-        NOTES,
-        held_out=(OTHER_TRACES, NAIVE, OUTSIDE, OWN_HOST, OTHER_RANKS, GEMM),
-        scores=(_ends(ends), _steps(rows)),
-    )
-
-
-NOTES = (
-    "a step that waited for work launched before the trace is marked and counts in no mean",
-    "pauses of 5 ms or more in which the host waited for something else than the device, such as "
-    "data, are the step's own and not predicted",
-    "two rules were chosen with these files in sight: a kernel waits while another fills the "
-    "device, and which of several collectives a stream waits for; neither has a fitted constant",
-    "in a trace of one rank, collectives take as long as traced, including the wait for other "
-    "ranks; in the traces of 8 ranks, as long as on the last rank to arrive",
-    "lookups are not compared, as no trace records how ids are distributed over rows",
-)
+            of_ranks[part] = simulate_trace(found[RANKS], own_host=own)
+            rows += [_row(RANKS, step, step.predicted_ms, part) for step in of_ranks[part].steps]
+    tables = SUITE.table("ends of collectives", _ends(of_ranks)), SUITE.table("steps", _steps(rows))
+    gemms = (row for name, traces in found.items() for row in _gemms(name, traces))
+    return SUITE.report([*rows, *gemms], missing, scores=tables)
 
 
 def _further(folder: Path) -> list[str]:
@@ -107,94 +82,52 @@ def _single(found: dict[str, list[RankTrace]]) -> Iterator[ComparedRow]:
                 yield _row(name, step, step.naive_ms, NAIVE)
         others = [host.pooled() for other, host in hosts.items() if other != name]
         if others:
-            table = Overheads(others)
-            for step in simulate_trace(traces, overheads=table).steps:
+            for step in simulate_trace(traces, overheads=Overheads(others)).steps:
                 if not step.outside:
                     yield _row(name, step, step.predicted_ms, OTHER_TRACES)
 
 
+def _short(name: str) -> str:
+    return name.removeprefix("traces/").split(".")[0]
+
+
 def _row(name: str, step: SimulatedStep, predicted_ms: float, part: str) -> ComparedRow:
-    trace = name.removeprefix("traces/").split(".")[0]
-    where: dict[str, str | int | float] = {"trace": trace, "rank": step.rank, "step": step.step}
-    return ComparedRow(where, step.measured_ms, predicted_ms, trace, part, SOURCES.get(name, name))
+    where: dict[str, str | int | float] = {
+        **{"trace": _short(name), "rank": step.rank, "step": step.step}
+    }
+    source = SOURCES.get(name, name)
+    return ComparedRow(where, step.measured_ms, predicted_ms, _short(name), part, source)
 
 
 def _gemms(name: str, traces: Sequence[RankTrace]) -> Iterator[ComparedRow]:
     """One row a shape: the median of its kernels against the profile of the device."""
     hw = traced_profile(traces[0])
-    shapes: dict[tuple[int, int, int, int, str], list[GemmCall]] = {}
-    for trace in traces:
-        for call in gemm_calls(trace):
-            key = (call.count, call.m, call.n, call.k, call.data_type)
-            shapes.setdefault(key, []).append(call)
-    for (count, m, n, k, data_type), calls in shapes.items():
+    every = [call for trace in traces for call in gemm_calls(trace)]
+    shapes = grouped(every, lambda of: (of.count, of.m, of.n, of.k, of.data_type))
+    for (*sizes, data_type), calls in shapes.items():
         if hw is None or data_type not in hw.gemm.tflops:
             continue
-        trace_name = name.removeprefix("traces/").split(".")[0]
-        shape = f"{count}x{m}x{n}x{k} {data_type}"
+        shape = f"{'x'.join(map(str, sizes))} {data_type}"
         yield ComparedRow(
-            {"trace": trace_name, "rank": shape, "step": "all"},
+            {"trace": _short(name), "rank": shape, "step": "all"},
             median(sum(k.end_us - k.start_us for k in call.kernels) for call in calls) / 1e3,
             calls[0].predicted_ms(hw),
-            f"{hw.name}, {trace_name}",
+            f"{hw.name}, {_short(name)}",
             GEMM,
             SOURCES.get(name, name),
         )
 
 
-def _ends(found: Sequence[tuple[str, SimulatedTrace]]) -> Scores:
+def _ends(found: Mapping[str, SimulatedTrace]) -> Iterator[tuple[Cell, ...]]:
     """How far the ends of collectives are from the traced ones."""
-    rows = []
-    for part, simulated in found:
-        names = dict.fromkeys(c.name for c in simulated.collectives)
-        for name in names:
-            off = [
-                1e3 * (c.predicted_end_ms - c.measured_end_ms)
-                for c in simulated.collectives
-                if c.name == name
-            ]
-            rows.append((part, name, len(off), sum(map(abs, off)) / len(off), max(map(abs, off))))
-    return Scores(
-        "ends of collectives",
-        (
-            ("part", "text"),
-            ("collective", "text"),
-            ("ranks", "count"),
-            ("mean error, us", "figure"),
-            ("worst, us", "figure"),
-        ),
-        tuple(rows),
-        "predicted against traced end of each collective on each rank, from the first rank's start",
-    )
+    for part, simulated in found.items():
+        for name, of in grouped(simulated.collectives, lambda c: c.name).items():
+            off = [1e3 * (c.predicted_end_ms - c.measured_end_ms) for c in of]
+            yield part, name, len(off), sum(map(abs, off)) / len(off), max(map(abs, off))
 
 
-def _steps(rows: Sequence[ComparedRow]) -> Scores:
+def _steps(rows: Sequence[ComparedRow]) -> Iterator[tuple[Cell, ...]]:
     """Every step with its forecasts."""
-    by_step: dict[tuple[str, int, int], dict[str, ComparedRow]] = {}
-    for row in rows:
-        if row.part != GEMM:
-            key = (str(row.name["trace"]), int(row.name["rank"]), int(row.name["step"]))
-            by_step.setdefault(key, {})[row.part] = row
-    cells = []
-    for (trace, rank, step), found in by_step.items():
-        measured = next(iter(found.values())).measured_ms
-        forecasts = (OTHER_STEPS, OTHER_TRACES, NAIVE, OWN_HOST, OTHER_RANKS, OUTSIDE)
-        errors = [found[part].error if part in found else None for part in forecasts]
-        cells.append((trace, rank, step, measured, *errors))
-    return Scores(
-        "steps",
-        (
-            ("trace", "text"),
-            ("rank", "count"),
-            ("step", "count"),
-            ("measured", "ms"),
-            ("other steps", "signed"),
-            ("other traces", "signed"),
-            ("naive", "signed"),
-            ("own host", "signed"),
-            ("other ranks", "signed"),
-            ("began outside", "signed"),
-        ),
-        tuple(cells),
-        "errors by where host times come from; naive: the median of the trace's other steps",
-    )
+    for step, of in grouped(rows, lambda row: tuple(row.name.values())).items():
+        found = {row.part: row.error for row in of}
+        yield (*step, of[0].measured_ms, *(found.get(part) for part in FORECASTS))

@@ -8,14 +8,12 @@ only these, the headline, test the constants. Nothing was fitted on the table of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from lab.runtimes.megatron import Configuration, GptTraining, MegatronStep, load_megatron
-from lab.validate.report import ComparedRow, Report, data_folder
-from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number, read_table
-from predictor.errors import InputError
+from lab.suites import COLUMNS, SUITES, ComparedRow, Report
+from lab.validate.tables import read
+from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.critical_path import Segment
 from predictor.model.topology import Topology
@@ -32,39 +30,16 @@ UNSEEN, SEEN, FIT, MULTI = PARTS = (
     "fit",
     "several nodes",
 )
-SPLIT = ("tensor_parallel", "data_parallel", "pipeline_parallel")
-SOURCE = "VIA-Research/vTrain data"
-
 VOCABULARY = 50257
 """GPT-2's; vTrain's own model neither pads it nor rounds a shard up (src/config.py)."""
 VOCABULARY_MULTIPLE = 128
 """Megatron pads each GPU's shard of the vocabulary to this (--make-vocab-size-divisible-by)."""
-
-COLUMNS = {
-    "n_gpus": "# GPUs",
-    "global_batch": "global batch",
-    "micro_batch": "micro batch",
-    "hidden_size": "hidden size",
-    "attention_heads": "attention heads",
-    "layers": "# layers",
-    "sequence_length": "sequence length",
-    "tensor_parallel": "tensor parallelism",
-    "data_parallel": "data parallelism",
-    "pipeline_parallel": "pipeline parallelism",
-}
-"""Columns of the one-node table -> those of the other."""
+NAMES = tuple(COLUMNS[SINGLE_FILE][:-1])
+"""Of the numbers in a `Configuration`; the last column of either table is the time."""
 TIMED = ("hidden_size", "attention_heads", "sequence_length", "tensor_parallel", "micro_batch")
-"""Columns that say of which timings a row of one node is a sum (decision 0017)."""
-TIMES = ("iteration_ms", "iteration time (ms)")
+"""Those that say of which timings a row of one node is a sum (decision 0017)."""
 MOST_PASSES = 10**6
 """Micro-batches times stages; the largest published have 12 288."""
-
-NOTES = (
-    "six constants of the software were fitted on the rows `fit`, 100 rows chosen by a hash of "
-    "their configuration; GEMM, softmax and collectives are those of the profile",
-    "rows of one node are sums of times that the source measured once per hidden size, tensor "
-    "parallelism and micro-batch, so errors are shared by all rows of such a combination",
-)
 
 Measured = tuple[Configuration, GptTraining, float]
 Timing = tuple[int, ...]
@@ -72,34 +47,33 @@ Timing = tuple[int, ...]
 
 
 def validate_transformers(folder: Path) -> Report:
-    """Predict every row of the tables in ``folder`` with the shipped constants.
-
-    Raises:
-        InputError: the folder is not there, or holds neither table.
-    """
-    data_folder(folder, [SINGLE_FILE, MULTI_FILE])
-    known = load_megatron()
+    """Predict every row of the tables in ``folder`` with the shipped constants."""
+    runtime = load_megatron()
     rows: list[ComparedRow] = []
     skipped: list[str] = []
-    for name, reader, hardware in (
-        (SINGLE_FILE, read_single, known.hardware),
-        (MULTI_FILE, read_multi, MULTI_HARDWARE),
-    ):
-        if not (folder / name).is_file():
-            continue
-        table = reader(folder)
+    for name, hardware in ((SINGLE_FILE, runtime.hardware), (MULTI_FILE, MULTI_HARDWARE)):
+        table = read_steps(folder, name)
         skipped += table.problems
-        step = MegatronStep(load_hardware(hardware), known.runtime)
-        times = step.iteration_ms([model for _, model, _ in table.rows])
+        step = MegatronStep(load_hardware(hardware), runtime.runtime)
+        times = step.iteration_ms([model for _, model, _ in table.rows]) if table.rows else ()
         for (configuration, model, measured), time in zip(table.rows, times, strict=True):
             part = MULTI if name == MULTI_FILE else part_of(configuration)
-            row = _compared(configuration, model, measured, float(time), part)
-            rows.append(replace(row, interval_ms=_interval(step, model, float(time))))
-    rows.sort(key=lambda row: (PARTS.index(row.part), *(int(row.name[key]) for key in SPLIT)))
-    unseen = [row.name for row in rows if row.part == UNSEEN]
-    timings = {tuple(name[column] for column in TIMED) for name in unseen}
-    notes = (*NOTES, f"rows of '{UNSEEN}' are sums of {plural(len(timings), 'timing')}")
-    return Report("transformers", tuple(rows), UNSEEN, tuple(skipped), notes)
+            rows.append(
+                ComparedRow(
+                    dict(zip(NAMES, configuration, strict=True)),
+                    measured,
+                    float(time),
+                    family=f"t={model.tensor} d={model.data} p={model.pipeline}",
+                    part=part,
+                    source="VIA-Research/vTrain data",
+                    interval_ms=_interval(step, model, float(time)),
+                )
+            )
+    split = ("tensor_parallel", "data_parallel", "pipeline_parallel")
+    rows.sort(key=lambda row: (PARTS.index(row.part), *(int(row.name[key]) for key in split)))
+    unseen = {tuple(row.name[column] for column in TIMED) for row in rows if row.part == UNSEEN}
+    suite = SUITES["transformers"]
+    return suite.report(rows, skipped, timings=plural(len(unseen), "timing"))
 
 
 def _interval(step: MegatronStep, model: GptTraining, time: float) -> tuple[float, float]:
@@ -118,49 +92,32 @@ def _interval(step: MegatronStep, model: GptTraining, time: float) -> tuple[floa
 
 def part_of(configuration: Configuration) -> str:
     """Part of a row of one node."""
-    known = load_megatron()
-    if configuration in known.rows:
+    fitted = load_megatron().rows
+    if configuration in fitted:
         return FIT
-    seen = {timing_of(row) for row in known.rows}
-    return SEEN if timing_of(configuration) in seen else UNSEEN
+    return SEEN if timing_of(configuration) in {timing_of(row) for row in fitted} else UNSEEN
 
 
 def timing_of(configuration: Configuration) -> Timing:
     """What was timed once, for all rows of one node that agree in it."""
-    values = dict(zip(COLUMNS, configuration, strict=True))
+    values = dict(zip(NAMES, configuration, strict=True))
     return tuple(values[name] for name in TIMED)
 
 
-def read_single(folder: Path) -> ParsedRows[Measured]:
-    """Rows of the one-node table."""
-    columns = tuple(COLUMNS)
-    return read_table(folder / SINGLE_FILE, (*columns, TIMES[0]), _parser(columns, TIMES[0]))
+def read_steps(folder: Path, name: str = SINGLE_FILE) -> ParsedRows[Measured]:
+    """Rows of one of the tables; activations were recomputed on several nodes."""
+    *columns, timed = COLUMNS[name]
+    several = name == MULTI_FILE
 
-
-def read_multi(folder: Path) -> ParsedRows[Measured]:
-    """Rows of the table of several nodes; their activations were recomputed."""
-    columns = tuple(COLUMNS.values())
-    parse = _parser(columns, TIMES[1], several=True)
-    return read_table(folder / MULTI_FILE, (*columns, TIMES[1]), parse)
-
-
-def _parser(
-    columns: tuple[str, ...], time: str, *, several: bool = False
-) -> Callable[[Row], Measured]:
     def parse(row: Row) -> Measured:
         values = tuple(count(row, column) for column in columns)
         gpus, batch, micro, hidden, heads, layers, sequence, tensor, data, pipeline = values
-        vocabulary = VOCABULARY
-        if several:
-            multiple = VOCABULARY_MULTIPLE * tensor
-            vocabulary = -(-VOCABULARY // multiple) * multiple
-        try:
-            model = GptTraining(
-                hidden, heads, layers, sequence, vocabulary, micro, batch, tensor, data, pipeline,
-                recompute=several,
-            )  # fmt: skip
-        except InputError as error:
-            raise ValueError(str(error)) from error
+        multiple = VOCABULARY_MULTIPLE * tensor
+        vocabulary = -(-VOCABULARY // multiple) * multiple if several else VOCABULARY
+        model = GptTraining(
+            hidden, heads, layers, sequence, vocabulary, micro, batch, tensor, data, pipeline,
+            recompute=several,
+        )  # fmt: skip
         if gpus != model.gpus or gpus > MOST_RANKS:
             split = f"{tensor} x {data} x {pipeline}"
             raise ValueError(f"{columns[0]} is {gpus}, split {split}; at most {MOST_RANKS} GPUs")
@@ -168,20 +125,6 @@ def _parser(
             raise ValueError(
                 f"{model.micro_batches} micro-batches are too many for {pipeline} stages"
             )
-        return values, model, number(row, time)
+        return values, model, number(row, timed)
 
-    return parse
-
-
-def _compared(
-    configuration: Configuration, model: GptTraining, measured: float, time: float, part: str
-) -> ComparedRow:
-    split = f"t={model.tensor} d={model.data} p={model.pipeline}"
-    return ComparedRow(
-        dict(zip(COLUMNS, configuration, strict=True)),
-        measured,
-        time,
-        family=split,
-        part=part,
-        source=SOURCE,
-    )
+    return read(folder, name, parse)

@@ -4,45 +4,176 @@ Kernel models of ops are fitted on ops that were timed inside the steps of calib
 (`lab.transformers`). A target's ops come from fake tensors, its time from the
 kernel models and an iteration graph, as of a generated benchmark. No target is run for its
 prediction. The fit is made anew here, so that shapes can be held out.
+
+A folder holds the ops of every shape (`OPS`), the buckets in which its gradients are summed
+(`BUCKETS`), and rounds of times. docs/data.md says what measured them.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lab.replay.op_fit import CapturedStep, errors_by_group, fit_models
+from lab.replay.op_fit import CapturedStep, fit_models
+from lab.statistics import grouped
+from lab.suites import SUITES, Cell, ComparedRow, Report, Summary
 from lab.transformers import (
     FAMILIES,
-    OPS,
     GradientSync,
-    Rounds,
-    TransformerShape,
     fit_sync,
+    gradient_sum,
     parse_shape,
-    read_ops,
-    read_rounds,
-    rounds_file,
+    training_step,
 )
-from lab.validate.report import ComparedRow, Report, Scores, Summary, errors_by_ranks
-from predictor.cost.ops.cpu_ops import OpModels
+from lab.validate.replay import errors_by_ranks, largest_groups
+from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
 from predictor.iteration.timeline import simulate
+from shardopt.formatting import plural
+from shardopt.measure.store import Fields, RowKind, read_rows
 
-NAME = "transformers-cpu"
 RANKS = (1, 2)
 LARGEST_GROUPS = 12
 FEWER = (3, 6, 9, 12, 15, 18, 24)
 """Numbers of captured shapes that a fit is also made on; a third of them of each family."""
+OPS, BUCKETS = "ops.csv", "buckets.csv"
+TIMES = ("steps", "alone", "captured")
+"""Of a round that counts: what was timed -> shape -> ms of every rank."""
+KIB = 1024
+
+
+def rounds_file(folder: Path, ranks: int) -> Path:
+    """Where the rounds of so many ranks lie."""
+    return folder / f"rounds-{ranks}.jsonl"
+
+
+def _parse_op(of: Fields) -> Fields:
+    reuse = [0.0] * BINS
+    for entry in of["reuse_kib"].split():
+        at, size = entry.split(":")
+        reuse[int(at)] = KIB * float(size)
+    sizes = tuple(map(int, of["sizes"].split()))
+    return {**of, "row": OpRow(of["kind"], sizes, tuple(reuse), int(of["count"]))}
+
+
+ROUND = RowKind(
+    what="round",
+    keys=("round", "other_cores"),
+    parse=lambda of: {key: of[key] for key in (TIMES if "steps" in of else ())},
+    fields=dict,
+    json_lines=True,
+    remedy=f"a round holds {', '.join(TIMES)}, unless other work disturbed it; delete the line",
+)
+OP = RowKind(
+    what="row of ops",
+    keys=("shape", "part", "kind", "sizes", "count", "reuse_kib"),
+    parse=_parse_op,
+    fields=dict,
+)
+"""A line of `OPS`; shape and part stand in their first line only."""
+BUCKET = RowKind(
+    what="bucket",
+    keys=("shape", "bucket", "gradients", "bytes"),
+    parse=lambda of: {**of, "start": gradient_sum(int(of["gradients"]), int(of["bytes"]))},
+    fields=dict,
+)
+
+
+def read_ops(folder: Path) -> dict[str, RankCalls]:
+    """The step of every shape by its name, as `OPS` and `BUCKETS` have it.
+
+    Raises:
+        InputError: a file cannot be read, or a line of it.
+    """
+    parts: dict[str, dict[str, list[OpRow]]] = {}
+    name = part = ""
+    for line in read_rows(folder / OPS, OP):
+        name, part = line["shape"] or name, line["part"] or part
+        parts.setdefault(name, {}).setdefault(part, []).append(line["row"])
+    buckets = grouped(read_rows(folder / BUCKETS, BUCKET), lambda of: of["shape"])
+    return {
+        name: training_step(
+            {part: tuple(rows) for part, rows in of.items()},
+            [bucket["start"] for bucket in buckets.get(name, ())],
+        )
+        for name, of in parts.items()
+    }
 
 
 @dataclass(frozen=True)
-class _Predictor:
-    """What calibration on so many ranks has found."""
+class Rounds:
+    """Medians over all rounds and steps, by the name of a shape, ms.
+
+    Args:
+        steps: of a step, the slowest rank's.
+        alone: of a step that exchanges no gradients; of captured shapes only.
+        captured: of each row of ops inside such a step.
+        disturbed: further rounds, whose times were not kept as other work took a rank's core.
+    """
+
+    count: int
+    disturbed: int
+    steps: Mapping[str, float]
+    alone: Mapping[str, float]
+    captured: Mapping[str, tuple[float, ...]]
+
+
+def read_rounds(folder: Path, ranks: int) -> Rounds:
+    """All rounds of so many ranks.
+
+    Raises:
+        InputError: none was undisturbed, or a line is broken.
+    """
+    path = rounds_file(folder, ranks)
+    rounds = read_rows(path, ROUND)
+    kept = [each for each in rounds if each]
+    if not kept:
+        raise InputError(f"{path}: none of its {len(rounds)} rounds was undisturbed")
+
+    def slowest(key: str) -> dict[str, float]:
+        """Shape -> the median of the slowest rank."""
+        names = dict.fromkeys(name for each in kept for name in each[key])
+        return {
+            name: max(
+                statistics.median(ms for times in of_rank for ms in times)
+                for of_rank in zip(
+                    *(each[key][name] for each in kept if name in each[key]), strict=True
+                )
+            )
+            for name in names
+        }
+
+    captured: dict[str, list[list[float]]] = {}
+    for each in kept:
+        for name, of in each["captured"].items():
+            captured.setdefault(name, []).extend(of)
+    rows_ms = {
+        name: tuple(map(statistics.median, zip(*times, strict=True)))
+        for name, times in captured.items()
+    }
+    disturbed = len(rounds) - len(kept)
+    return Rounds(len(kept), disturbed, slowest("steps"), slowest("alone"), rows_ms)
+
+
+def captured_step(rounds: Rounds, step: RankCalls, name: str) -> CapturedStep:
+    """A shape's step with the time of each of its ops."""
+    rows = tuple(row for part in step.calls for row in part.rows)
+    return CapturedStep(rows, rounds.captured[name], rounds.alone[name])
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What calibration on so many ranks has found.
+
+    Args:
+        steps: of every shape.
+        sync: None: the ranks do not sum their gradients.
+    """
 
     ranks: int
     rounds: Rounds
@@ -50,24 +181,109 @@ class _Predictor:
     models: OpModels
     sync: GradientSync | None
 
+    @classmethod
+    def of(cls, folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> Calibrated:
+        """Fitted on all captured shapes.
+
+        Raises:
+            InputError: shapes or rows of the rounds are not those of the folder's ops.
+        """
+        rounds, where = read_rounds(folder, ranks), rounds_file(folder, ranks)
+        for name in rounds.steps:
+            if name not in steps:
+                raise InputError(f"{where}: has a shape '{name}' that {folder / OPS} has no ops of")
+            try:
+                parse_shape(name)
+            except ValueError as error:
+                raise InputError(f"{where}: {error}") from error
+        for name, spent in rounds.captured.items():
+            count = sum(len(part.rows) for part in steps[name].calls)
+            if len(spent) != count:
+                raise InputError(
+                    f"{where}: has {len(spent)} times of '{name}', {folder / OPS} {count} rows; "
+                    "both must come from one measurement"
+                )
+        return cls.fitted(ranks, rounds, steps, list(rounds.captured))
+
+    @classmethod
+    def fitted(
+        cls, ranks: int, rounds: Rounds, steps: Mapping[str, RankCalls], names: Sequence[str]
+    ) -> Calibrated:
+        """Fitted on some of the captured shapes."""
+        models = fit_models([captured_step(rounds, steps[name], name) for name in names])
+        if ranks == 1:
+            return cls(ranks, rounds, steps, models, None)
+        extra = [rounds.steps[name] - rounds.alone[name] for name in names]
+        sync = fit_sync([steps[name].collectives for name in names], extra)
+        return cls(ranks, rounds, steps, models, sync)
+
+    def fitted_on(self, names: Sequence[str]) -> Calibrated:
+        """The same from some of the captured shapes."""
+        return self.fitted(self.ranks, self.rounds, self.steps, names)
+
+    @property
+    def targets(self) -> list[str]:
+        """Shapes that were not captured."""
+        return [name for name in self.rounds.steps if name not in self.rounds.captured]
+
     def ms(self, name: str) -> float:
-        """Predicted time of a shape's step."""
-        return step_ms(self.steps[name], self.models, self.sync, self.ranks)
+        """Predicted time of a shape's step, which all ranks run."""
 
+        def cost_ms(starts: Sequence[CollectiveStart]) -> float:
+            first = starts[0]
+            return 0.0 if self.sync is None else self.sync.ms(first.gradients, first.bytes)
 
-def step_ms(step: RankCalls, models: OpModels, sync: GradientSync | None, ranks: int) -> float:
-    """Predicted time of a step that all ranks run.
+        step = self.steps[name]
+        times = rank_times(step, self.models)
+        graph, _ = op_graph([times] * self.ranks, [step] * self.ranks, cost_ms, self.ranks)
+        return float(simulate(graph).iteration_ms[0])
 
-    Args:
-        sync: None: the ranks do not sum their gradients.
-    """
+    def by_flop_ms(self, name: str) -> float:
+        """FLOP over the rate of the family's captured shape whose FLOP are closest."""
+        target = parse_shape(name)
+        shapes = {of: parse_shape(of) for of in self.rounds.captured}
+        alike = [of for of, shape in shapes.items() if shape.family == target.family]
 
-    def cost_ms(starts: Sequence[CollectiveStart]) -> float:
-        return 0.0 if sync is None else sync.ms(starts[0].gradients, starts[0].bytes)
+        def distance(of: str) -> float:
+            return abs(float(np.log(shapes[of].flop / target.flop)))
 
-    times = rank_times(step, models)
-    graph, _ = op_graph([times] * ranks, [step] * ranks, cost_ms, ranks)
-    return float(simulate(graph).iteration_ms[0])
+        near = min(alike, key=distance)
+        return self.rounds.steps[near] * target.flop / shapes[near].flop
+
+    def row(self, name: str, predicted_ms: float, part: str) -> ComparedRow:
+        """A shape's step, measured and predicted."""
+        family = f"{parse_shape(name).family}, {plural(self.ranks, 'rank')}"
+        named: dict[str, str | int | float] = {"ranks": self.ranks, "shape": name}
+        return ComparedRow(named, self.rounds.steps[name], predicted_ms, family, part)
+
+    def rows(self) -> list[ComparedRow]:
+        """Every shape; those that were captured come last and are no part of the headline."""
+        captured = self.rounds.captured
+
+        def order(name: str) -> tuple[bool, int, str]:
+            return name in captured, FAMILIES.index(parse_shape(name).family), name
+
+        return [
+            self.row(name, self.ms(name), "fit" if name in captured else "targets")
+            for name in sorted(self.rounds.steps, key=order)
+        ]
+
+    def held_out(self) -> list[ComparedRow]:
+        """Every captured shape, predicted from the others."""
+        names = list(self.rounds.captured)
+        fits = {name: self.fitted_on([other for other in names if other != name]) for name in names}
+        return [self.row(name, fit.ms(name), "held out") for name, fit in fits.items()]
+
+    def fewer(self) -> list[tuple[Cell, ...]]:
+        """Errors of the targets if only the first shapes are captured."""
+        # in the order of the design: one shape of each family, then the next of each
+        names = [name for name in self.steps if name in self.rounds.captured]
+        cells: list[tuple[Cell, ...]] = []
+        for count in (n for n in FEWER if n <= len(names)):
+            some = self.fitted_on(names[:count])
+            found = Summary.of(some.row(name, some.ms(name), "targets") for name in some.targets)
+            cells.append((self.ranks, count, found.mape, found.geomean, found.worst))
+        return cells
 
 
 def validate_transformers_cpu(folder: Path) -> Report:
@@ -81,217 +297,43 @@ def validate_transformers_cpu(folder: Path) -> Report:
             f"{folder}: has no {OPS}; give a folder like configs/bench/transformers-cpu"
         )
     steps = read_ops(folder)
-    predictors = [
-        _fit(_read_checked(folder, ranks, steps), steps, ranks)
+    found = [
+        Calibrated.of(folder, ranks, steps)
         for ranks in RANKS
         if rounds_file(folder, ranks).exists()
     ]
-    rows = [row for predictor in predictors for row in _compare(predictor)]
-    naive = [row for predictor in predictors for row in _scale_by_flop(predictor)]
-    held = [row for predictor in predictors for row in _held_out(predictor)]
-    return Report(
-        NAME,
-        tuple(rows),
-        headline="targets",
-        notes=(
-            "measured: the median of the slowest rank over all rounds",
-            "kernel models are fitted on steps of other shapes; no target was run for its "
-            "prediction: its ops come from fake tensors",
-            *map(_noise_note, predictors),
-        ),
-        scores=(
-            _summary_table(rows, naive, held),
-            _target_table(rows, naive),
-            _fewer_table(predictors),
-            *(_group_table(predictor) for predictor in predictors),
-        ),
-    )
-
-
-def _read_checked(folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> Rounds:
-    """Rounds whose shapes and rows are those of the folder's ops."""
-    rounds, where = read_rounds(folder, ranks), rounds_file(folder, ranks)
-    for name in rounds.steps:
-        if name not in steps:
-            raise InputError(f"{where}: has a shape '{name}' that {folder / OPS} has no ops of")
-        try:
-            parse_shape(name)
-        except ValueError as error:
-            raise InputError(f"{where}: {error}") from error
-    for name, spent in rounds.captured.items():
-        count = sum(len(part.rows) for part in steps[name].calls)
-        if len(spent) != count:
-            raise InputError(
-                f"{where}: has {len(spent)} times of '{name}', {folder / OPS} {count} rows; both "
-                "must come from one measurement"
-            )
-    return rounds
-
-
-def _fit(rounds: Rounds, steps: Mapping[str, RankCalls], ranks: int) -> _Predictor:
-    return _Predictor(ranks, rounds, steps, *_fit_on(rounds, steps, ranks, list(rounds.captured)))
-
-
-def _fit_on(
-    rounds: Rounds, steps: Mapping[str, RankCalls], ranks: int, names: Sequence[str]
-) -> tuple[OpModels, GradientSync | None]:
-    models = fit_models([_captured(rounds, steps, name) for name in names])
-    if ranks == 1:
-        return models, None
-    extra = [rounds.steps[name] - rounds.alone[name] for name in names]
-    return models, fit_sync([steps[name].collectives for name in names], extra)
-
-
-def _captured(rounds: Rounds, steps: Mapping[str, RankCalls], name: str) -> CapturedStep:
-    rows = tuple(row for part in steps[name].calls for row in part.rows)
-    return CapturedStep(rows, rounds.captured[name], rounds.alone[name])
-
-
-def _targets(predictor: _Predictor) -> list[str]:
-    return [name for name in predictor.rounds.steps if name not in predictor.rounds.captured]
-
-
-def _compare(predictor: _Predictor) -> list[ComparedRow]:
-    """Every shape; those that were captured are no part of the headline."""
-    names = sorted(predictor.rounds.steps, key=lambda name: _order(name, predictor))
-    return [
-        _row(predictor, name, predictor.ms(name), "fit" if name in captured else "targets")
-        for captured in [predictor.rounds.captured]
-        for name in names
-    ]
-
-
-def _order(name: str, predictor: _Predictor) -> tuple[bool, int, str]:
-    return name in predictor.rounds.captured, FAMILIES.index(parse_shape(name).family), name
-
-
-def _row(predictor: _Predictor, name: str, predicted_ms: float, part: str) -> ComparedRow:
-    shape = parse_shape(name)
-    return ComparedRow(
-        {"ranks": predictor.ranks, "shape": name},
-        predictor.rounds.steps[name],
-        predicted_ms,
-        f"{shape.family}, {predictor.ranks} rank{'' if predictor.ranks == 1 else 's'}",
-        part,
-    )
-
-
-def _scale_by_flop(predictor: _Predictor) -> list[ComparedRow]:
-    """FLOP over the rate of the family's captured shape whose FLOP are closest."""
-    shapes = {name: parse_shape(name) for name in predictor.rounds.steps}
-    return [
-        _row(predictor, name, _scale(shapes[name], shapes, predictor.rounds), "targets")
-        for name in _targets(predictor)
-    ]
-
-
-def _scale(
-    target: TransformerShape, shapes: Mapping[str, TransformerShape], rounds: Rounds
-) -> float:
-    known = [name for name in rounds.captured if shapes[name].family == target.family]
-    near = min(known, key=lambda name: abs(np.log(shapes[name].flop / target.flop)))
-    return rounds.steps[near] * target.flop / shapes[near].flop
-
-
-def _held_out(predictor: _Predictor) -> list[ComparedRow]:
-    """Every captured shape, predicted from the others."""
-    rounds, steps, ranks = predictor.rounds, predictor.steps, predictor.ranks
-    found = []
-    for name in rounds.captured:
-        others = [other for other in rounds.captured if other != name]
-        predicted_ms = step_ms(steps[name], *_fit_on(rounds, steps, ranks, others), ranks)
-        found.append(_row(predictor, name, predicted_ms, "held out"))
-    return found
-
-
-def _noise_note(predictor: _Predictor) -> str:
-    rounds = predictor.rounds
-    return (
-        f"{predictor.ranks} rank(s): {rounds.count} rounds, and {rounds.disturbed} left out "
-        "because other work took the ranks' cores"
-    )
-
-
-def _summary_table(
-    rows: Sequence[ComparedRow], naive: Sequence[ComparedRow], held: Sequence[ComparedRow]
-) -> Scores:
-    kinds = (
-        ("targets", [row for row in rows if row.part == "targets"]),
-        ("targets, in proportion to FLOP", naive),
-        ("captured shapes, each from the others", held),
-    )
-    return errors_by_ranks("steps", "shapes", kinds, "errors of step times")
-
-
-def _target_table(rows: Sequence[ComparedRow], naive: Sequence[ComparedRow]) -> Scores:
+    rows = [row for each in found for row in each.rows()]
+    targets = [row for row in rows if row.part == "targets"]
+    naive = [each.row(n, each.by_flop_ms(n), "targets") for each in found for n in each.targets]
+    kinds = {
+        "targets": targets,
+        "targets, in proportion to FLOP": naive,
+        "captured shapes, each from the others": [row for of in found for row in of.held_out()],
+    }
     by_flop = {tuple(row.name.values()): row.error for row in naive}
-    return Scores(
-        "targets",
-        (
-            ("shape", "text"),
-            ("ranks", "count"),
-            ("measured", "ms"),
-            ("predicted", "ms"),
-            ("error", "signed"),
-            ("by FLOP", "signed"),
+    suite = SUITES["transformers-cpu"]
+    tables = [
+        suite.table("steps", errors_by_ranks(kinds)),
+        suite.table(
+            "targets",
+            [
+                (
+                    *(row.name["shape"], row.name["ranks"], row.measured_ms, row.predicted_ms),
+                    *(row.error, by_flop[tuple(row.name.values())]),
+                )
+                for row in targets
+            ],
         ),
-        tuple(
-            (
-                str(row.name["shape"]),
-                int(row.name["ranks"]),
-                row.measured_ms,
-                row.predicted_ms,
-                row.error,
-                by_flop[tuple(row.name.values())],
-            )
-            for row in rows
-            if row.part == "targets"
-        ),
-        "every target; by FLOP: scaled by FLOP from the closest captured shape of its family",
-    )
-
-
-def _fewer_table(predictors: Sequence[_Predictor]) -> Scores:
-    """What the targets are predicted to within from the first captured shapes alone."""
-    cells = []
-    for predictor in predictors:
-        # in the order of the design: one shape of each family, then the next of each
-        names = [name for name in predictor.steps if name in predictor.rounds.captured]
-        for count in (n for n in FEWER if n <= len(names)):
-            some = _Predictor(
-                predictor.ranks,
-                predictor.rounds,
-                predictor.steps,
-                *_fit_on(predictor.rounds, predictor.steps, predictor.ranks, names[:count]),
-            )
-            targets = _targets(predictor)
-            found = Summary.of(_row(some, name, some.ms(name), "targets") for name in targets)
-            cells.append((predictor.ranks, count, found.mape, found.geomean, found.worst))
-    return Scores(
-        "fewer_captures",
-        (
-            ("ranks", "count"),
-            ("captured", "count"),
-            ("MAPE", "share"),
-            ("geomean", "share"),
-            ("worst", "share"),
-        ),
-        tuple(cells),
-        "errors of the targets if only the first shapes are captured, the same number of each "
-        "family",
-    )
-
-
-def _group_table(predictor: _Predictor) -> Scores:
-    """The ops that take most of the captured steps, and how well their kernel model fits."""
-    names = predictor.rounds.captured
-    steps = [_captured(predictor.rounds, predictor.steps, name) for name in names]
-    found = sorted(errors_by_group(steps, predictor.models).items(), key=lambda item: -item[1][0])
-    return Scores(
-        f"ops_{predictor.ranks}",
-        (("op", "text"), ("share of step", "share"), ("model against time", "signed")),
-        tuple((group, share, error) for group, (share, error) in found[:LARGEST_GROUPS]),
-        f"ops of captured steps, {predictor.ranks} rank(s); on top of them a step takes "
-        f"{1e3 * predictor.models.op_ms:.1f} us a call and "
-        f"{predictor.models.stretch - 1:+.1%}",
-    )
+        suite.table("fewer_captures", [cells for each in found for cells in each.fewer()]),
+    ]
+    for each in found:
+        captured = [captured_step(each.rounds, steps[n], n) for n in each.rounds.captured]
+        groups = largest_groups(captured, each.models, LARGEST_GROUPS)
+        said = {"call_us": 1e3 * each.models.op_ms, "stretch": each.models.stretch - 1}
+        tables.append(suite.table("ops", groups, ranks=each.ranks, **said))
+    notes = [
+        f"{of.ranks} rank(s): {of.rounds.count} rounds, and {of.rounds.disturbed} left out because "
+        "other work took the ranks' cores"
+        for of in found
+    ]
+    return suite.report(rows, scores=tables, notes=notes)

@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.runtimes.megatron import load_megatron
-from lab.validate import (
-    dlrm_published,
-    primus_step,
-    public_tables,
-    torchrec_steps,
-    transformers,
-)
-from lab.validate.links import NCCL_TESTS_FILE, XLA_FILE
+from lab.suites import COLUMNS
+from lab.validate import dlrm_published, gemm, links, primus_step, torchrec_steps, transformers
 from predictor.csv_rows import read_table
 from tests.public_data import EXCERPTS, FULL
 
@@ -33,7 +27,6 @@ NCCL_COLUMNS = (
     "source gpu nodes n_gpus network collective size_bytes time_us_out_of_place time_us_in_place "
     "note"
 )
-SMALL_PRODUCTS_FILE = "gemm_bf16_measured.csv"
 SIMAI_FILE = "simai_alltoall_efficiency.csv"
 SIMAI_HOSTS = {
     "2Node-16GPU(NIC )": 2,
@@ -120,7 +113,7 @@ def few_products(rows: list[Row]) -> list[Row]:
 def fitted_and_some(rows: list[Row]) -> list[Row]:
     """The rows that the constants were fitted on, and every few others."""
     shipped = {tuple(map(float, configuration)) for configuration in load_megatron().rows}
-    columns = [column for column in rows[0] if column != transformers.TIMES[0]]
+    columns = [column for column in rows[0] if column != COLUMNS[transformers.SINGLE_FILE][-1]]
     fit = [row for row in rows if tuple(float(row[name]) for name in columns) in shipped]
     rest = [row for row in rows if row not in fit]
     return fit + rest[::EVERY_GPT_ROW]
@@ -139,26 +132,26 @@ class Excerpt:
 
 
 TABLES = {
-    public_tables.NCCL_FILE: Excerpt(NCCL_COLUMNS),
-    public_tables.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
-    NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
-    XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
-    SMALL_PRODUCTS_FILE: Excerpt("gpu m n k time_us", few_products),
-    public_tables.VIDUR_FILE: Excerpt(
+    links.NCCL_FILE: Excerpt(NCCL_COLUMNS),
+    links.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
+    links.NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
+    links.XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
+    gemm.BF16_FILE: Excerpt("gpu m n k time_us", few_products),
+    links.VIDUR_FILE: Excerpt(
         "platform collective num_workers devices_per_node size us_min", gpus_of_one_host
     ),
-    public_tables.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
-    public_tables.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
-    public_tables.MATMUL_FILE: Excerpt(MATMUL_COLUMNS, some_products),
+    links.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
+    gemm.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
+    gemm.MATMUL_FILE: Excerpt(MATMUL_COLUMNS, some_products),
     SIMAI_FILE: Excerpt("|".join(("Size", *SIMAI_HOSTS))),
     "trace_param_dlrm8xV100_collectives.csv": Excerpt("et_collective idx kernel_dur_us in_bytes"),
     "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),
     "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),
     "torchrec_dlrm_p4d_measured.csv": Excerpt(),
-    dlrm_published.FILE: Excerpt(" ".join(dlrm_published.COLUMNS)),
-    primus_step.FILE: Excerpt(" ".join(primus_step.COLUMNS)),
+    dlrm_published.FILE: Excerpt(" ".join(COLUMNS[dlrm_published.FILE])),
+    primus_step.FILE: Excerpt(" ".join(COLUMNS[primus_step.FILE])),
     torchrec_steps.FILE: Excerpt(rows=steady),
-    torchrec_steps.STATS_FILE: Excerpt(" ".join(torchrec_steps.STATS_COLUMNS), rows=no_rows),
+    torchrec_steps.STATS_FILE: Excerpt(" ".join(COLUMNS[torchrec_steps.STATS_FILE]), rows=no_rows),
     transformers.SINGLE_FILE: Excerpt(rows=fitted_and_some),
     transformers.MULTI_FILE: Excerpt(rows=some_large),
 }

@@ -13,7 +13,7 @@ from lab.tasks.against import Task
 from lab.tasks.models import draw_model
 from lab.tasks.plans import plan_of, random_plans, row_wise, table_wise
 from lab.tasks.task_set import TaskSet
-from lab.validate.public_tables import GEMM_FILE
+from lab.validate.gemm import GEMM_FILE
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows

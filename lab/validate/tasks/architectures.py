@@ -9,28 +9,17 @@ Why: docs/decisions/0012-dense-parts-tested-by-running.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.architecture import architecture_of
+from lab.statistics import geomean, grouped, relative_errors, shape_errors
+from lab.suites import SUITES, Report
 from lab.tasks.task_set import MeasuredTask, TaskSet, task_reference
-from lab.validate.report import Cell, Report, Scores, geomean, relative_errors, shape_errors
 from lab.validate.tasks.ablations import FULL
 from lab.validate.tasks.gains import load_quiet
-from lab.validate.tasks.tables import (
-    Array,
-    Pair,
-    by_task,
-    held_out,
-    intervals,
-    join_arrays,
-    order_row,
-    picking,
-    ranking,
-    truth,
-    within,
-)
+from lab.validate.tasks.tables import Line, ablation_lines, join_arrays, shared_tables
 from lab.validate.tasks.task_prediction import (
     TaskPrediction,
     correct_drift,
@@ -39,9 +28,8 @@ from lab.validate.tasks.task_prediction import (
 )
 from predictor.model.captured import CapturedDense
 from predictor.model.workload import DenseArch, Workload
-from shardopt.calibrate.fitting import mape
+from shardopt.calibrate.fitting import Array, mape
 
-NAME = "architectures"
 PLANS, SEEN = "plans blind", "plans looked at"
 LOOKED_AT = frozenset({"2026-11-22-plain"})
 """Task sets of which profiles of ranks said what the predictor missed (decision 0012)."""
@@ -68,11 +56,6 @@ class ArchitectureTask:
         found = architecture_of(self.prediction.task.rows)
         return DLRM if found is None else found.kind
 
-    @property
-    def pair(self) -> Pair:
-        """Measured and predicted."""
-        return self.prediction.measured_ms, self.prediction.predicted_ms
-
 
 def validate_architectures(folder: Path) -> Report:
     """Predict and score every plan of every task set in a folder.
@@ -80,31 +63,31 @@ def validate_architectures(folder: Path) -> Report:
     Raises:
         InputError: there is no task set, or a file of one is broken or of another machine.
     """
-    found = load_quiet(folder, "architectures", BESIDE, FEWEST_ROUNDS)
-    tasks = [_predict(batch, task) for batch, task in found.tasks]
-    return Report(
-        NAME,
-        tuple(
-            replace(
-                row, family=t.kind, part=SEEN if t.prediction.batch.name in LOOKED_AT else PLANS
-            )
-            for t in tasks
-            for row in t.prediction.rows()
+    batches, quiet, skipped = load_quiet(folder, "architectures", BESIDE, FEWEST_ROUNDS)
+    tasks = [_predict(batch, task) for batch, task in quiet]
+    kinds = {"all": tasks, **grouped(tasks, lambda task: task.kind)}
+    rows = [
+        replace(row, family=task.kind, part=SEEN if of.batch.name in LOOKED_AT else PLANS)
+        for task in tasks
+        for of in [task.prediction]
+        for row in of.rows()
+    ]
+    suite = SUITES["architectures"]
+    predictions = [task.prediction for task in tasks]
+    shared = shared_tables(suite, predictions, batches)
+    dense = {
+        "everything": [(p.measured_ms, p.predicted_ms) for p in predictions],
+        LINEARS: [(task.prediction.measured_ms, task.linears_ms) for task in tasks],
+    }
+    return suite.report(
+        rows,
+        skipped,
+        scores=(
+            suite.table("architectures", [_kind_line(*item) for item in kinds.items()]),
+            suite.table("ablations", ablation_lines(dense)),
+            *shared.values(),
         ),
-        headline=PLANS,
-        held_out=(SEEN,),
-        skipped=found.skipped,
-        notes=(
-            "measured: the median over all iterations of a plan on rank 0, in rounds in which "
-            f"other work kept no more than {BESIDE:g} of a core busy; it had what the ranks left, "
-            "which went first by their priority",
-            f"'{PLANS}': models drawn, and predicted once, after the predictor was complete; ranks "
-            f"that ran some of '{SEEN}' were profiled before (decision 0012)",
-            "predicted from the calibration of the task set and from the dense part as it was "
-            "captured, without using any iteration of a task; corrected for drift of the machine "
-            "as in torchrec-cpu",
-        ),
-        scores=_scores(tasks, found.batches),
+        beside=BESIDE,
     )
 
 
@@ -136,61 +119,12 @@ def linears_alone(workload: Workload, linears: Sequence[Sequence[int]]) -> Workl
     return replace(workload, dense=known)
 
 
-def _scores(tasks: Sequence[ArchitectureTask], batches: Sequence[TaskSet]) -> tuple[Scores, ...]:
-    predictions = [task.prediction for task in tasks]
-    return (
-        _by_kind(tasks),
-        _ablation(tasks),
-        ranking(predictions),
-        picking(predictions),
-        intervals(predictions),
-        truth(predictions),
-        held_out(batches),
-        by_task(predictions),
-    )
-
-
-def _by_kind(tasks: Sequence[ArchitectureTask]) -> Scores:
-    """Errors of all plans, and by architecture; by the linear layers alone as well."""
-    kinds = {"all": list(tasks)} | {
-        kind: [t for t in tasks if t.kind == kind]
-        for kind in dict.fromkeys(task.kind for task in tasks)
-    }
-    columns = (
-        *(("architecture", "text"), ("tasks", "count"), ("plans", "count"), ("mean", "share")),
-        *(("geomean", "share"), ("bias", "signed"), ("shape error", "share")),
-        (LINEARS, "share"),
-    )
-    rows = tuple(_kind_row(kind, of) for kind, of in kinds.items())
-    about = (
-        "Predicted / measured - 1 of single plans; bias is the mean with its sign; shape error: "
-        "once each task's median ratio is divided out. The last column is the mean error where "
-        f"only the {LINEARS} are known."
-    )
-    return Scores("architectures", columns, rows, about)
-
-
-def _kind_row(kind: str, tasks: Sequence[ArchitectureTask]) -> tuple[Cell, ...]:
-    errors = join_arrays([relative_errors(*task.pair) for task in tasks])
-    shapes = join_arrays([shape_errors(*task.pair) for task in tasks])
+def _kind_line(kind: str, tasks: Sequence[ArchitectureTask]) -> Line:
+    """Errors of all plans of an architecture; by the linear layers alone as well."""
+    pairs = [(t.prediction.measured_ms, t.prediction.predicted_ms) for t in tasks]
+    errors = join_arrays([relative_errors(*pair) for pair in pairs])
+    shapes = join_arrays([shape_errors(*pair) for pair in pairs])
     alone = join_arrays([relative_errors(t.prediction.measured_ms, t.linears_ms) for t in tasks])
     bias = float(errors.mean()) if errors.size else None
     figures = (mape(errors), geomean(errors), bias, mape(shapes), mape(alone))
     return (kind, len(tasks), len(errors), *figures)
-
-
-def _ablation(tasks: Sequence[ArchitectureTask]) -> Scores:
-    """What capturing the dense part is worth."""
-    known: dict[str, Callable[[ArchitectureTask], Array]] = {
-        "everything": lambda task: task.prediction.predicted_ms,
-        LINEARS: lambda task: task.linears_ms,
-    }
-    rows = []
-    for name, of in known.items():
-        pairs = [(task.prediction.measured_ms, of(task)) for task in tasks]
-        rows.append((name, *order_row(name, pairs)[3:6], within(pairs)))
-    columns = (
-        *(("predictor", "text"), ("error", "share"), ("shape error", "share")),
-        *(("Spearman median", "figure"), ("within 5 %", "share")),
-    )
-    return Scores("ablations", columns, tuple(rows), "The dense part known as its ops, or less.")

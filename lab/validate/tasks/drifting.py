@@ -17,15 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.statistics import grouped
+from lab.suites import SUITES, ComparedRow, Report
 from lab.tasks.task_set import MeasuredTask, TaskSet, in_window, split_window
-from lab.validate.report import Cell, ComparedRow, Report, Scores
 from lab.validate.tasks.gains import QUIET, load_quiet
+from lab.validate.tasks.tables import Line
 from lab.validate.tasks.task_prediction import predict_task
 from predictor.errors import InputError
 from shardopt.race import Ratio, median_interval, ratio_of
 
-NAME = "drifting"
-THEIRS, NOMINAL, REGRET = "torchrec", "nominal", "regret"
+THEIRS, NOMINAL, REGRET = WINDOW_PLANS = ("torchrec", "nominal", "regret")
 MISLED, HEDGED = "nominal perturbed", "regret perturbed"
 """Chosen on a perturbed profile."""
 JOINT = " = "
@@ -33,7 +34,11 @@ JOINT = " = "
 PLANS = "plans"
 WORSE, BETTER = 0.01, 0.03
 """What the plan of least regret may lose, and what it is to gain where it differs."""
-WINDOW_PLANS = (THEIRS, NOMINAL, REGRET)
+COMPARED = {
+    "worst window": ((REGRET, NOMINAL), (REGRET, THEIRS), (NOMINAL, THEIRS)),
+    "perturbed profiles": ((HEDGED, MISLED), (HEDGED, NOMINAL), (MISLED, NOMINAL)),
+}
+"""Table -> pairs of plans."""
 
 
 @dataclass(frozen=True)
@@ -77,48 +82,41 @@ class DriftTask:
             if all(in_window(self.label(plan), number) in there for plan in plans)
         ]
 
-    def window_ms(self, chosen_by: str) -> list[float]:
-        """The median of each window that a plan was run in."""
-        numbers = self.windows_of(chosen_by)
-        return [statistics.median(self.rounds_ms(chosen_by, number)) for number in numbers]
+    def window_ms(self, chosen_by: str, windows: Sequence[int]) -> list[float]:
+        """The median of each of some windows."""
+        return [statistics.median(self.rounds_ms(chosen_by, number)) for number in windows]
 
-    def _worst_rounds(self, chosen_by: str, windows: Sequence[int]) -> list[float]:
-        """The rounds in that of some windows in which a plan takes longest."""
-        rounds = [self.rounds_ms(chosen_by, number) for number in windows]
-        return max(rounds, key=statistics.median)
-
-    def same(self, one: str, other: str) -> bool:
-        """Whether two chose the same plan."""
-        return self.label(one) == self.label(other)
-
-    def in_worst(self, one: str, other: str) -> Ratio:
+    def in_worst(self, *pair: str) -> Ratio:
         """A plan's time in its worst window over the other's in that one's worst."""
-        windows = self.windows_of(one, other)
-        return ratio_of(self._worst_rounds(one, windows), self._worst_rounds(other, windows))
+        windows = self.windows_of(*pair)
+        one, other = (
+            max((self.rounds_ms(plan, number) for number in windows), key=statistics.median)
+            for plan in pair
+        )
+        return ratio_of(one, other)
 
     def in_first(self, one: str, other: str) -> Ratio:
         """A plan's time in the first window over the other's."""
         return ratio_of(self.rounds_ms(one, 1), self.rounds_ms(other, 1))
 
-    def in_mean(self, one: str, other: str) -> Ratio:
+    def in_mean(self, *pair: str) -> Ratio:
         """A plan's mean over the windows over the other's."""
-        windows = self.windows_of(one, other)
-        return ratio_of(self._mean_rounds(one, windows), self._mean_rounds(other, windows))
-
-    def _mean_rounds(self, chosen_by: str, windows: Sequence[int]) -> list[float]:
-        of_windows = (self.rounds_ms(chosen_by, number) for number in windows)
-        return [statistics.fmean(times) for times in zip(*of_windows, strict=True)]
-
-    def regret(self, plan: str, *others: str) -> float:
-        """By which share a plan was slower than the faster one of some plans, itself among them, in
-        the window where that is most."""
-        windows = self.windows_of(plan, *others)
-        mine, *rest = (
-            [statistics.median(self.rounds_ms(name, number)) for number in windows]
-            for name in (plan, *others)
+        windows = self.windows_of(*pair)
+        one, other = (
+            [
+                statistics.fmean(times)
+                for times in zip(*(self.rounds_ms(plan, n) for n in windows), strict=True)
+            ]
+            for plan in pair
         )
-        best = (min(times) for times in zip(mine, *rest, strict=True))
-        return max(ms / least for ms, least in zip(mine, best, strict=True)) - 1
+        return ratio_of(one, other)
+
+    def regret(self, *pair: str) -> float:
+        """By which share the first plan was slower than the faster of both in the window where that
+        is most."""
+        windows = self.windows_of(*pair)
+        mine, theirs = (self.window_ms(plan, windows) for plan in pair)
+        return max(ms / min(ms, other) for ms, other in zip(mine, theirs, strict=True)) - 1
 
     def rows(self) -> Iterator[ComparedRow]:
         """Every plan in every window, predicted and measured."""
@@ -137,76 +135,31 @@ def validate_drifting(folder: Path) -> Report:
         InputError: there is no task set, or a file of one is broken, of another machine, or
             without the plans of a task of drifting data.
     """
-    found = load_quiet(folder, "drifting data")
-    tasks = [_checked(DriftTask(batch, task)) for batch, task in found.tasks]
-    return Report(
-        NAME,
-        tuple(row for task in tasks for row in task.rows()),
-        headline=PLANS,
-        skipped=found.skipped,
-        notes=(
-            "plans are chosen on the calibration of the task set, without any iteration of a task",
-            "measured: every plan in every window in turns, in one process group; ratios are "
-            "medians over rounds. Plans that are the same were run once and count as equal",
-            f"rounds in which other work kept more than {QUIET:g} of a core busy do not count",
-        ),
-        scores=(_over_windows(tasks), _perturbed(tasks), _by_task(tasks)) if tasks else (),
+    _, quiet, skipped = load_quiet(folder, "drifting data")
+    tasks = [DriftTask(batch, task) for batch, task in quiet]
+    for task in tasks:
+        for chosen_by in (*WINDOW_PLANS, MISLED, HEDGED):
+            task.label(chosen_by)
+    # task sets are of other models and chosen in another way
+    sets = grouped(tasks, lambda task: task.batch.name)
+    suite = SUITES["drifting"]
+    tables = [
+        suite.table(
+            table, [_compared(name, some, pair) for name, some in sets.items() for pair in pairs]
+        )
+        for table, pairs in COMPARED.items()
+    ]
+    return suite.report(
+        [row for task in tasks for row in task.rows()],
+        skipped,
+        scores=[*tables, suite.table("by task", map(_task_line, tasks))],
+        quiet=QUIET,
     )
 
 
-def _checked(task: DriftTask) -> DriftTask:
-    for chosen_by in (*WINDOW_PLANS, MISLED, HEDGED):
-        task.label(chosen_by)
-    return task
-
-
-def _by_set(tasks: Sequence[DriftTask]) -> dict[str, list[DriftTask]]:
-    """The tasks of every set, which are of other models and chosen in another way."""
-    names = dict.fromkeys(task.batch.name for task in tasks)
-    return {name: [task for task in tasks if task.batch.name == name] for name in names}
-
-
-_COLUMNS = (
-    *(("task set", "text"), ("plan", "text"), ("against", "text"), ("tasks", "count")),
-    *(("same plan", "count"), ("worse", "count"), ("better", "count")),
-    *(("beyond noise worse", "count"), ("beyond noise better", "count"), ("median", "signed")),
-    *(("from", "signed"), ("to", "signed"), ("least", "signed"), ("most", "signed")),
-    *(("mean of windows", "signed"), ("first window", "signed")),
-    *(("regret", "signed"), ("regret of the other", "signed")),
-)
-
-
-def _over_windows(tasks: Sequence[DriftTask]) -> Scores:
-    pairs = (REGRET, NOMINAL), (REGRET, THEIRS), (NOMINAL, THEIRS)
-    return Scores(
-        "worst window",
-        _COLUMNS,
-        tuple(
-            _compared(name, some, pair) for name, some in _by_set(tasks).items() for pair in pairs
-        ),
-        f"Time in the worst window against that of another plan in its own worst; worse: by more "
-        f"than {WORSE:.0%}, better: by {BETTER:.0%} or more, beyond noise: by the interval of the "
-        "task. Medians are over the tasks in which the plans differ, with an interval of 95 % or "
-        "more. Regret: how much longer than the faster of both a plan took in a window, at most.",
-    )
-
-
-def _perturbed(tasks: Sequence[DriftTask]) -> Scores:
-    pairs = (HEDGED, MISLED), (HEDGED, NOMINAL), (MISLED, NOMINAL)
-    return Scores(
-        "perturbed profiles",
-        _COLUMNS,
-        tuple(
-            _compared(name, some, pair) for name, some in _by_set(tasks).items() for pair in pairs
-        ),
-        "Plans chosen on a profile that is off within its stated errors, run on the machine as it "
-        "is, in the windows that both were run in.",
-    )
-
-
-def _compared(name: str, tasks: Sequence[DriftTask], pair: tuple[str, str]) -> tuple[Cell, ...]:
+def _compared(name: str, tasks: Sequence[DriftTask], pair: tuple[str, str]) -> Line:
     """One line: a plan against another in the tasks of a set in which they differ."""
-    differ = [task for task in tasks if not task.same(*pair)]
+    differ = [task for task in tasks if task.label(pair[0]) != task.label(pair[1])]
     ratios = [task.in_worst(*pair) for task in differ]
     changes = sorted(ratio.value - 1 for ratio in ratios)
     sure = [ratio.value for ratio in ratios if ratio.significant]
@@ -228,27 +181,15 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _by_task(tasks: Sequence[DriftTask]) -> Scores:
-    columns = (
-        *(("task", "text"), ("windows", "count"), ("rounds", "count"), ("plans", "text")),
-        *((f"{name}, worst", "ms") for name in WINDOW_PLANS),
-        *((f"{name}, mean", "ms") for name in WINDOW_PLANS),
-        *(("regret to nominal, worst", "signed"), ("from", "signed"), ("to", "signed")),
-        ("first window", "signed"),
+def _task_line(task: DriftTask) -> Line:
+    times = [task.window_ms(name, task.windows_of(name)) for name in WINDOW_PLANS]
+    ratio = task.in_worst(REGRET, NOMINAL)
+    low, high = ratio.interval or (ratio.value, ratio.value)
+    labels = dict.fromkeys(split_window(name)[0] for name in task.task.rows.names)
+    return (
+        *(task.name, task.windows, len(task.task.rows.rounds), "; ".join(labels)),
+        *map(max, times),
+        *map(statistics.fmean, times),
+        *(ratio.value - 1, low - 1, high - 1),
+        task.in_first(REGRET, NOMINAL).value - 1,
     )
-    rows: list[tuple[Cell, ...]] = []
-    for task in tasks:
-        times = {name: task.window_ms(name) for name in WINDOW_PLANS}
-        ratio = task.in_worst(REGRET, NOMINAL)
-        low, high = ratio.interval or (ratio.value, ratio.value)
-        labels = dict.fromkeys(split_window(name)[0] for name in task.task.rows.names)
-        rows.append(
-            (
-                *(task.name, task.windows, len(task.task.rows.rounds), "; ".join(labels)),
-                *(max(times[name]) for name in WINDOW_PLANS),
-                *(statistics.fmean(times[name]) for name in WINDOW_PLANS),
-                *(ratio.value - 1, low - 1, high - 1),
-                task.in_first(REGRET, NOMINAL).value - 1,
-            )
-        )
-    return Scores("by task", columns, tuple(rows), "Medians over rounds, ms.")

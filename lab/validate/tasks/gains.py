@@ -6,6 +6,7 @@ Why: docs/decisions/0024-gains.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Gain:
         task: the part of the task that both plans ran in.
         theirs, ours: how long both took.
         predicted: from the calibration of the batch.
-        expected: the mean under the errors that the costs may have, as `plan` prints it.
+        expected: with the errors that the costs may have, as `plan` prints it.
         all_rounds: the measured gain with rounds beside other work.
     """
 
@@ -45,7 +46,7 @@ class Gain:
     @property
     def measured(self) -> float:
         """The median over the rounds, each of which ran both plans."""
-        return 1 - self.ours.ratio.value if self.ours.ratio else math.nan
+        return measured_gain(self.ours)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -73,11 +74,6 @@ class Gain:
         return self.expected.mean - self.measured
 
     @property
-    def expected_mean(self) -> float:
-        """The middle of the expected gain."""
-        return self.expected.mean
-
-    @property
     def within(self) -> bool:
         """Whether the measured gain lies in the expected 90 % interval, or its own meets it."""
         low, high = self.expected.interval
@@ -92,6 +88,11 @@ class Gain:
         plan that takes three times as long does not count for more.
         """
         return 1 - (1 - self.predicted) / (1 - self.measured)
+
+
+def measured_gain(plan: PlanSummary) -> float:
+    """Of a plan over the first one of its rows."""
+    return 1 - plan.ratio.value if plan.ratio else math.nan
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,6 @@ class TaskGains:
         return f"{self.batch.name} {self.task.name}"
 
 
-def parts_of(task: MeasuredTask) -> list[MeasuredTask]:
-    """The task once for each of its parts, with the rows of that part alone."""
-    return [replace(task, rows=rows, more=()) for rows in (task.rows, *task.more)]
-
-
 def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
     """The part without the rounds that other work disturbed, by the load alone.
 
@@ -133,22 +129,8 @@ def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
     return replace(part, rows=replace(part.rows, rounds=rounds))
 
 
-def has_enough(part: MeasuredTask) -> bool:
-    """Whether its gains have an interval."""
-    return len(part.rows.rounds) >= FEWEST_ROUNDS
-
-
-@dataclass(frozen=True)
-class QuietTasks:
-    """Tasks of some task sets, in the rounds that no other work disturbed.
-
-    Args:
-        skipped: a line for each task that is left out.
-    """
-
-    batches: tuple[TaskSet, ...]
-    tasks: tuple[tuple[TaskSet, MeasuredTask], ...]
-    skipped: tuple[str, ...]
+QuietTasks = tuple[list[TaskSet], list[tuple[TaskSet, MeasuredTask]], list[str]]
+"""Task sets, their tasks in the rounds that no other work disturbed, a line for each left out."""
 
 
 def load_quiet(
@@ -167,17 +149,17 @@ def load_quiet(
     batches = load_task_sets(
         folder, f"a folder of task sets of {models} that `python -m lab batch` has measured"
     )
-    measured = [(batch, quiet_part(task, most)) for batch in batches for task in batch.tasks]
-    left_out = (
-        f"{batch.name} {task.name}: fewer than {fewest} rounds without other work"
-        for batch, task in measured
-        if len(task.rows.rounds) < fewest
-    )
-    return QuietTasks(
-        tuple(batches),
-        tuple(pair for pair in measured if len(pair[1].rows.rounds) >= fewest),
-        (*(text for batch in batches for text in batch.skipped), *left_out),
-    )
+    skipped = [text for batch in batches for text in batch.skipped]
+    found = []
+    for batch in batches:
+        for task in batch.tasks:
+            quiet = quiet_part(task, most)
+            if len(quiet.rows.rounds) >= fewest:
+                found.append((batch, quiet))
+            else:
+                why = f"fewer than {fewest} rounds without other work"
+                skipped.append(f"{batch.name} {task.name}: {why}")
+    return batches, found, skipped
 
 
 def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains | None:
@@ -185,45 +167,40 @@ def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains | None:
 
     Further parts with too few are left out.
     """
-    pairs = [(whole, quiet_part(whole)) for whole in parts_of(task)]
-    if not has_enough(pairs[0][1]):
+    wholes = [replace(task, rows=rows, more=()) for rows in (task.rows, *task.more)]
+    pairs = [(whole, quiet_part(whole)) for whole in wholes]
+    rounds = len(pairs[0][1].rows.rounds)
+    if rounds < FEWEST_ROUNDS:
         return None
-    chosen: dict[str, Gain] = {}
-    drawn: list[Gain] = []
+    gains: list[Gain] = []
     predicted = []
     for whole, part in pairs:
-        if not has_enough(part):
-            continue
-        predicted.append(predict_task(batch, part))
-        for gain in _gains(batch, predicted[-1], whole):
-            if gain.ours.name.startswith(PREFIX):
-                drawn.append(gain)
-            else:
-                chosen[gain.ours.name] = gain
-    rounds = len(pairs[0][1].rows.rounds)
-    loaded = len(pairs[0][0].rows.rounds) - rounds
-    return TaskGains(batch, task, chosen, tuple(drawn), rounds, loaded, tuple(predicted))
+        if len(part.rows.rounds) >= FEWEST_ROUNDS:
+            predicted.append(predict_task(batch, part))
+            gains += _gains(batch, predicted[-1], whole)
+    return TaskGains(
+        batch,
+        task,
+        {gain.ours.name: gain for gain in gains if not gain.ours.name.startswith(PREFIX)},
+        tuple(gain for gain in gains if gain.ours.name.startswith(PREFIX)),
+        rounds,
+        len(task.rows.rounds) - rounds,
+        tuple(predicted),
+    )
 
 
-def _gains(batch: TaskSet, part: TaskPrediction, whole: MeasuredTask) -> list[Gain]:
+def _gains(batch: TaskSet, part: TaskPrediction, whole: MeasuredTask) -> Iterator[Gain]:
     """Of every plan of a part but the first."""
     theirs, *others = summaries(part.task.rows)
-    assert theirs.name == THEIRS
-    in_all = summaries(whole.rows)[1:]
     times, plans = part.predicted_ms, part.task.plans
     problem = Problem(part.task.workload, batch.ranks, batch.made.profile)
-    return [
-        Gain(
+    in_all = summaries(whole.rows)[1:]
+    for at, (ours, again) in enumerate(zip(others, in_all, strict=True), start=1):
+        yield Gain(
             part,
             theirs,
             ours,
             1 - float(times[at] / times[0]),
             expected_gain(problem, plans[ours.name], plans[THEIRS], THEIRS),
-            _gain_of(again),
+            measured_gain(again),
         )
-        for at, (ours, again) in enumerate(zip(others, in_all, strict=True), start=1)
-    ]
-
-
-def _gain_of(plan: PlanSummary) -> float:
-    return 1 - plan.ratio.value if plan.ratio else math.nan

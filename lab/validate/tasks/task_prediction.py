@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lab.planners.published import TorchRecObjective
+from lab.suites import ComparedRow
 from lab.tasks.task_set import MeasuredTask, TaskSet, task_reference
-from lab.validate.report import ComparedRow
 from lab.validate.tasks.ablations import ABLATIONS, FULL
 from predictor.errors import InputError, ShardoptError
-from predictor.hardware.schema import (
-    CollectiveGroups,
-    CpuEmbedding,
-    Curve,
-    Group,
-    HardwareProfile,
-    StrictModel,
-)
-from predictor.model.plan import ShardingPlan, ShardingType
-from predictor.model.topology import Topology
-from predictor.model.workload import Workload
+from predictor.hardware.schema import CpuEmbedding, Curve, HardwareProfile, LinkCurves, StrictModel
+from predictor.model.plan import ShardingType
 from predictor.predict import predict
-from search.baselines.torchrec_planner import CostModel
-from search.space.option import Option
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.summary import flat
+from shardopt.calibrate.fitting import Array
 from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
 
 FACTORS = ("backward_stateless", "backward_weighted")
@@ -39,6 +29,7 @@ SMALL_MOVES = (
     *("math_ns_per_element", "random_ns_per_element", "sliced_ns_per_element"),
     "turned_ns_per_element",
 )
+RATES = ("hbm_gb_s", "l2_gb_s", "host_link_gb_s", "ddr_gb_s")
 Ratios = Mapping[str, float]
 """Reference kernel -> its time in the task over its time in the calibration."""
 
@@ -57,87 +48,69 @@ def correct_drift(profile: HardwareProfile, ratios: Ratios) -> HardwareProfile:
     Args:
         profile: of CPU ranks.
     """
-    clock = ratios["gemm"]
-    gemm, memory = profile.gemm, profile.memory
-    groups = {
-        "embedding": _embedding(profile, ratios),
-        "gemm": gemm.model_copy(
-            update={
-                "tflops": {kind: rate / clock for kind, rate in gemm.tflops.items()},
-                **_scaled(gemm, ("floor_us", "batched_us"), clock),
-                "batches": {
-                    layout: tuple(ns * clock for ns in costs)
-                    for layout, costs in gemm.batches.items()
-                },
-                "attention_head_us": tuple(us * clock for us in gemm.attention_head_us),
-            }
-        ),
-        "memory": memory.model_copy(
-            update={
-                **_scaled(memory, ("hbm_gb_s", "l2_gb_s", "host_link_gb_s", "ddr_gb_s"), 1 / clock),
-                **_scaled(memory, ("host_link_latency_us",), clock),
-            }
-        ),
-        "elementwise": profile.elementwise.model_copy(
-            update=_scaled(profile.elementwise, SMALL_MOVES, clock)
-            | {"math_ns": _slower_each(profile.elementwise.math_ns, clock)}
-        ),
-        "overheads": profile.overheads.model_copy(
-            update=_scaled(profile.overheads, _us_fields(profile.overheads), clock)
-            | {"step_us": _slower_each(profile.overheads.step_us, clock)}
-        ),
-        "collectives": with_curves(profile, lambda curve: _slower(curve, ratios["all_to_all"])),
-    }
-    return profile.model_copy(update=groups)
-
-
-def with_curves(profile: HardwareProfile, change: Callable[[Curve], Curve]) -> CollectiveGroups:
-    """The profile's collectives with every curve of every link changed."""
-    links = {}
-    for name in ("intra", "inter"):
-        link = getattr(profile.collectives, name)
-        curves = {key: value for key, value in link if isinstance(value, Curve)}
-        changed = {key: change(curve) for key, curve in curves.items()}
-        links[name] = link.model_copy(update=changed)
-    return profile.collectives.model_copy(update=links)
-
-
-def _embedding(profile: HardwareProfile, ratios: Ratios) -> CpuEmbedding:
-    model = profile.embedding
-    if not isinstance(model, CpuEmbedding):
+    clock, lookups = ratios["gemm"], profile.embedding
+    if not isinstance(lookups, CpuEmbedding):
         raise InputError(f"{profile.name}: drift is corrected in profiles of CPU ranks only")
-    forward = [name for name, _ in model if name.startswith("forward_")]
-    backward = [name for name, _ in model if name.startswith("backward_") and name not in FACTORS]
-    return model.model_copy(
+    gemm, moves, host = profile.gemm, profile.elementwise, profile.overheads
+    by_name = {"forward_": ratios["lookup_forward"], "backward_": ratios["lookup_backward"]}
+    host_us = [name for name, v in host if name.endswith("_us") and isinstance(v, float)]
+    changed = {
+        "embedding": {
+            name: value * ratio
+            for prefix, ratio in by_name.items()
+            for name, value in lookups
+            if name.startswith(prefix) and name not in FACTORS
+        },
+        "gemm": {
+            **_scaled(gemm, ("floor_us", "batched_us"), clock),
+            "tflops": {kind: rate / clock for kind, rate in gemm.tflops.items()},
+            "batches": {
+                layout: tuple(ns * clock for ns in of) for layout, of in gemm.batches.items()
+            },
+            "attention_head_us": tuple(us * clock for us in gemm.attention_head_us),
+        },
+        "memory": {
+            **_scaled(profile.memory, RATES, 1 / clock),
+            **_scaled(profile.memory, ("host_link_latency_us",), clock),
+        },
+        "elementwise": {
+            **_scaled(moves, SMALL_MOVES, clock),
+            "math_ns": _each(moves.math_ns, clock),
+        },
+        "overheads": {**_scaled(host, host_us, clock), "step_us": _each(host.step_us, clock)},
+        "collectives": {
+            link: _slower_link(getattr(profile.collectives, link), ratios["all_to_all"])
+            for link in ("intra", "inter")
+        },
+    }
+    return profile.model_copy(
         update={
-            **_scaled(model, forward, ratios["lookup_forward"]),
-            **_scaled(model, backward, ratios["lookup_backward"]),
+            name: getattr(profile, name).model_copy(update=group) for name, group in changed.items()
         }
     )
-
-
-def _us_fields(group: Group) -> list[str]:
-    return [name for name, value in group if name.endswith("_us") and isinstance(value, float)]
-
-
-def _slower_each(costs: Mapping[str, float], factor: float) -> dict[str, float]:
-    return {name: cost * factor for name, cost in costs.items()}
 
 
 def _scaled(group: StrictModel, names: Sequence[str], factor: float) -> dict[str, float]:
     return {name: getattr(group, name) * factor for name in names}
 
 
-def _slower(curve: Curve, factor: float) -> Curve:
-    return curve.model_copy(
-        update={
-            **_scaled(curve, ("latency_us", "latency_per_doubling_us"), factor),
-            "us_per_mib": tuple(cost * factor for cost in curve.us_per_mib),
-        }
-    )
+def _each(costs: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {name: cost * factor for name, cost in costs.items()}
 
 
-Array = NDArray[np.float64]
+def _slower_link(link: LinkCurves, factor: float) -> LinkCurves:
+    """Every curve of a link, times a factor."""
+    curves = {
+        name: curve.model_copy(
+            update={
+                **_scaled(curve, ("latency_us", "latency_per_doubling_us"), factor),
+                "us_per_mib": tuple(cost * factor for cost in curve.us_per_mib),
+            }
+        )
+        for name, curve in link
+        if isinstance(curve, Curve)
+    }
+    return link.model_copy(update=curves)
 
 
 DEVELOPED_ON = tuple(f"2026-11-21-{name}" for name in ("a", "b", "c-link-1", "d-link-0.5"))
@@ -257,6 +230,7 @@ def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
     plans = [task.plans[name] for name in task.rows.names]
     found = [predict(workload, ranks, hardware, plan) for plan in plans]
     low, high = np.array([p.interval_ms for p in found]).T
+    rating = TorchRecObjective(workload, ranks, "cpu")
     return TaskPrediction(
         batch,
         task,
@@ -265,29 +239,6 @@ def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
         low,
         high,
         {a.name: a.times(workload, ranks, hardware, plans) for a in ABLATIONS},
-        np.array([torchrec_rating(workload, ranks, plan) for plan in plans]),
+        np.array([rating.rating_ms([plan.tables[k] for k in workload.keys]) for plan in plans]),
         (task.at - batch.calibrated).total_seconds() / 60,
     )
-
-
-def torchrec_rating(workload: Workload, topology: Topology, plan: ShardingPlan) -> float:
-    """What TorchRec's planner minimises, ms: the largest sum of its shard costs on a rank.
-
-    `NoopPerfModel` (planner/perf_models.py) over the costs of
-    `search.baselines.torchrec_planner`, on CPU.
-    """
-    model = CostModel(replace(workload, train_pipeline="base"), topology, "cpu")
-    load = [0.0] * topology.world_size
-    for index, key in enumerate(workload.keys):
-        table = plan.tables[key]
-        option = Option(
-            index,
-            table.sharding_type,
-            table.compute_kernel,
-            tuple(shard.size for shard in table.shards),
-            tuple(shard.offset for shard in table.shards),
-        )
-        cost = model.shard_perf(option).total
-        for rank in table.ranks:
-            load[rank] += cost
-    return max(load)

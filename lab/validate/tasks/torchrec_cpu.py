@@ -11,17 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from lab.suites import SUITES, Report
 from lab.tasks.task_set import load_task_sets
-from lab.validate.report import Report
-from lab.validate.tasks.tables import all_scores
-from lab.validate.tasks.task_prediction import DEVELOPED_ON, predict_task
+from lab.validate.tasks.tables import (
+    ablation_lines,
+    absolute,
+    over_balanced,
+    predicted_pairs,
+    shared_tables,
+    synchronisation,
+)
+from lab.validate.tasks.task_prediction import predict_task
 
-NAME = "torchrec-cpu"
 FRESH, DEVELOPED = "batches fresh", "batches developed on"
 ALL = "all plans"
 UNCORRECTED = f"{FRESH}, not corrected for drift"
-VARIANTS_TRIED = 21
-"""Versions of the predictor that were scored on `DEVELOPED_ON` before the one reported."""
 
 
 def validate_torchrec_cpu(folder: Path) -> Report:
@@ -35,30 +39,33 @@ def validate_torchrec_cpu(folder: Path) -> Report:
         "a folder whose sub-folders hold batch.json, calibration.rows.csv and the tasks' rows",
     )
     tasks = [predict_task(batch, task) for batch in batches for task in batch.tasks]
-    rows = tuple(
+    rows = [
         replace(row, part=FRESH if task.fresh else DEVELOPED)
         for task in tasks
         for row in task.rows()
-    )
+    ]
     raw = [
         replace(row, predicted_ms=float(row.name["uncorrected_ms"]), interval_ms=None)
         for row in rows
         if row.part == FRESH
     ]
-    return Report(
-        NAME,
+    suite = SUITES["torchrec-cpu"]
+    shared = shared_tables(suite, tasks, batches)
+    ablated = {"everything": predicted_pairs(tasks)} | {
+        name: [(t.measured_ms, t.ablated_ms[name]) for t in tasks]
+        for name in (tasks[0].ablated_ms if tasks else ())
+    }
+    return suite.report(
         rows,
-        headline=FRESH,
-        held_out=(DEVELOPED,),
+        [text for batch in batches for text in batch.skipped],
         parts={ALL: rows} | ({UNCORRECTED: raw} if raw else {}),
-        skipped=tuple(text for batch in batches for text in batch.skipped),
-        notes=(
-            "measured: the median over all iterations of a plan on rank 0",
-            "predicted from the calibration of the batch, without using any iteration of a task, "
-            "and corrected for drift: every constant is scaled by what reference kernels took "
-            f"while the task ran, over what they took at calibration; '{UNCORRECTED}' is without",
-            f"{VARIANTS_TRIED} versions of the predictor were tried before this one, most of them "
-            f"on {DEVELOPED_ON[0]}; fresh batches were scored with this one only",
+        scores=(
+            suite.table("absolute error", absolute(tasks)),
+            *(shared[name] for name in ("ranking", "picking")),
+            *(shared[name] for name in ("90 % intervals", "truth against truth")),
+            suite.table("ablations", ablation_lines(ablated)),
+            suite.table("synchronisation", synchronisation(tasks)),
+            suite.table("plans over the balanced one", over_balanced(tasks)),
+            *(shared[name] for name in ("held-out kernels", "tasks")),
         ),
-        scores=all_scores(tasks, batches),
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.cli import main
 from lab.fit.cards import CARDS
-from lab.fit.derive import SWITCH_CARDS, derive, main, text_of
+from lab.fit.derive import SWITCH_CARDS, derive, text_of
 from predictor.cost.gemm import gemm_ms
 from predictor.hardware.loader import load_hardware, parse_hardware
 
@@ -46,7 +47,8 @@ def test_wide_results_slow_a_p100_and_never_speed_it_up() -> None:
 
 
 def test_profiles_are_written_where_asked(tmp_path: Path) -> None:
-    assert main([str(tmp_path)]) == 0
+    assert main(["fit", "derive", str(tmp_path)]) == 0
     assert {path.stem for path in tmp_path.iterdir()} == set(NAMES)
-    with pytest.raises(SystemExit):
-        main([str(tmp_path / "none")])
+    assert main(["fit", "derive", str(tmp_path / "none")]) == 2
+    assert main(["fit", "derive"]) == 2
+    assert main(["fit", "deriv"]) == 2

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.fit.known_errors import INTRA, WRITTEN, Facts, computed, main, set_key, with_facts
+from lab.cli import main
+from lab.fit.known_errors import INTRA, WRITTEN, Facts, computed, set_key, with_facts
 from predictor.hardware.loader import list_hardware, load_hardware, parse_hardware
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile, KnownError
 from shardopt.formatting import percent
@@ -65,10 +66,10 @@ def test_the_command_writes_them_and_nothing_else(
     spoilt = tmp_path / "h100-sxm.yaml"
     text = spoilt.read_text(encoding="utf-8")
     spoilt.write_text(text.replace("suite: gemm", "suite: other"), encoding="utf-8")
-    assert main(["--data", str(EXCERPTS), str(tmp_path)]) == 0
+    assert main(["fit", "known-errors", "--data", str(EXCERPTS), str(tmp_path)]) == 0
     assert "h100-sxm" in capsys.readouterr().out
     assert "suite: other" not in spoilt.read_text(encoding="utf-8")
-    assert main(["--data", str(EXCERPTS), str(tmp_path)]) == 0
+    assert main(["fit", "known-errors", "--data", str(EXCERPTS), str(tmp_path)]) == 0
     assert capsys.readouterr().out == "changed: none\n"
     for name in list_hardware():
         again = (tmp_path / f"{name}.yaml").read_text(encoding="utf-8")
@@ -80,9 +81,7 @@ def test_the_command_writes_them_and_nothing_else(
 def test_folders_that_hold_nothing_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--data", str(tmp_path), str(tmp_path)])
-    assert caught.value.code == 2
+    assert main(["fit", "known-errors", "--data", str(tmp_path), str(tmp_path)]) == 2
     assert "neusight" in capsys.readouterr().err
 
 

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.planners import additive
-from lab.planners.additive import (
-    AdditiveBound,
-    AdditivePlan,
-    _Search,
-    solve_additive,
-    stack_options,
-)
+from lab.planners.additive import AdditiveBound, AdditivePlan, solve_additive, stack_options
 from lab.planners.published import TorchRecObjective
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingType
@@ -164,18 +157,14 @@ def test_what_fits_nowhere_is_said() -> None:
     tables = [a_table(f"t{i}", 100_000, 64, constraints=only) for i in range(3)]
     # each fits alone, no two together
     problem = a_problem(a_workload(*tables, batch_size=8), hosts(2, hbm=40 * MIB, ddr=0))
-    with pytest.raises(InfeasibleError, match="no plan fits"):
+    with pytest.raises(InfeasibleError, match="fits"):
         solve_additive(problem, Stop(effort=LITTLE), 0)
 
 
-def test_the_same_seed_gives_the_same_plan() -> None:
+def test_the_same_seed_gives_the_same_plan_and_out_of_time_there_is_one() -> None:
     problem = random_problem(5, world=(8, 4), tables=12)
     once, again = (solve_additive(problem, Stop(effort=LITTLE), 3) for _ in range(2))
     assert once.plan == again.plan
-
-
-def test_out_of_time_it_still_answers() -> None:
-    problem = random_problem(5, world=(8, 4), tables=12)
     assert_sound(problem, solve_additive(problem, Stop(time_limit_s=1e-9), 0))
 
 
@@ -189,23 +178,3 @@ def test_the_bound_counts_memory() -> None:
         # 1 + 3 over two ranks; the relaxation may mix the options of a table
         assert bound <= least
         assert bound >= (1.0 if room == 20.0 else 1.8) * (1 - 1e-3)
-
-
-def test_a_table_that_is_put_back_leaves_the_costliest_rank() -> None:
-    tables = [a_table(f"t{i}", 1000, 64, 4.0) for i in range(4)]
-    search = _Search(a_problem(a_workload(*tables), hosts(4)), Stop(), 0, extended=False)
-    whole = [next(o for o in table if o.label == "TW/fused") for table in search.space.options]
-    start = tuple((o, (0,)) for o in whole)
-    found = search.descend(start, 10_000)
-    assert search.rating_ms(found) <= search.rating_ms(start) / 4 * (1 + 1e-9)
-    assert search.descend(start, 0) == start
-
-
-def test_a_model_that_is_too_large_for_cp_sat_leaves_the_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    search = _Search(random_problem(5, world=(2, 2), tables=4), Stop(effort=LITTLE), 0, True)
-    plan = next(plan for _, plan in search._starts(search.bound.lower_bound_ms()))
-    assert search.rating_ms(search._exact(plan)) <= search.rating_ms(plan) * (1 + 1e-9)
-    monkeypatch.setattr(additive, "MAX_VARIABLES", 3)
-    assert search._exact(plan) is plan

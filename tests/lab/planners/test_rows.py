@@ -43,11 +43,7 @@ ROW = SearchRow(
 EMPTY = replace(
     ROW,
     planner="torchrec",
-    iteration_ms=None,
-    fits=None,
-    rating_ms=None,
-    rating_fits=None,
-    bound_ms=None,
+    **dict.fromkeys(("iteration_ms", "fits", "rating_ms", "rating_fits", "bound_ms")),
     ended="no plan",
     incumbents=(),
 )
@@ -57,9 +53,6 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     write_rows(path, SEARCH_ROWS, [ROW, EMPTY])
     assert read_rows(path, SEARCH_ROWS) == [ROW, EMPTY]
-
-
-def test_only_plans_that_fit_have_a_value() -> None:
     assert (ROW.time_ms, ROW.rated_ms) == (6.636390669072773, None)
     assert (EMPTY.time_ms, EMPTY.rated_ms) == (None, None)
 
@@ -74,9 +67,9 @@ def test_when_it_first_was_as_good() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("yes", "maybe", "fits is 'maybe'; allowed: yes, no, or nothing"),
+        ("yes", "maybe", "'maybe'"),
         ("0.2500:13.7", "0.2500", "incumbents is"),
-        (",30,", ",many,", "tables is 'many', not a number"),
+        (",30,", ",many,", "'many'"),
         ("loose,", "", "the header has"),
     ],
 )
@@ -103,22 +96,19 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def digests() -> dict[str, str]:
-    sources_of.cache_clear()
-    found = {name: sources_of(name) for name in (TORCHREC, SHARDOPT, RATED, RANDOM)}
-    sources_of.cache_clear()
-    return found
-
-
 def changed(copies: Path, file: str) -> set[str]:
+    def digests() -> dict[str, str]:
+        sources_of.cache_clear()
+        return {name: sources_of(name) for name in (TORCHREC, SHARDOPT, RATED, RANDOM)}
+
     before, path = digests(), copies / file
     path.write_text(path.read_text() + "\n")
     after = digests()
+    sources_of.cache_clear()
     return {name for name in before if before[name] != after[name]}
 
 
 def test_what_each_row_comes_from(copies: Path) -> None:
-    assert digests() == digests()
     everything = {TORCHREC, SHARDOPT, RATED, RANDOM}
     assert changed(copies, "search/solve.py") == everything - {TORCHREC}
     assert changed(copies, "search/baselines/torchrec_planner.py") == everything

@@ -88,7 +88,7 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
 
     answer = torchrec_planner.TorchRecAnswer(None, 0.1, None)
     monkeypatch.setattr(torchrec_planner, "plan_with_torchrec", lambda *_: answer)
-    with pytest.raises(InputError, match="no plan for task 3 that fits"):
+    with pytest.raises(InputError, match="task 3"):
         draw_task(3, a_set, "shapes", 2)
 
 
@@ -97,9 +97,9 @@ def test_a_model_that_torchrec_cannot_place_is_refused(
     [
         (["--tasks", "5-2"], "--tasks is '5-2'"),
         (["--tasks", "1", "--rounds", "0"], "--rounds"),
-        (["--tasks", "1", "--ranks", "9999"], "number of ranks is 9999"),
+        (["--tasks", "1", "--ranks", "9999"], "9999"),
         (["--tasks", "1", "--against", "-1"], "--against"),
-        (["--tasks", "1", "--models", "shape"], "did you mean 'shapes'"),
+        (["--tasks", "1", "--models", "shape"], "'shapes'"),
     ],
 )
 def test_bad_numbers_start_nothing(

@@ -13,8 +13,7 @@ import pytest
 
 from lab.pages.accuracy import _plain
 from lab.pages.scores import report_object
-from lab.suites import SUITES, find_suites
-from lab.validate.report import ComparedRow, Report
+from lab.suites import SUITES, ComparedRow, Report
 from predictor.errors import InputError
 from tests.public_data import EXCERPTS, FULL, ROOT, needs_public_data
 
@@ -38,13 +37,12 @@ BARS = {
 """Suite -> a part and the largest mean error that it may have on the excerpts."""
 ON_THE_PAGE = ("mlperf-dlrm", "dlrm-published", "torchrec-p4d")
 """Suites whose rows are in docs/accuracy one by one."""
-PUBLIC = [suite.name for suite in SUITES if not suite.committed]
+PUBLIC = [name for name, suite in SUITES.items() if not suite.committed]
 
 
 @cache
 def report_of(name: str, folder: Path = EXCERPTS) -> Report:
-    (suite,) = find_suites(name)
-    return suite.run(folder)
+    return SUITES[name].run(folder)
 
 
 def check(report: Report) -> None:
@@ -136,7 +134,6 @@ def _key(named: object, measured: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_missing_data_says_where_to_get_it(name: str, tmp_path: Path) -> None:
-    (suite,) = find_suites(name)
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(InputError, match=r"docs/data\.md"):
-            suite.run(folder)
+            SUITES[name].run(folder)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.suites import Report
 from lab.validate.dlrm_published import (
-    COLUMNS,
     FILE,
     FUSED,
     MIXED,
@@ -16,10 +16,10 @@ from lab.validate.dlrm_published import (
     place,
     validate_dlrm_published,
 )
-from lab.validate.report import Report
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Feature, Table
 from predictor.units import gib
+from tests.lab.validate.reports import write_table
 
 ROW = {
     "source": "README",
@@ -40,10 +40,8 @@ ROW = {
 
 
 def report_of(tmp_path: Path, *changes: dict[str, str]) -> Report:
-    """The report on rows that differ from `ROW`, in columns of another order."""
-    columns = sorted(COLUMNS)
-    rows = [",".join((ROW | change)[column] for column in columns) for change in changes]
-    (tmp_path / FILE).write_text("\n".join((",".join(columns), *rows)) + "\n")
+    """The report on rows that differ from `ROW`."""
+    write_table(tmp_path, FILE, ROW, *changes)
     return validate_dlrm_published(tmp_path)
 
 
@@ -68,7 +66,7 @@ def test_rows_are_apart_by_what_they_fuse(tmp_path: Path) -> None:
         ({"gpus": "0"}, "gpus is 0"),
         ({"gpus": "12"}, "gpus is 12; hosts of v100-32gb have 8"),
         ({"global_batch": "4", "gpus": "8"}, "global_batch is 4"),
-        ({"gpu": "A101"}, "gpu is 'A101': no profile describes it (did you mean "),
+        ({"gpu": "A101"}, "gpu is 'A101 32GB', which no profile describes"),
         ({"model_size": "large", "emb_gb": "82"}, "gpu_mem is 32: a card needs "),
     ],
 )
@@ -78,7 +76,7 @@ def test_bad_rows_are_named_and_left_out(
     report = report_of(tmp_path, change, {})
     assert len(report.rows) == 1
     assert len(report.skipped) == 1
-    assert report.skipped[0].startswith(f"{FILE}:2: {words}")
+    assert report.skipped[0].startswith(f"{FILE}:3: {words}")
 
 
 def test_one_hop_over_nvlink_made_the_mesh_faster(tmp_path: Path) -> None:

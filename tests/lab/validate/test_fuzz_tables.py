@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.pages.scores import report_object
-from lab.validate.collectives import validate_collectives
-from lab.validate.gemm import validate_gemm
-from lab.validate.mlperf import CONFIGS_FILE, PLANS_FILE, ROWS_FILE, validate_mlperf_dlrm
+from lab.suites import SUITES as LISTED
+from lab.validate.gemm import GEMM_FILE, MATMUL_FILE
+from lab.validate.links import NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
+from lab.validate.mlperf import CONFIGS_FILE, PLANS_FILE, ROWS_FILE
 from lab.validate.ops import FILE as OPS_FILE
-from lab.validate.ops import validate_ops
-from lab.validate.public_tables import GEMM_FILE, MATMUL_FILE, NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
-from lab.validate.report import Report
 from lab.validate.torchrec_p4d import FILE as P4D_FILE
-from lab.validate.torchrec_p4d import validate_torchrec_p4d
 from predictor.errors import InputError
 
 pytestmark = pytest.mark.timeout(120)
@@ -78,18 +74,12 @@ P4D = (
     "source,n_gpus,local_batch,interaction_optimizer,iter_ms_derived\n"
     'mlcommons,8,2048,"dot, SGD",9.8\n'
 )
-SUITES: dict[str, tuple[Callable[[Path], Report], dict[str, str]]] = {
-    "collectives": (
-        validate_collectives,
-        {NCCL_FILE: NCCL, VIDUR_FILE: VIDUR, VTRAIN_FILE: VTRAIN},
-    ),
-    "torchrec-p4d": (validate_torchrec_p4d, {P4D_FILE: P4D}),
-    "gemm": (validate_gemm, {GEMM_FILE: GEMM, MATMUL_FILE: MATMUL}),
-    "ops": (validate_ops, {OPS_FILE: OPS}),
-    "mlperf-dlrm": (
-        validate_mlperf_dlrm,
-        {ROWS_FILE: SYSTEMS, CONFIGS_FILE: CONFIGS, PLANS_FILE: PLANS},
-    ),
+SUITES = {
+    "collectives": {NCCL_FILE: NCCL, VIDUR_FILE: VIDUR, VTRAIN_FILE: VTRAIN},
+    "torchrec-p4d": {P4D_FILE: P4D},
+    "gemm": {GEMM_FILE: GEMM, MATMUL_FILE: MATMUL},
+    "ops": {OPS_FILE: OPS},
+    "mlperf-dlrm": {ROWS_FILE: SYSTEMS, CONFIGS_FILE: CONFIGS, PLANS_FILE: PLANS},
 }
 
 CELLS = (
@@ -132,13 +122,13 @@ def damaged(draw: st.DrawFn, good: str) -> bytes:
 def test_a_damaged_table_is_reported_or_refused(
     tmp_path: Path, suite: str, data: st.DataObject
 ) -> None:
-    run, files = SUITES[suite]
+    files = SUITES[suite]
     name = data.draw(st.sampled_from(sorted(files)))
     for other, text in files.items():
         (tmp_path / other).write_text(text)
     (tmp_path / name).write_bytes(data.draw(damaged(files[name])))
     try:
-        report = run(tmp_path)
+        report = LISTED[suite].run(tmp_path)
     except InputError as error:
         message = str(error)
     else:
@@ -151,17 +141,17 @@ def test_a_damaged_table_is_reported_or_refused(
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_files_that_are_no_tables(tmp_path: Path, suite: str) -> None:
-    run, files = SUITES[suite]
+    files = SUITES[suite]
     first = next(iter(files))
     for other, text in files.items():
         (tmp_path / other).write_text(text)
     for bad, words in ((b"", "is empty"), (b"\xff\xfe", "cannot be read"), (b"a,b\n", "no column")):
         (tmp_path / first).write_bytes(bad)
         with pytest.raises(InputError, match=words) as caught:
-            run(tmp_path)
+            LISTED[suite].run(tmp_path)
         assert first in str(caught.value)
     (tmp_path / first).unlink()
     (tmp_path / first).mkdir()
     if len(files) == 1:
         with pytest.raises(InputError, match=first):
-            run(tmp_path)
+            LISTED[suite].run(tmp_path)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.validate.ops import COLUMNS, FILE, validate_ops
+from lab.suites import COLUMNS
+from lab.validate.ops import FILE, validate_ops
 from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
 from predictor.hardware.loader import load_hardware
 
@@ -14,7 +15,7 @@ DEVICE = "H100 96GB HBM2e"
 
 
 def write(folder: Path, *lines: str) -> None:
-    (folder / FILE).write_text("\n".join((",".join(COLUMNS), *lines, "")))
+    (folder / FILE).write_text("\n".join((",".join(COLUMNS[FILE]), *lines, "")))
 
 
 def test_bytes_are_shared_by_the_kernels(tmp_path: Path) -> None:

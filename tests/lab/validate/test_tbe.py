@@ -11,41 +11,31 @@ from lab.validate.tbe import (
     FLOOR,
     GAVE,
     LOOKUPS,
-    MEASURED_COLUMNS,
     MEASURED_FILE,
-    PR_COLUMNS,
     PR_FILE,
     SHAPE,
     validate_tbe,
 )
-from predictor.errors import InputError
+from tests.lab.validate.reports import write_table
 from tests.public_data import FULL, needs_public_data
 
 MEASURED = {
     "gpu": "NVIDIA H100 80GB HBM3",
-    "source": "made up",
-    "commit": "0",
     "num_tables": "2",
     "batch_per_table": "1000",
     "ids_total": "2000",
-    "ids_distinct": "",
     "rows_per_table": "100000",
     "dim": "64",
     "weights_dtype": "fp32",
     "pooling": "none",
     "optimizer": "sgd",
     "location": "hbm",
-    "cache_ratio": "",
-    "hbm_bytes": "",
     "alpha": "1.05",
     "forward_ms": "0.1",
     "backward_ms": "0.2",
     "eval_ms": "0.1",
 }
 PR = {
-    "source": "made up",
-    "commit_or_pr": "#1",
-    "gpu": "",
     "B": "1024",
     "E": "100000",
     "T": "2",
@@ -62,18 +52,13 @@ PR = {
 }
 
 
-def write(path: Path, columns: tuple[str, ...], *rows: dict[str, str]) -> None:
-    lines = [",".join(columns), *(",".join(row[column] for column in columns) for row in rows)]
-    path.write_text("# made up\n" + "\n".join(lines) + "\n")
-
-
 def test_every_pass_is_a_row_and_every_location_a_part(tmp_path: Path) -> None:
     rows = [
-        MEASURED | {"location": location, "cache_ratio": ratio, "optimizer": optimizer}
+        {"location": location, "cache_ratio": ratio, "optimizer": optimizer}
         for location, ratio in (("hbm", ""), ("uvm", ""), ("uvm_caching", "0.5"))
         for optimizer in ("sgd", "adam", "rowwise_adagrad")
     ]
-    write(tmp_path / MEASURED_FILE, MEASURED_COLUMNS, *rows)
+    write_table(tmp_path, MEASURED_FILE, MEASURED, *rows)
     report = validate_tbe(tmp_path)
     assert report.skipped == ()
     assert report.headline == LOOKUPS
@@ -92,17 +77,17 @@ def test_every_pass_is_a_row_and_every_location_a_part(tmp_path: Path) -> None:
 
 
 def test_recorded_distinct_ids_count_more_than_the_power_law(tmp_path: Path) -> None:
-    law = MEASURED | {"location": "uvm", "ids_total": "200000"}
+    law = {"location": "uvm", "ids_total": "200000"}
     few = law | {"ids_distinct": "200"}
-    write(tmp_path / MEASURED_FILE, MEASURED_COLUMNS, law, few)
+    write_table(tmp_path, MEASURED_FILE, MEASURED, law, few)
     rows = [r for r in validate_tbe(tmp_path).rows if r.name["pass"] == "backward"]
     assert rows[1].predicted_ms < 0.5 * rows[0].predicted_ms
 
 
 def test_a_smaller_cache_misses_more(tmp_path: Path) -> None:
-    cached = MEASURED | {"location": "uvm_caching", "ids_total": "200000"}
+    cached = {"location": "uvm_caching", "ids_total": "200000"}
     rows = [cached | {"cache_ratio": ratio} for ratio in ("1.0", "0.5", "0.1")]
-    write(tmp_path / MEASURED_FILE, MEASURED_COLUMNS, *rows)
+    write_table(tmp_path, MEASURED_FILE, MEASURED, *rows)
     times = [r.predicted_ms for r in validate_tbe(tmp_path).rows if r.name["pass"] == "forward"]
     assert times == sorted(times)
     assert times[0] < times[-1]
@@ -110,14 +95,14 @@ def test_a_smaller_cache_misses_more(tmp_path: Path) -> None:
 
 def test_bad_rows_are_named_and_the_others_count(tmp_path: Path) -> None:
     bad = [
-        MEASURED | {"gpu": "Abacus"},
-        MEASURED | {"dim": "wide"},
-        MEASURED | {"optimizer": "adma"},
-        MEASURED | {"location": "tape"},
-        MEASURED | {"forward_ms": "", "backward_ms": "", "eval_ms": ""},
-        MEASURED | {"eval_ms": ""},
+        {"gpu": "Abacus"},
+        {"dim": "wide"},
+        {"optimizer": "adma"},
+        {"location": "tape"},
+        {"forward_ms": "", "backward_ms": "", "eval_ms": ""},
+        {"eval_ms": ""},
     ]
-    write(tmp_path / MEASURED_FILE, MEASURED_COLUMNS, *bad)
+    write_table(tmp_path, MEASURED_FILE, MEASURED, *bad)
     report = validate_tbe(tmp_path)
     assert len(report.rows) == 2
     said = "\n".join(report.skipped)
@@ -127,11 +112,11 @@ def test_bad_rows_are_named_and_the_others_count(tmp_path: Path) -> None:
 
 
 def test_where_no_gpu_is_stated_only_the_shape_counts(tmp_path: Path) -> None:
-    sweep = [PR | {"D": dim, "time_us": time} for dim, time in (("64", "100"), ("256", "300"))]
+    sweep = [{"D": dim, "time_us": time} for dim, time in (("64", "100"), ("256", "300"))]
     slower = [row | {"time_us": str(7 * float(row["time_us"]))} for row in sweep]
     errors = []
     for rows in (sweep, slower):
-        write(tmp_path / PR_FILE, PR_COLUMNS, *rows)
+        write_table(tmp_path, PR_FILE, PR, *rows)
         report = validate_tbe(tmp_path)
         assert {row.part for row in report.rows} == {SHAPE}
         errors.append([row.error for row in report.rows])
@@ -140,24 +125,19 @@ def test_where_no_gpu_is_stated_only_the_shape_counts(tmp_path: Path) -> None:
 
 def test_rows_of_pull_requests_that_cannot_be_predicted_are_named(tmp_path: Path) -> None:
     rows = [
-        PR | {"gpu": "B200", "kernel": "bwd", "E": "1000;2000", "D": "64;128"},
-        PR | {"kernel": "fwd VBE"},
-        PR | {"kernel": "fwd nobag", "usable_for": "host launch floor"},
-        PR | {"kernel": "scan"},
-        PR | {"E": "1;2;3"},
-        PR,
+        {"gpu": "B200", "kernel": "bwd", "E": "1000;2000", "D": "64;128"},
+        {"kernel": "fwd VBE"},
+        {"kernel": "fwd nobag", "usable_for": "host launch floor"},
+        {"kernel": "scan"},
+        {"E": "1;2;3"},
+        {},
     ]
-    write(tmp_path / PR_FILE, PR_COLUMNS, *rows)
+    write_table(tmp_path, PR_FILE, PR, *rows)
     report = validate_tbe(tmp_path)
     assert [row.part for row in report.rows] == [FLOOR]
     said = "\n".join(report.skipped)
     for text in ("another kernel", "the host's time", "starts with none", "T is 2", "no shape"):
         assert text in said
-
-
-def test_a_folder_without_the_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"docs/data\.md"):
-        validate_tbe(tmp_path)
 
 
 @needs_public_data

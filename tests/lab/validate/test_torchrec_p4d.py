@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.validate.torchrec_p4d import FILE, Run, validate_torchrec_p4d
+from lab.validate.torchrec_p4d import FILE, validate_torchrec_p4d, workload_of
 from predictor.model.workload import DcnV2
 
 HEADER = "source,n_gpus,local_batch,interaction_optimizer,iter_ms_derived\n"
 
 
 def test_settings_choose_model_and_ids() -> None:
-    plain = Run("mlcommons/training", 8, 2048, "dot, SGD").workload()
-    cross = Run("facebookresearch/dlrm", 8, 2048, "DCNv2, Adagrad").workload()
+    plain = workload_of("mlcommons/training", "dot, SGD", 2048)
+    cross = workload_of("facebookresearch/dlrm", "DCNv2, Adagrad", 2048)
     assert plain.dense.interaction == "dot"
     assert isinstance(cross.dense.interaction, DcnV2)
     assert plain.tables[20].lookups_per_sample == 1

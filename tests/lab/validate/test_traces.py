@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.validate.report import Report
+from lab.suites import Report
 from lab.validate.traces import (
     GEMM,
     NAIVE,
@@ -19,7 +19,6 @@ from lab.validate.traces import (
     STEPS,
     validate_traces,
 )
-from predictor.errors import InputError
 from tests.public_data import FULL, needs_public_data
 
 
@@ -56,11 +55,6 @@ def test_every_part_has_rows_and_every_step_its_line(report: Report) -> None:
     assert parts[OTHER_TRACES].n == parts[OTHER_STEPS].n == parts[NAIVE].n
     (_, steps) = report.scores
     assert len(steps.rows) == parts[OTHER_STEPS].n + parts[OUTSIDE].n + parts[OWN_HOST].n
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"docs/data\.md"):
-        validate_traces(tmp_path)
 
 
 @needs_public_data

@@ -10,28 +10,26 @@ import pytest
 
 from lab.fit.megatron import START, fit, measured, predicted, split_rows
 from lab.runtimes.megatron import MegatronStep, load_megatron
+from lab.suites import COLUMNS
 from lab.validate.transformers import (
-    COLUMNS,
     FIT,
     MULTI,
     MULTI_FILE,
     SEEN,
     SINGLE_FILE,
-    TIMES,
     UNSEEN,
-    read_multi,
-    read_single,
+    read_steps,
     validate_transformers,
 )
 from predictor.hardware.loader import load_hardware
 from tests.public_data import FULL, every_table
 
-HEADER = ",".join((*COLUMNS, TIMES[0]))
+HEADER = ",".join(COLUMNS[SINGLE_FILE])
 FITTED_ROW = "8,16,4,2048,16,16,1024,2,1,4"
 OTHER_ROW = "2,16,4,1024,16,12,1024,1,1,2"
 """Composed of timings of fitted rows."""
 UNSEEN_ROW = "4,16,2,2048,16,12,1024,4,1,1"
-MULTI_HEADER = ",".join(("Parameters (billion)", *COLUMNS.values(), TIMES[1]))
+MULTI_HEADER = ",".join(("Parameters (billion)", *COLUMNS[MULTI_FILE]))
 
 
 def single(folder: Path, *rows: str) -> Path:
@@ -75,7 +73,7 @@ def test_several_nodes_count_apart(tmp_path: Path) -> None:
     report = validate_transformers(tmp_path)
     assert [r.part for r in report.rows] == [MULTI]
     assert report.summary.n == 0
-    model = read_multi(tmp_path).rows[0][1]
+    model = read_steps(tmp_path, MULTI_FILE).rows[0][1]
     assert model.recompute
     assert model.local_vocabulary % 128 == 0
 
@@ -94,7 +92,7 @@ def test_the_fit_finds_the_constants_behind_rows(tmp_path: Path) -> None:
             (4, 16, 8, 2048, 1, 1, 4),
         )
     ]
-    rows = read_single(single(tmp_path, *lines)).rows
+    rows = read_steps(single(tmp_path, *lines)).rows
     truth = replace(START, kernel_us=55.0, elementwise_factor=1.8, send_gb_s=20.0)
     step = MegatronStep(load_hardware("a100-40gb"), truth)
     timed = [(c, m, float(t)) for (c, m, _), t in zip(rows, predicted(step, rows), strict=True)]
@@ -106,7 +104,7 @@ def test_the_fit_finds_the_constants_behind_rows(tmp_path: Path) -> None:
 
 @every_table
 def test_the_shipped_rows_are_those_of_the_smallest_hashes(folder: Path) -> None:
-    rows, held_out = split_rows(read_single(folder).rows)
+    rows, held_out = split_rows(read_steps(folder).rows)
     assert {configuration for configuration, _, _ in rows} == load_megatron().rows
     assert not {configuration for configuration, _, _ in held_out} & load_megatron().rows
 

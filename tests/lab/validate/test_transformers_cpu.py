@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.transformers import BUCKET, BUCKETS, OP, OPS, gradient_sum, rounds_file, training_step
+from lab.transformers import FAMILIES, gradient_sum, training_step
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import RankCalls
@@ -16,7 +16,16 @@ from shardopt.measure.store import write_rows
 
 pytest.importorskip("scipy")
 
-from lab.validate.transformers_cpu import validate_transformers_cpu
+from lab.validate.transformers_cpu import (
+    BUCKET,
+    BUCKETS,
+    OP,
+    OPS,
+    read_ops,
+    read_rounds,
+    rounds_file,
+    validate_transformers_cpu,
+)
 
 SLOWER = 1.1
 """Measured time over what the kernel models give, on targets."""
@@ -78,9 +87,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-FAMILIES = ("bert", "gpt2", "xlnet")
-
-
 def test_targets_are_scored_apart_from_what_was_fitted(folder: Path) -> None:
     report = validate_transformers_cpu(folder)
     assert report.summary.n == 6
@@ -101,6 +107,53 @@ def test_tables_say_how_far_it_generalizes(folder: Path) -> None:
 def test_one_number_of_ranks_is_enough(folder: Path) -> None:
     rounds_file(folder, 2).unlink()
     assert {row.name["ranks"] for row in validate_transformers_cpu(folder).rows} == {1}
+
+
+def test_ops_and_buckets_are_those_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / OPS).write_text(
+        "shape,part,kind,sizes,count,reuse_kib\n"
+        "one,forward,mul c>1,1 2 3 0,2,0:1 3:2\n"
+        ",backward.0,clone 10>1,4 4,1,\n"
+        "two,forward,mul c>1,1 2 3 0,1,\n"
+    )
+    (tmp_path / BUCKETS).write_text("shape,bucket,gradients,bytes\none,0,3,400\n")
+    steps = read_ops(tmp_path)
+    assert [call.op for call in steps["one"].calls] == ["forward", "backward.0"]
+    reuse = (1024.0, 0.0, 0.0, 2048.0, *[0.0] * (BINS - 4))
+    assert steps["one"].calls[0].rows == (OpRow("mul c>1", (1, 2, 3, 0), reuse, 2),)
+    assert steps["one"].collectives == (gradient_sum(3, 400),)
+    assert steps["two"].collectives == ()
+
+
+ROUND = json.dumps(
+    {
+        "round": 0,
+        "other_cores": 0.1,
+        "steps": {"a": [[1, 2], [3, 5]]},
+        "alone": {"a": [[1], [1]]},
+        "captured": {"a": [[1.0, 2.0], [3.0, 4.0]]},
+    }
+)
+BUSY = '{"round": 1, "other_cores": 1.1}'
+
+
+def test_rounds_are_medians_of_the_slowest_rank(tmp_path: Path) -> None:
+    rounds_file(tmp_path, 2).write_text(f"{ROUND}\n{BUSY}\n{ROUND}\n")
+    rounds = read_rounds(tmp_path, 2)
+    assert (rounds.count, rounds.disturbed) == (2, 1)
+    assert rounds.steps == {"a": 4.0}
+    assert rounds.alone == {"a": 1.0}
+    assert rounds.captured == {"a": (2.0, 3.0)}
+
+
+@pytest.mark.parametrize(
+    ("line", "named"), [("{", "jsonl:2"), ("[]", "jsonl:2"), (BUSY, "none of its 1")]
+)
+def test_rounds_that_tell_nothing_are_refused(tmp_path: Path, line: str, named: str) -> None:
+    text = line if line == BUSY else f"{ROUND}\n{line}\n"
+    rounds_file(tmp_path, 2).write_text(text)
+    with pytest.raises(InputError, match=named):
+        read_rounds(tmp_path, 2)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from lab.pages.scores import scores_object
-from lab.suites import run_suites
+from lab.suites import Report, run_suites
 from lab.tasks.against import OURS, SHIPPED, THEIRS
-from lab.validate.report import Report
 from lab.validate.tasks.against_torchrec import NEAR, WORDS, validate_against_torchrec
 from lab.validate.tasks.gains import QUIET
 from predictor.errors import InputError
 from shardopt.bench.rows import read_rows, write_rows
 from shardopt.calibrate.rows import runtime_words
 from shardopt.ranks.realtime import Runtime
+from tests.lab.validate.reports import set_rounds, table
 
 pytest.importorskip("scipy")
 
@@ -38,30 +37,11 @@ NOISE = (0.98, 0.99, 1.0, 1.01, 1.02, 1.0, 1.0, 1.0)
 
 def measured(lab: Any, number: int, ratios: Mapping[str, float], end: str = "rows.json") -> None:
     """Rounds in which a plan takes so many times the time of TorchRec's plan."""
-    rows = read_rows(lab.folder / f"task-{number:03d}.rows.json")
-    path = lab.folder / f"task-{number:03d}.{end}"
-    entries = {entry["name"]: entry["plan"] for entry in rows.plans}
-    rows.plans = [{"name": name, "plan": entries[SOURCE[name]]} for name in ratios]
-    first = rows.rounds[0]
-    rows.rounds = [
-        {
-            **first,
-            "round": at,
-            "order": list(ratios),
-            "lead_ms": {name: [1.0, 1.0] for name in ratios},
-            "ranks_ms": {
-                name: [[10.0 * ratio * (1.0 if name == THEIRS else noise)] * 2] * 2
-                for name, ratio in ratios.items()
-            },
-        }
-        for at, noise in enumerate(NOISE)
+    rounds = [
+        {name: 10.0 * ratio * (1.0 if name == THEIRS else noise) for name, ratio in ratios.items()}
+        for noise in NOISE
     ]
-    write_rows(path, rows)
-
-
-def table(report: Report, name: str) -> list[dict[str, Any]]:
-    found = next(scores for scores in report.scores if scores.name == name)
-    return scores_object(found)["rows"]
+    set_rounds(lab, f"task-{number:03d}.{end}", {name: SOURCE[name] for name in ratios}, rounds)
 
 
 def predicted(report: Report) -> dict[int, float]:

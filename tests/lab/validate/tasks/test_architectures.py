@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.pages.scores import scores_object
-from lab.validate.report import Report
+from lab.suites import Report
 from lab.validate.tasks.architectures import (
     FEWEST_ROUNDS,
     LINEARS,
@@ -22,6 +21,7 @@ from predictor.model.dlrm_program import dense_program
 from predictor.model.op_calls import Gradient
 from shardopt.bench.rows import read_rows, write_rows
 from tests.builders import a_table, a_workload
+from tests.lab.validate.reports import table
 
 pytest.importorskip("scipy")
 
@@ -33,10 +33,8 @@ MMOE = {
 }
 
 
-def table(report: Report, name: str) -> dict[str, dict[str, Any]]:
-    found = next(scores for scores in report.scores if scores.name == name)
-    rows = scores_object(found)["rows"]
-    return {next(iter(row.values())): row for row in rows}
+def by_first(report: Report, name: str) -> dict[str, dict[str, Any]]:
+    return {next(iter(row.values())): row for row in table(report, name)}
 
 
 def set_architecture(lab, number: int) -> None:
@@ -52,7 +50,7 @@ def test_errors_are_by_kind(lab, times_of) -> None:
     lab.task(2, "sparse_dist", FACTOR * predicted[2])
     set_architecture(lab, 2)
     report = validate_architectures(lab.root)
-    lines = table(report, "architectures")
+    lines = by_first(report, "architectures")
     assert list(lines) == ["all", "dlrm", "mmoe"]
     assert lines["dlrm"]["mean"] == pytest.approx(0.0, abs=1e-9)
     assert lines["mmoe"]["mean"] == pytest.approx(0.2)
@@ -62,7 +60,7 @@ def test_errors_are_by_kind(lab, times_of) -> None:
     # the layers of a DLRM are known without a capture
     assert lines["mmoe"][LINEARS] == pytest.approx(0.2)
     assert {row.family for row in report.rows} == {"dlrm", "mmoe"}
-    assert table(report, "ablations")["everything"]["error"] == pytest.approx(0.1)
+    assert by_first(report, "ablations")["everything"]["error"] == pytest.approx(0.1)
 
 
 def test_rounds_beside_other_work_do_not_count(lab, times_of) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab.pages.scores import scores_object
-from lab.validate.report import Scores
+from lab.suites import SUITES
 from lab.validate.tasks.ablations import SUMS
 from lab.validate.tasks.tables import BALANCED, over_balanced, synchronisation
 
@@ -31,13 +31,13 @@ TASKS = [
 ]
 
 
-def rows(found: Scores) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = scores_object(found)["rows"]
-    return lines
+def rows(name: str, lines: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = scores_object(SUITES["torchrec-cpu"].table(name, lines))["rows"]
+    return found
 
 
 def test_plans_are_classed_by_the_predicted_waiting() -> None:
-    below, some, more, most = rows(synchronisation(TASKS))
+    below, some, more, most = rows("synchronisation", synchronisation(TASKS))
     assert [line["n"] for line in (below, some, more, most)] == [2, 1, 1, 2]
     assert below["waiting"] == "below 1 %"
     assert below["error"] == pytest.approx((0.1 + 0.05) / 2)
@@ -49,14 +49,13 @@ def test_plans_are_classed_by_the_predicted_waiting() -> None:
 
 
 def test_a_class_without_plans_has_no_errors() -> None:
-    lines = rows(synchronisation(TASKS[2:]))
+    lines = rows("synchronisation", synchronisation(TASKS[2:]))
     assert [line["n"] for line in lines] == [0, 0, 1, 0]
     assert lines[0]["error"] is None or np.isnan(lines[0]["error"])
 
 
 def test_plans_are_compared_with_the_balanced_one_of_their_task() -> None:
-    (found,) = over_balanced(TASKS)
-    crossed, same = rows(found)
+    crossed, same = rows("plans over the balanced one", over_balanced(TASKS))
     assert (crossed["plan"], crossed["n"]) == (CROSSED, 2)
     assert crossed["measured"] == pytest.approx((0.5 + 0.2) / 2)
     assert crossed["predicted"] == pytest.approx((0.5 + 0.2) / 2)

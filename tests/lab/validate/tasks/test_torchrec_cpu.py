@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lab import cli as app
-from lab.pages.scores import scores_object
-from lab.validate.report import Report, wilson
+from lab.statistics import wilson
+from lab.suites import Report
 from lab.validate.tasks import tables as ranking
 from lab.validate.tasks import task_prediction
 from lab.validate.tasks.torchrec_cpu import (
@@ -23,16 +22,12 @@ from lab.validate.tasks.torchrec_cpu import (
 )
 from predictor.errors import InputError
 from shardopt.calibrate.rows import Origin
+from tests.lab.validate.reports import table
 
 pytest.importorskip("scipy")
 
 FACTOR = 1.25
 """Measured over predicted, everywhere in the second task."""
-
-
-def table(report: Report, name: str) -> list[dict[str, Any]]:
-    found = next(scores for scores in report.scores if scores.name == name)
-    return scores_object(found)["rows"]
 
 
 def first_task(predicted: np.ndarray) -> np.ndarray:
@@ -180,17 +175,32 @@ def test_a_task_without_rows_is_left_out(lab) -> None:
     assert validate_torchrec_cpu(lab.root).skipped == ("batch-1 task-003: not measured",)
 
 
-def test_a_corrupted_rows_file_is_named_with_its_line(lab) -> None:
-    path = lab.folder / "task-002.rows.json"
-    lines = path.read_text().splitlines()
-    number = next(i for i, line in enumerate(lines) if '"ranks_ms"' in line)
-    lines[number] = lines[number].replace('"ranks_ms"', '"rank_ms"')
-    path.write_text("\n".join(lines))
-    with pytest.raises(InputError, match=rf"task-002\.rows\.json:{number + 1}: rounds\[0\]"):
-        validate_torchrec_cpu(lab.root)
-    csv = lab.folder / "calibration.rows.csv"
-    csv.write_text(csv.read_text().replace('"bytes"":1024', '"bytes"":', 1))
-    with pytest.raises(InputError, match=r"calibration\.rows\.csv:2: not a calibration row"):
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("task-002.rows.json", '"ranks_ms"', '"rank_ms"', r"task-002\.rows\.json:\d+: rounds\[0\]"),
+        ("calibration.rows.csv", '"bytes"":1024', '"bytes"":', r"calibration\.rows\.csv:2: "),
+        (
+            "task-001.rows.json",
+            "2026-01-01T00:45",
+            "2026-13-01T00:45",
+            r"rounds.2.: at: '2026-13",
+        ),
+        (
+            "task-001.rows.json",
+            '"torchrec": "1.8.0"',
+            '"torchrec": "1.9.0"',
+            r"'1\.9\.0'.*mixed",
+        ),
+        ("task-001.rows.json", '"sha256": ""', '"sha256": "abc"', r"version of task-001\.yaml"),
+    ],
+)
+def test_broken_files_and_rows_of_something_else_are_refused(
+    lab, file: str, old: str, new: str, said: str
+) -> None:
+    path = lab.folder / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(InputError, match=said):
         validate_torchrec_cpu(lab.root)
 
 
@@ -205,24 +215,6 @@ def test_a_corrupted_rows_file_is_named_with_its_line(lab) -> None:
 def test_a_calibration_of_another_machine_is_refused(lab, origin: Origin) -> None:
     lab.calibration(origin)
     with pytest.raises(InputError, match="never mixed"):
-        validate_torchrec_cpu(lab.root)
-
-
-def test_a_broken_time_is_said(lab) -> None:
-    path = lab.folder / "task-001.rows.json"
-    path.write_text(path.read_text().replace("2026-01-01T00:45", "2026-13-01T00:45"))
-    with pytest.raises(InputError, match=r"rounds\[2\]: at: '2026-13.* is no time"):
-        validate_torchrec_cpu(lab.root)
-
-
-def test_rows_of_another_machine_or_model_are_refused(lab) -> None:
-    path = lab.folder / "task-001.rows.json"
-    text = path.read_text()
-    path.write_text(text.replace('"torchrec": "1.8.0"', '"torchrec": "1.9.0"'))
-    with pytest.raises(InputError, match=r"task-001\.rows\.json: torchrec is '1\.9\.0'.*mixed"):
-        validate_torchrec_cpu(lab.root)
-    path.write_text(text.replace('"sha256": ""', '"sha256": "abc"'))
-    with pytest.raises(InputError, match=r"another version of task-001\.yaml"):
         validate_torchrec_cpu(lab.root)
 
 

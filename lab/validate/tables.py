@@ -1,0 +1,158 @@
+"""Reads public tables of measurements by their columns, and predicts what their rows are of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar
+
+from lab.suites import COLUMNS, ComparedRow
+from predictor.cost.errors import Z_90, error_size
+from predictor.csv_rows import ParsedRows, Row, read_table
+from predictor.errors import ShardoptError, did_you_mean
+from predictor.hardware.device_names import PROFILES, profile_of_device
+from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.critical_path import critical_path
+from predictor.iteration.graph import Graph
+from predictor.iteration.timeline import simulate
+from predictor.model.topology import Topology
+from predictor.predict import iteration_interval
+
+T = TypeVar("T")
+
+SMALL_BYTES = 2**20
+"""Below it latency bounds a message."""
+
+
+def read(folder: Path, name: str, parse: Callable[[Row], T]) -> ParsedRows[T]:
+    """Every row of a public table; none where the file is not there.
+
+    Args:
+        parse: a ValueError or an error of ours says why it leaves a row out.
+
+    Raises:
+        InputError: the file cannot be read, or lacks a column.
+    """
+
+    def parsed(row: Row) -> T:
+        try:
+            return parse(row)
+        except ShardoptError as error:
+            raise ValueError(str(error)) from error
+
+    path = folder / name
+    return read_table(path, COLUMNS[name], parsed) if path.exists() else ParsedRows()
+
+
+def compare_tables(
+    folder: Path, tables: Mapping[str, Callable[[Row], ComparedRow]]
+) -> tuple[list[ComparedRow], list[str]]:
+    """Every row of some tables with its prediction, and ``file:line: why`` of those left out.
+
+    Args:
+        tables: file -> what predicts a row of it.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    found = [read(folder, name, build) for name, build in tables.items()]
+    rows = [row for table in found for row in table.rows]
+    return rows, merged_lines([text for table in found for text in table.problems])
+
+
+def merged_lines(problems: Sequence[str]) -> list[str]:
+    """Problems ``file:line: why``, those of lines that follow one another for the same reason as
+    one, ``file:first-last: why``."""
+    merged: list[tuple[str, int, int, str]] = []
+    for text in problems:
+        name, line, why = text.split(":", 2)
+        file, first, last, same = merged[-1] if merged else ("", 0, 0, "")
+        if (file, last + 1, same) == (name, int(line), why):
+            merged[-1] = (file, first, last + 1, why)
+        else:
+            merged.append((name, int(line), int(line), why))
+    return [
+        f"{file}:{first}{f'-{last}' if last > first else ''}:{why}"
+        for file, first, last, why in merged
+    ]
+
+
+def known(row: Row, column: str, values: Mapping[str, T]) -> T:
+    """What a word in a column stands for; a question mark after it says that it was inferred.
+
+    Raises:
+        ValueError: it is none of the known words.
+    """
+    text = row[column].strip().rstrip("?")
+    if text not in values:
+        words = ", ".join(filter(None, values))
+        hint = did_you_mean(text, list(values))
+        raise ValueError(f"{column} is '{row[column]}'{hint}; known are {words}")
+    return values[text]
+
+
+def profile_of_row(row: Row, column: str = "gpu") -> HardwareProfile:
+    """Profile of the device that a column names.
+
+    Raises:
+        ValueError: none describes it.
+    """
+    name = profile_of_device(row[column])
+    if name is None:
+        raise ValueError(no_profile(row[column], column))
+    return load_hardware(name)
+
+
+def no_profile(name: str, column: str) -> str:
+    """Why rows of a device are left out: the nearest profile by name, and how to write one."""
+    shipped = {profile: profile for _, profile in PROFILES}
+    shipped |= {words[0].lower(): profile for words, profile in reversed(PROFILES)}
+    words = name.lower().replace("-", " ").split()
+    near = [shipped[hit] for word in words for hit in get_close_matches(word, shipped, 1, 0.65)]
+    given = (
+        f"{column} is '{name}', which no profile describes" if name else f"{column} is not given"
+    )
+    return (
+        f"{given}; the nearest is {near[0] if near else DEFAULT_HARDWARE}: name it as `base:` of a "
+        "file with the groups that differ (CONTRIBUTING.md)"
+    )
+
+
+def time_of(
+    graph: Graph, hardware: HardwareProfile, topology: Topology, software_error: float = 0.0
+) -> tuple[float, tuple[float, float]]:
+    """Time of an iteration in ms and its 90 % interval.
+
+    Args:
+        software_error: 1-sigma, relative, of a release that did other things.
+    """
+    timeline = simulate(graph, keep_steps=True)
+    time = float(timeline.iteration_ms[0])
+    path = critical_path(graph, timeline)
+    return time, iteration_interval(time, path, hardware, topology, software_error)
+
+
+def kernel_interval(
+    hardware: HardwareProfile,
+    groups: Iterable[str],
+    predicted_ms: float,
+    size_bytes: float = math.inf,
+) -> tuple[float, float]:
+    """90 % interval ``(low, high)`` in ms of the time of one kernel or collective.
+
+    Args:
+        groups: of the profile that its cost comes from, such as ``collectives.inter``.
+        predicted_ms: > 0.
+        size_bytes: of a message; links may be less sure of small ones.
+    """
+    names = tuple(groups)
+    size = error_size(hardware, names)
+    shared = [size.shared]
+    if size_bytes < SMALL_BYTES:
+        links = (hardware.groups[name] for name in names)
+        shared += [getattr(link, "small_rel_error", None) or 0.0 for link in links]
+    factor = math.exp(Z_90 * math.hypot(max(shared), size.own))
+    return predicted_ms / factor, predicted_ms * factor

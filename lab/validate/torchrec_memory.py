@@ -1,0 +1,226 @@
+"""Peak memory of TorchRec's pipeline benchmark: its ops one by one, and the fullest rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from lab.suites import Cell
+from predictor.hardware.loader import context_bytes, load_hardware
+from predictor.model.dlrm_program import OpWriter, free_after_last_use
+from predictor.model.memory.peak import rank_peaks
+from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
+from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Table, Workload
+from predictor.units import GIB
+
+MAX_SEQUENCE = 20
+"""Ids to which `TestMixedEmbeddingSparseArch` pads a sequence."""
+
+
+class StepMemory(NamedTuple):
+    """Predicted peaks of the fullest rank, and what its GPU has less what lies outside PyTorch's
+    allocator; bytes."""
+
+    allocated: float
+    reserved: float
+    capacity: float
+
+
+def memory_of(workload: Workload, profile: str, ranks: int, plan: ShardingPlan) -> StepMemory:
+    """What the fullest rank of a run is predicted to need."""
+    hardware = load_hardware(profile)
+    topology = Topology.uniform(
+        ranks, ranks, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
+    )
+    peaks = rank_peaks(workload, topology, plan, _Benchmark(workload).write(), hardware.device)
+    return StepMemory(
+        max(peak.allocated_bytes for peak in peaks),
+        max(peak.reserved_bytes for peak in peaks),
+        hardware.hbm_bytes - context_bytes(hardware),
+    )
+
+
+Measured = tuple[str, str, float | None, float | None, StepMemory]
+"""Commit, run, bytes allocated and reserved, and what was predicted."""
+Lines = list[tuple[Cell, ...]]
+
+
+def memory_rows(found: Sequence[Measured]) -> tuple[Lines, Lines]:
+    """Mean errors, and every row; nothing of no rows."""
+    every: Lines = []
+    errors: tuple[list[float], list[float]] = ([], [])
+    for commit, run, allocated, reserved, predicted in found:
+        cells: list[Cell] = []
+        pairs = ((allocated, predicted.allocated), (reserved, predicted.reserved))
+        for sizes, (measured, needed) in zip(errors, pairs, strict=True):
+            error = None if measured is None else needed / measured - 1.0
+            sizes += [] if error is None else [abs(error)]
+            cells += [None if measured is None else measured / GIB, needed / GIB, error]
+        every.append((commit, run, *cells))
+    if not every:
+        return [], []
+    misfits = sum(memory.reserved > memory.capacity for *_, memory in found)
+    means = (fmean(sizes) if sizes else None for sizes in errors)
+    return [("all", len(found), *means, misfits)], every
+
+
+Backward = Callable[[Operand], Operand]
+
+
+class _Benchmark(OpWriter):
+    """Writes what one rank of the benchmark runs, at the workload's batch size."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__("fp32")
+        self.workload = workload
+        self.batch = workload.batch_size
+        self.given = {m: self._outputs(m) for m in workload.modules}
+
+    def write(self) -> DenseProgram:
+        features = self.tensor((self.batch, self.workload.dlrm.in_features))
+        mixed = bool(self.workload.dlrm.linears)
+        dims = self.workload.dlrm.linears[:1] if mixed else ()
+        widths = [o for _, o in dims] if mixed else self.workload.dlrm.bottom_mlp
+        sparse, frame, sparse_back = self._mixed() if mixed else self._regrouped()
+        dense, dense_back = self._layers(features, widths, swish=False)
+        joined = self.op("cat", [dense, *sparse], self._wide(dense, *sparse))
+        over = [o for _, o in self.workload.dlrm.linears[1:]] or self.workload.dlrm.top_mlp
+        out, over_back = self._layers(joined, over, swish=not mixed)
+        self.events.append(OpCall("frame", (*sparse, *frame), ()))
+        forward, self.events = self.events, []
+        grad = over_back(self.op("mean_backward", [out], self.like(out)))
+        dense_back(self.columns(grad, 0, dense.shape[-1]))
+        sparse_back(self.columns(grad, dense.shape[-1], joined.shape[-1] - dense.shape[-1]))
+        backward, self.events = self.events, []
+        self.each("_foreach_add_", self.parameters, self.gradients)
+        kept = [*self.parameters, features]
+        parts = free_after_last_use((forward, backward, self.events), kept)
+        first, second, step = parts
+        # the model that was not sharded stays beside the one that was (`runner` of the benchmark)
+        whole = [self.like(parameter) for parameter in self.parameters]
+        return DenseProgram(self.batch, first, second, step, (*self.parameters, *whole))
+
+    def _tables(self, module: str) -> list[Table]:
+        return [t for t in self.workload.tables if t.module == module]
+
+    def _outputs(self, module: str) -> tuple[Operand, ...]:
+        tables = self._tables(module)
+        if tables[0].is_pooled:
+            return (self.tensor((self.batch, sum(t.embedding_dim for t in tables))),)
+        ids = [round(self.batch * t.lookups_per_sample) for t in tables]
+        # one tensor for all features, of which each takes its part
+        return (self.tensor((sum(ids), tables[0].embedding_dim)),)
+
+    def _wide(self, *parts: Operand) -> Operand:
+        return self.tensor((self.batch, sum(p.shape[-1] for p in parts)))
+
+    def _layers(
+        self, x: Operand, widths: Sequence[int], *, swish: bool
+    ) -> tuple[Operand, Backward]:
+        backs: list[Backward] = []
+        for out in widths:
+            x, back = self._linear(x, out)
+            backs.append(back)
+            if swish:
+                x, back = self._swish(x)
+                backs.append(back)
+
+        def backward(grad: Operand) -> Operand:
+            for back in reversed(backs):
+                grad = back(grad)
+            return grad
+
+        return x, backward
+
+    def _linear(self, x: Operand, out: int) -> tuple[Operand, Backward]:
+        weight, take = self.parameter(out, x.shape[-1])
+        y = self.op("addmm", [x, weight], self.tensor((self.batch, out)))
+
+        def backward(grad: Operand) -> Operand:
+            found = self.op("mm", [grad, weight], self.like(x))
+            of_weight = self.op("mm", [grad, x], self.like(weight))
+            take(of_weight)
+            return found
+
+        return y, backward
+
+    def _swish(self, x: Operand) -> tuple[Operand, Backward]:
+        normal = self.op("native_layer_norm", [x], self.like(x))
+        gate = self.op("sigmoid", [normal], self.like(x))
+        y = self.op("mul", [x, gate], self.like(x))
+
+        def backward(grad: Operand) -> Operand:
+            of_gate = self.op("mul", [grad, x], self.like(x))
+            of_x = self.op("mul", [grad, gate], self.like(x))
+            of_normal = self.op("sigmoid_backward", [of_gate, gate], self.like(x))
+            found = self.op("native_layer_norm_backward", [of_normal, x], self.like(x))
+            return self.op("add", [of_x, found], self.like(x))
+
+        return y, backward
+
+    def _regrouped(self) -> tuple[list[Operand], list[Operand], Callable[[Operand], None]]:
+        """The modules' outputs side by side, then one tensor a group."""
+        modules = self.workload.modules
+        self.events += [Lookup(m, self.given[m]) for m in modules]
+        values = [self.given[m][0] for m in modules]
+        whole = self.op("cat", values, self._wide(*values))
+        groups = [self.like(v) for v in values]
+        self.events.append(OpCall("permute_multi_embedding", (whole,), tuple(groups)))
+
+        def backward(grad: Operand) -> None:
+            copies, first = [], 0
+            for group in groups:
+                part = self.columns(grad, first, group.shape[-1])
+                copies.append(self.op("clone", [part], self.like(group)))
+                first += group.shape[-1]
+            self.events.append(OpCall("permute", tuple(copies), (of_whole := self.like(whole),)))
+            first = whole.shape[-1]
+            for module in reversed(modules):
+                width = self.given[module][0].shape[-1]
+                first -= width
+                part = self.columns(of_whole, first, width)
+                self.events.append(LookupBackward(module, (part,)))
+
+        return groups, [whole], backward
+
+    def _mixed(self) -> tuple[list[Operand], list[Operand], Callable[[Operand], None]]:
+        """Pooled outputs beside padded sequences."""
+        pooled = [m for m in self.workload.modules if self._tables(m)[0].is_pooled]
+        others = [m for m in self.workload.modules if m not in pooled]
+        parts, backs = [], []
+        for module in pooled:
+            self.events.append(Lookup(module, self.given[module]))
+            parts.append(self.view("values", self.given[module][0]))
+        for module in others:
+            self.events.append(Lookup(module, self.given[module]))
+            values, tables = self.given[module][0], self._tables(module)
+            shape = (self.batch, MAX_SEQUENCE * tables[0].embedding_dim)
+            padded = [self.op("to_dense", [values], self.tensor(shape)) for _ in tables]
+            parts.append(self.op("cat", padded, self._wide(*padded)))
+            backs.append((module, values, padded))
+        whole = self.op("cat", parts, self._wide(*parts))
+        self.events.append(OpCall("frame", tuple(p for _, v, ps in backs for p in (v, *ps)), ()))
+
+        def backward(grad: Operand) -> None:
+            first = sum(self.given[m][0].shape[-1] for m in pooled)
+            for module, values, padded in backs:
+                found = []
+                for part in padded:
+                    of = self.columns(grad, first, part.shape[-1])
+                    share = self.tensor((values.shape[0] // len(padded), values.shape[1]))
+                    copied = self.op("clone", [of], self.like(part))
+                    found.append(self.op("to_jagged", [copied], share))
+                    first += part.shape[-1]
+                joined = self.op("cat", found, self.like(values))
+                self.events.append(LookupBackward(module, (joined,)))
+            first = 0
+            for module in pooled:
+                width = self.given[module][0].shape[-1]
+                part = self.columns(grad, first, width)
+                self.events.append(LookupBackward(module, (part,)))
+                first += width
+
+        return [whole], [], backward
