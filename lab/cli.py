@@ -317,7 +317,7 @@ def compare(
     """
     from lab.replay.calls import FILE, write_models
     from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
-    from lab.replay.originals import MODELS
+    from lab.replay.models import MODELS
     from predictor.errors import InputError, did_you_mean
     from shardopt.api.cache import versions
     from shardopt.cli.output import write_json

@@ -22,6 +22,7 @@ from typing import Any
 
 from lab.quiet_ranks import hasten_main, prepare_on_last_cores
 from lab.replay.calls import FIT, TEST, ModelCalls
+from lab.replay.models import ORIGINALS, needs_group, ranks_of
 from predictor.errors import ShardoptError
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import Usage, other_cores, usage
@@ -102,14 +103,12 @@ def capture(name: str, folder: Path) -> None:
     Raises:
         RankDiedError: a rank failed.
     """
-    from lab.replay.originals import ranks_of
-
     folder.mkdir(parents=True, exist_ok=True)
     run_ranks(_capture, ranks_of(name), name, folder)
 
 
 def measure(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Time a model's benchmark, and the model itself if it is one of `originals.NAMES`.
+    """Time a model's benchmark, and the model itself if it is one of `ORIGINALS`.
 
     Args:
         folder: that `capture` wrote into.
@@ -121,8 +120,6 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
     Raises:
         RankDiedError: a rank failed.
     """
-    from lab.replay.originals import ranks_of
-
     found: dict[int, dict[str, Any]] = {}
     run_ranks(_measure, ranks_of(name), name, folder / "benchmark", on_report=found.__setitem__)
     return [found[rank] for rank in sorted(found)]
@@ -130,8 +127,6 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
 
 def _prepare(rank: Rank, name: str) -> None:
     """Pin the rank and join its group, if the model needs one."""
-    from lab.replay.originals import needs_group
-
     prepare_on_last_cores(rank)
     hasten_main(rank.world_size)
     if needs_group(name):
@@ -166,9 +161,9 @@ def _capture(rank: Rank, report: Report, name: str, folder: Path) -> None:
 def _measure(rank: Rank, report: Report, name: str, benchmark: Path) -> None:
     """Report the times of the model and of its benchmark."""
     _prepare(rank, name)
-    from lab.replay.originals import NAMES, original
+    from lab.replay.originals import original
 
-    report(_times(original(name, rank.index) if name in NAMES else None, benchmark))
+    report(_times(original(name, rank.index) if name in ORIGINALS else None, benchmark))
 
 
 def _times(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
@@ -222,7 +217,9 @@ def _replay(place: Path) -> Any:
             device = importlib.import_module("runtime.settings").device
             program.ops.collectives = collectives.Collectives(mine["groups"], device)
             program.ops.collectives.start()
-        return runtime.Replay(program.ITERATION, program.ops, mine)
+        replay = runtime.Replay(program.ITERATION, program.ops, mine)
+        replay.make_tensors()
+        return replay
 
 
 def _block(step: Callable[[], None]) -> list[float]:
@@ -296,8 +293,6 @@ def _others(ranks: Round) -> float:
 
 def replays(names: Sequence[str], work: Path) -> list[ModelCalls]:
     """Calls of the benchmarks that were timed in some round, with their times."""
-    from lab.replay.originals import NAMES
-
     found = []
     for name in names:
         rounds, lists = _rounds(name, work), _read(folder_of(work, name) / LISTED)
@@ -307,15 +302,13 @@ def replays(names: Sequence[str], work: Path) -> list[ModelCalls]:
                 for rank, of in enumerate(lists)
             ]
             ms = tuple(_slowest(each, "replay_ms") for each in rounds)
-            found.append(ModelCalls(name, TEST if name in NAMES else FIT, ms, tuple(ranks)))
+            found.append(ModelCalls(name, TEST if name in ORIGINALS else FIT, ms, tuple(ranks)))
     return found
 
 
 def side_by_side(names: Sequence[str], work: Path) -> list[dict[str, Any]]:
     """Rows of the models that were timed against their benchmarks in some round."""
-    from lab.replay.originals import NAMES
-
-    timed = [(name, _rounds(name, work)) for name in names if name in NAMES]
+    timed = [(name, _rounds(name, work)) for name in names if name in ORIGINALS]
     return [_row(name, rounds) for name, rounds in timed if rounds]
 
 

@@ -63,19 +63,13 @@ class Runtime:
 def load_runtimes() -> Mapping[str, Runtime]:
     """Name -> runtime, of all that are shipped."""
     found: dict[str, Any] = load_runtime("hugectr")
-    return {
-        name: Runtime(
-            **{"name": name, **found["shared"], **constants, "hybrid": _hybrid(constants)}
-        )
-        for name, constants in found["runtimes"].items()
-    }
-
-
-def _hybrid(constants: Mapping[str, Any]) -> HybridRule | None:
-    given = constants.get("hybrid")
-    if given is None:
-        return None
-    return HybridRule(given["duplicates"], given["all_to_all_gb_s"] / given["all_reduce_gb_s"])
+    made = {}
+    for name, constants in found["runtimes"].items():
+        of, hybrid = constants.get("hybrid"), None
+        if of is not None:
+            hybrid = HybridRule(of["duplicates"], of["all_to_all_gb_s"] / of["all_reduce_gb_s"])
+        made[name] = Runtime(**{"name": name, **found["shared"], **constants, "hybrid": hybrid})
+    return made
 
 
 def runtime_of_round(version: tuple[int, ...], *, preview: bool = False) -> Runtime:
@@ -220,43 +214,6 @@ MASTER_PASSES = 6
 (two halves)."""
 
 
-@dataclass(frozen=True)
-class DlrmShape:
-    """Elements per sample between the parts of a DLRM.
-
-    Args:
-        bottom: what the bottom MLP gives.
-        vectors: bottom output and pooled outputs.
-        sparse: all pooled outputs side by side.
-    """
-
-    bottom: int
-    vectors: int
-    sparse: int
-
-    @classmethod
-    def of(cls, workload: Workload) -> DlrmShape:
-        """Those of a workload."""
-        dense, tables = workload.dlrm, workload.tables
-        pooled = [t.embedding_dim for t in tables for _ in t.features]
-        bottom = dense.bottom_mlp[-1] if dense.bottom_mlp else dense.in_features
-        return cls(bottom, 1 + len(pooled), sum(pooled))
-
-    @property
-    def interaction(self) -> int:
-        """Bottom output and pooled outputs side by side."""
-        return self.bottom + self.sparse
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of unlike vectors."""
-        return self.vectors * (self.vectors - 1) // 2
-
-    def top_input(self, interaction: str | DcnV2) -> int:
-        """What enters the top MLP."""
-        return self.bottom + self.pairs if interaction == "dot" else self.interaction
-
-
 class HugeCtrBuilder:
     """Adds the operations of one HugeCTR iteration to a graph.
 
@@ -280,7 +237,6 @@ class HugeCtrBuilder:
             dense=replace(workload.dlrm, data_type=self.dtype),
             qcomm=QComm(self.dtype, self.dtype),
         )
-        self.widths = DlrmShape.of(workload)
         self.topology = topology
         self.hardware = hardware
         # HugeCTR reduces the gradients of a row without FBGEMM's blocks
@@ -524,7 +480,7 @@ class HugeCtrBuilder:
         """Multiplications of the interaction as (inputs, outputs)."""
         dense = self.workload.dlrm
         if isinstance(dense.interaction, DcnV2):
-            width, rank = self.widths.interaction, dense.interaction.low_rank_dim
+            width, rank = self._vectors, dense.interaction.low_rank_dim
             return [(width, rank), (rank, width)] * dense.interaction.layers
         return []
 
@@ -532,8 +488,23 @@ class HugeCtrBuilder:
         return _widths(self._top_input, self.workload.dlrm.top_mlp)
 
     @property
+    def _bottom_width(self) -> int:
+        dense = self.workload.dlrm
+        return (dense.in_features, *dense.bottom_mlp)[-1]
+
+    @property
+    def _vectors(self) -> int:
+        """Bottom output and pooled outputs side by side."""
+        return self._bottom_width + sum(
+            t.embedding_dim * len(t.features) for t in self.workload.tables
+        )
+
+    @property
     def _top_input(self) -> int:
-        return self.widths.top_input(self.workload.dlrm.interaction)
+        if self.workload.dlrm.interaction != "dot":
+            return self._vectors
+        vectors = 1 + sum(len(table.features) for table in self.workload.tables)
+        return self._bottom_width + vectors * (vectors - 1) // 2
 
     def _layers(self, layers: Sequence[tuple[int, int]], name: str) -> int:
         op = -1
@@ -560,7 +531,7 @@ class HugeCtrBuilder:
     def _arrange_ms(self) -> float:
         """Received embeddings into the layout of the interaction: read and written once."""
         width = DATA_TYPE_BYTES[self.dtype]
-        size = 2 * width * self.workload.batch_size * self.widths.interaction
+        size = 2 * width * self.workload.batch_size * self._vectors
         if self.split is not None:
             return 0.0  # the hybrid embedding writes into the interaction's input
         return float(memory_ms(self.hardware, size))
@@ -569,7 +540,7 @@ class HugeCtrBuilder:
         """Pairwise products as one fused kernel: vectors in, products out."""
         if self.workload.dlrm.interaction != "dot":
             return 0.0
-        elements = self.widths.interaction + self._top_input
+        elements = self._vectors + self._top_input
         size = DATA_TYPE_BYTES[self.dtype] * self.workload.batch_size * elements
         return float(memory_ms(self.hardware, size))
 

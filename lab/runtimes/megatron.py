@@ -6,11 +6,13 @@ them.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,14 +78,8 @@ def load_megatron() -> FittedRuntime:
 
 
 HALF_BYTES = 2
-MASK_BYTES = 0.5
-"""Bytes of a dropout mask (one per element) over those of two-byte elements."""
-NORM_PARTS = 2**-6
-"""Partial sums of a layer norm's weight gradients, over the bytes of the hidden states."""
 FUSED_ROWS = 4
 """Megatron's fused softmax runs if micro-batch times heads of a GPU is a multiple of this."""
-LOOKUP_BACKWARD_KERNELS = 10
-"""PyTorch's gradient of an embedding in bags of one: sorts the ids, then finds equal ones."""
 
 
 @dataclass(frozen=True)
@@ -171,200 +167,79 @@ class Kernel:
     name: str
     kind: str
     bytes_moved: float = 0.0
-    shape: tuple[int, int, int] = (0, 0, 0)
+    shape: tuple[int, ...] = (0, 0, 0)
     count: int = 1
     eager: bool = False
 
 
-SEGMENTS = (
-    "embedding_forward",
-    "layer_forward",
-    "head_forward",
-    "head_backward",
-    "layer_backward",
-    "embedding_backward",
-)
+@cache
+def kernel_rows() -> tuple[dict[str, str], ...]:
+    """The kernels of a micro-batch in launch order, those of a layer once for all layers.
+
+    `size` are m, n and k of a multiplication, of which there are `times` in one kernel; of others
+    the bytes moved, of kernels that are run `times` one after the other. Bytes are in multiples of
+    what `_sizes` names: a dropout reads and writes, with half a byte of mask an element of two; a
+    layer norm's weight gradients are partial sums, one for 64 bytes of the states; the gradient of
+    an embedding in bags of one sorts the ids in ten kernels. Without Megatron's fused softmax
+    PyTorch's kernels run in fp32 (``eager``).
+    """
+    path = Path(__file__).with_name("megatron_kernels.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+SEGMENTS = tuple(dict.fromkeys(row["segment"] for row in kernel_rows()))
 """Segments that a micro-batch passes; those of a layer once for each layer of a stage."""
 
 
+@cache
 def segment_kernels(model: GptTraining) -> dict[str, tuple[Kernel, ...]]:
     """Segment -> its kernels in launch order."""
-    forward = tuple(_layer_forward(model))
-    again = forward if model.recompute else ()
-    found = (
-        tuple(_embedding_forward(model)),
-        forward,
-        tuple(_head_forward(model)),
-        tuple(_head_backward(model)),
-        (*again, *_layer_backward(model)),
-        tuple(_embedding_backward(model)),
-    )
-    return dict(zip(SEGMENTS, found, strict=True))
+    sizes = _sizes(model)
+    fused = sizes["heads"] % FUSED_ROWS == 0
+    absent = {"eager" if fused else "softmax", *(["all_reduce"] if model.tensor == 1 else [])}
+    found: dict[str, list[Kernel]] = {name: [] for name in SEGMENTS}
+    for row in kernel_rows():
+        if row["kind"] not in absent:
+            found[row["segment"]] += _kernels(row, sizes)
+    if model.recompute:
+        found["layer_backward"][:0] = found["layer_forward"]
+    return {name: tuple(kernels) for name, kernels in found.items()}
 
 
-def _gemm(name: str, m: int, n: int, k: int, count: int = 1) -> Kernel:
-    return Kernel(name, "gemm", shape=(m, n, k), count=count)
+def _kernels(row: dict[str, str], sizes: dict[str, float]) -> list[Kernel]:
+    name, kind, times = row["name"], row["kind"], row["times"] or "1"
+    if kind == "gemm":
+        shape = tuple(int(sizes[of]) for of in row["size"].split())
+        return [Kernel(name, kind, shape=shape, count=int(sizes.get(times, 1)))]
+    terms = (term.split() for term in row["size"].split(" + "))
+    size = sum(float(factor) * sizes[of] for factor, of in terms)
+    eager = kind == "eager"
+    return [Kernel(name, "elementwise" if eager else kind, size, eager=eager)] * int(times)
 
 
-def _moves(name: str, bytes_moved: float, kind: str = "elementwise") -> Kernel:
-    return Kernel(name, kind, bytes_moved)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """``tokens``; ``u`` and ``w`` as above; ``batch`` of the attention's products; widths."""
-
-    tokens: int
-    u: float
-    w: float
-    batch: int
-    head: int
-    qkv: int
-    inner: int
-    out: int
-
-    @classmethod
-    def of(cls, model: GptTraining) -> _Sizes:
-        h, t, s = model.hidden, model.tensor, model.sequence
-        batch = model.micro_batch * model.heads // t
-        scores = float(HALF_BYTES * batch * s * s)
-        tokens = model.micro_batch * s
-        return cls(tokens, float(model.hidden_bytes), scores, batch, h // model.heads,
-                   3 * h // t, 4 * h // t, h // t)  # fmt: skip
-
-
-def _all_reduce(model: GptTraining) -> list[Kernel]:
-    """The all-reduce of a layer part's output, or of its input's gradient."""
-    whole = _moves("tensor-parallel all-reduce", model.hidden_bytes, "all_reduce")
-    return [whole] if model.tensor > 1 else []
-
-
-def _layer_forward(model: GptTraining) -> Iterator[Kernel]:
-    z, t, h, s = _Sizes.of(model), model.tensor, model.hidden, model.sequence
-    u = z.u
-    yield _moves("layer norm", 2 * u)
-    yield _gemm("qkv", z.tokens, z.qkv, h)
-    yield _moves("qkv bias", 6 * u / t)
-    yield _gemm("scores", s, s, z.head, z.batch)
-    yield from _softmax_forward(z)
-    yield _moves("attention dropout", (2 + MASK_BYTES) * z.w)
-    yield _gemm("context", s, z.head, s, z.batch)
-    yield _moves("heads side by side", 2 * u / t)
-    yield _gemm("attention out", z.tokens, h, z.out)
-    yield from _all_reduce(model)
-    yield _moves("bias, dropout, residual", (3 + MASK_BYTES) * u)
-    yield _moves("layer norm", 2 * u)
-    yield _gemm("up", z.tokens, z.inner, h)
-    yield _moves("bias, gelu", 8 * u / t)
-    yield _gemm("down", z.tokens, h, z.inner)
-    yield from _all_reduce(model)
-    yield _moves("bias, dropout, residual", (3 + MASK_BYTES) * u)
-
-
-def _layer_backward(model: GptTraining) -> Iterator[Kernel]:
-    z, t, h, s = _Sizes.of(model), model.tensor, model.hidden, model.sequence
-    u = z.u
-    yield _moves("dropout", (2 + MASK_BYTES) * u)
-    yield _moves("bias gradient", u)
-    yield _gemm("down, input", z.tokens, z.inner, h)
-    yield _gemm("down, weight", h, z.inner, z.tokens)
-    yield _moves("gelu", 12 * u / t)
-    yield _moves("bias gradient", 4 * u / t)
-    yield _gemm("up, input", z.tokens, h, z.inner)
-    yield _gemm("up, weight", z.inner, h, z.tokens)
-    yield from _all_reduce(model)
-    yield from _norm_backward(u)
-    yield _moves("dropout", (2 + MASK_BYTES) * u)
-    yield _moves("bias gradient", u)
-    yield _gemm("attention out, input", z.tokens, z.out, h)
-    yield _gemm("attention out, weight", h, z.out, z.tokens)
-    yield _moves("heads side by side", 2 * u / t)
-    yield _gemm("context, probabilities", s, s, z.head, z.batch)
-    yield _gemm("context, values", s, z.head, s, z.batch)
-    yield _moves("attention dropout", (2 + MASK_BYTES) * z.w)
-    yield from _softmax_backward(z)
-    for name in ("query", "key"):
-        yield _gemm(f"scores, {name}", s, z.head, s, z.batch)
-        # forward the product itself scales
-        yield _moves(f"scale, {name}", 2 * u / t)
-    yield _moves("query, key, value side by side", 6 * u / t)
-    yield _moves("bias gradient", 3 * u / t)
-    yield _gemm("qkv, input", z.tokens, h, z.qkv)
-    yield _gemm("qkv, weight", h, z.qkv, z.tokens)
-    yield from _all_reduce(model)
-    yield from _norm_backward(u)
-
-
-def _norm_backward(u: float) -> Iterator[Kernel]:
-    yield _moves("layer norm, input", 3 * u)
-    yield _moves("layer norm, weight", 2 * u)
-    yield _moves("layer norm, weight sum", NORM_PARTS * u)
-    yield _moves("residual", 3 * u)
-
-
-def _softmax_forward(z: _Sizes) -> Iterator[Kernel]:
-    """Scale, mask and softmax: one kernel, or PyTorch's in fp32 where Megatron's cannot run."""
-    if z.batch % FUSED_ROWS == 0:
-        yield _moves("softmax", 2 * z.w, "softmax")
-        return
-    for name, passes in (
-        ("to fp32", 3), ("scale", 4), ("mask to bool", 1.5), ("mask", 4.5), ("softmax", 4),
-        ("to fp16", 3),
-    ):  # fmt: skip
-        yield Kernel(name, "elementwise", passes * z.w, eager=True)
-
-
-def _softmax_backward(z: _Sizes) -> Iterator[Kernel]:
-    if z.batch % FUSED_ROWS == 0:
-        yield _moves("softmax", 3 * z.w, "softmax")
-        return
-    for name, passes in (
-        ("to fp32", 3), ("gradient times output", 6), ("softmax", 6), ("copy", 4), ("mask", 2.5),
-        ("scale", 4), ("to fp16", 3),
-    ):  # fmt: skip
-        yield Kernel(name, "elementwise", passes * z.w, eager=True)
-
-
-def _embedding_forward(model: GptTraining) -> Iterator[Kernel]:
-    z = _Sizes.of(model)
-    ids = 8 * z.tokens
-    yield _moves("ids of this shard", 2 * ids)
-    yield _moves("copy of the ids", 2 * ids)
-    yield _moves("ids of others to zero", 2 * ids)
-    yield _moves("words", 2 * z.u)
-    yield _moves("positions", 2 * z.u)
-    yield _moves("sum", 3 * z.u)
-    yield _moves("dropout", (2 + MASK_BYTES) * z.u)
-
-
-def _embedding_backward(model: GptTraining) -> Iterator[Kernel]:
-    z = _Sizes.of(model)
-    yield _moves("dropout", (2 + MASK_BYTES) * z.u)
-    yield _moves("positions", z.u)
-    for _ in range(LOOKUP_BACKWARD_KERNELS):
-        yield _moves("sort of the ids", 32 * z.tokens)
-    table = HALF_BYTES * model.local_vocabulary * model.hidden
-    yield _moves("words", 2 * z.u + table)
-    yield _moves("positions", 2 * z.u)
-
-
-def _head_forward(model: GptTraining) -> Iterator[Kernel]:
-    """Logits and cross entropy."""
-    z, v = _Sizes.of(model), model.local_vocabulary
-    logits = HALF_BYTES * z.tokens * v
-    yield _gemm("logits", z.tokens, v, model.hidden)
-    yield _moves("log-softmax", 2 * logits, "loss")
-    yield _moves("loss", 2 * z.tokens)
-
-
-def _head_backward(model: GptTraining) -> Iterator[Kernel]:
-    z, v = _Sizes.of(model), model.local_vocabulary
-    logits = HALF_BYTES * z.tokens * v
-    yield _moves("loss", 2 * z.tokens)
-    yield _moves("gradient to zero", logits)
-    yield _moves("log-softmax", 3 * logits, "loss")
-    yield _gemm("logits, input", z.tokens, model.hidden, v)
-    yield _gemm("logits, weight", v, model.hidden, z.tokens)
+def _sizes(model: GptTraining) -> dict[str, float]:
+    """Elements (of ``heads`` those of all samples on one GPU) and bytes that kernels go by."""
+    hidden, split, sequence = model.hidden, model.tensor, model.sequence
+    tokens, heads = model.micro_batch * sequence, model.micro_batch * model.heads // split
+    vocabulary = model.local_vocabulary
+    return {
+        "tokens": tokens,
+        "sequence": sequence,
+        "hidden": hidden,
+        "head": hidden // model.heads,
+        "heads": heads,
+        "qkv": 3 * hidden // split,
+        "inner": 4 * hidden // split,
+        "out": hidden // split,
+        "vocabulary": vocabulary,
+        "ids": 8 * tokens,
+        "states": model.hidden_bytes,
+        "states/t": model.hidden_bytes / split,
+        "scores": HALF_BYTES * heads * sequence**2,
+        "logits": HALF_BYTES * tokens * vocabulary,
+        "table": HALF_BYTES * vocabulary * hidden,
+    }
 
 
 Array = NDArray[np.float64]
@@ -597,7 +472,7 @@ class MegatronStep:
         return float(self._joined[ranks, local].all_reduce(size_bytes))
 
 
-def misalignment(shape: tuple[int, int, int]) -> int:
+def misalignment(shape: tuple[int, ...]) -> int:
     """Halvings from the widest load to the widest that fits all of m, n and k."""
     shared = math.gcd(ALIGNED_ELEMENTS, *shape)
     return round(math.log2(ALIGNED_ELEMENTS / shared))

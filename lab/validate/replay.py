@@ -1,7 +1,7 @@
 """Predictions of generated benchmarks against their replays.
 
 Kernel models are fitted on calls that were timed inside replays of calibration models
-(`lab.replay.originals.CALIBRATIONS`); collectives are those of a profile. No other
+(`lab.replay.models.CALIBRATIONS`); collectives are those of a profile. No other
 model was run for its prediction. The fit is made anew, so that a calibration model can be held out;
 of the committed rows it is the one that `shardopt bench predict` loads from the package.
 """

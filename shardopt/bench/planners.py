@@ -101,22 +101,29 @@ def compare(
         CallError: TorchRec's planner did.
         MissingPackageError: TorchRec is not installed.
     """
+    problem = settings.problem
     server = CallServer(["shardopt.training.torchrec_planner"])
     # what TorchRec cannot build is said before time is spent
-    server.call(None, _build, settings.problem.workload)
+    server.call(None, _build, problem.workload)
     where = machine()
-    runs = _Runs(settings, server)
-    calls = {SEARCH: runs.search, COMMAND: runs.command, TORCHREC: runs.torchrec}
+    results: list[Result] = []
+    answers: list[_TorchRecAnswer] = []
+
+    def search() -> float:
+        start = time.perf_counter()
+        stop = Stop(effort=settings.effort, time_limit_s=settings.time_limit_s)
+        results.append(solve(problem, stop, settings.seed))
+        return time.perf_counter() - start
+
+    def torchrec() -> float:
+        inputs = problem.workload, problem.topology, problem.hardware.device
+        answers.append(server.call(None, ask_torchrec, *inputs))
+        return answers[-1].seconds
+
+    calls = {SEARCH: search, COMMAND: lambda: _time_command(settings.words), TORCHREC: torchrec}
     times = interleave(calls, settings.repeat, on_start)
-    problem, result, answer = settings.problem, runs.results[-1], runs.answers[-1]
-    return Comparison(
-        times,
-        result,
-        _answer(problem, result.best.plan),
-        _answer(problem, answer.plan),
-        answer.rating_ms,
-        where,
-    )
+    ours, theirs = (_answer(problem, plan) for plan in (results[-1].best.plan, answers[-1].plan))
+    return Comparison(times, results[-1], ours, theirs, answers[-1].rating_ms, where)
 
 
 class _TorchRecAnswer(NamedTuple):
@@ -142,50 +149,19 @@ def _build(workload: Workload) -> None:
     planner_inputs(workload)
 
 
-class _Runs:
-    """The three things that are timed, and what they found."""
-
-    def __init__(self, settings: ComparisonSettings, server: CallServer) -> None:
-        self.settings = settings
-        self.server = server
-        self.results: list[Result] = []
-        self.answers: list[_TorchRecAnswer] = []
-
-    def search(self) -> float:
-        settings = self.settings
-        start = time.perf_counter()
-        stop = Stop(effort=settings.effort, time_limit_s=settings.time_limit_s)
-        self.results.append(solve(settings.problem, stop, settings.seed))
-        return time.perf_counter() - start
-
-    def torchrec(self) -> float:
-        problem = self.settings.problem
-        inputs = problem.workload, problem.topology, problem.hardware.device
-        answer = self.server.call(None, ask_torchrec, *inputs)
-        self.answers.append(answer)
-        return answer.seconds
-
-    def command(self) -> float:
-        start = time.perf_counter()
-        done = _run_command(["plan", *self.settings.words, "--quiet"])
-        seconds = time.perf_counter() - start
-        if done.returncode:
-            raise CommandError(
-                f"'shardopt plan', run as a process, ended with exit code {done.returncode}: "
-                f"{done.stderr.strip() or 'no message'}"
-            )
-        return seconds
-
-
-def _run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The command as its script would run it: these packages, not those of the directory."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "shardopt", *words],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _time_command(words: Sequence[str]) -> float:
+    """Seconds of the command as its script runs it: these packages, not those of the directory."""
+    command = [sys.executable, "-P", "-m", "shardopt", "plan", *words, "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    start = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise CommandError(
+            f"'shardopt plan', run as a process, ended with exit code {done.returncode}: "
+            f"{done.stderr.strip() or 'no message'}"
+        )
+    return seconds
 
 
 def _answer(problem: Problem, plan: ShardingPlan | None) -> Answer:

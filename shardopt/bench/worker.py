@@ -206,25 +206,22 @@ def fell(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def fall_probability(before: Sequence[float], after: Sequence[float]) -> float:
-    """How probable so clear a fall is where both are drawn alike; ties count half.
-
-    The exact distribution of U: the number of ways to reach each value satisfies
-    f(m, n, u) = f(m - 1, n, u - n) + f(m, n - 1, u).
-    """
+    """How probable so clear a fall is where both are drawn alike; ties count half."""
     m, n = len(before), len(after)
     u = sum((b > a) + 0.5 * (b == a) for b in before for a in after)
-    ways = _ways(m, n)
-    return sum(ways[math.ceil(u) :]) / math.comb(m + n, n)
+    return sum(_ways(m, n)[math.ceil(u) :]) / math.comb(m + n, n)
 
 
 def _ways(m: int, n: int) -> list[int]:
-    """Number of orders of m and n samples in which U is 0, 1, ..., m * n."""
-    table = [[[0] * (m * n + 1) for _ in range(n + 1)] for _ in range(m + 1)]
-    for i in range(m + 1):
-        for j in range(n + 1):
-            if i == 0 or j == 0:
-                table[i][j][0] = 1
-                continue
-            for u in range(i * j + 1):
-                table[i][j][u] = (table[i - 1][j][u - j] if u >= j else 0) + table[i][j - 1][u]
-    return table[m][n]
+    """Number of orders of m and n samples in which U is 0, 1, ..., m * n.
+
+    The coefficients of the Gaussian binomial, the product over i from 1 to m of
+    (1 - q^(n + i)) / (1 - q^i).
+    """
+    ways = [1] + [0] * (m * n)
+    for i in range(1, m + 1):
+        for u in range(m * n, n + i - 1, -1):
+            ways[u] -= ways[u - n - i]
+        for u in range(i, m * n + 1):
+            ways[u] += ways[u - i]
+    return ways

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.errors import InputError
@@ -60,7 +61,7 @@ class Scale:
     tables: int = 1
 
 
-KEYS = frozenset(field.name for field in fields(Scale))
+PART = re.compile(r"(batch|tables)=(\d{1,9})", re.ASCII)
 
 
 def check_scale(
@@ -98,17 +99,14 @@ def check_scale(
 
 
 def _parse_scale(scale: str) -> Scale:
-    given: dict[str, int] = {}
-    for part in scale.split(","):
-        name, _, number = part.partition("=")
-        known = name in KEYS and name not in given
-        if not known or not number.isdecimal() or not 1 <= int(number) <= MAX_TIMES:
-            raise InputError(
-                f"{scale!r} is no scale; give batch=N, tables=N or both, such as batch=2,tables=2, "
-                f"with N from 1 to {MAX_TIMES}",
-                inputs=("scale",),
-            )
-        given[name] = int(number)
+    parts = [PART.fullmatch(part) for part in scale.split(",")]
+    given = {part[1]: int(part[2]) for part in parts if part}
+    if len(given) < len(parts) or not all(1 <= times <= MAX_TIMES for times in given.values()):
+        raise InputError(
+            f"{scale!r} is no scale; give batch=N, tables=N or both, such as batch=2,tables=2, "
+            f"with N from 1 to {MAX_TIMES}",
+            inputs=("scale",),
+        )
     return Scale(**given)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predictor.errors import InputError
-from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet, load_traces
 from shardopt.replay.check import Scale
@@ -18,6 +17,7 @@ from shardopt.replay.program.program import RankProgram, join_jobs
 from shardopt.replay.program.schema import has_gpu, has_kernel
 from shardopt.replay.program.select import choose, fix_callers, open_wrappers
 from shardopt.replay.program.tables import MatchedTables, TableSummary
+from shardopt.replay.program.values import fills_of
 from shardopt.replay.scale.doubled import scale_by_pair
 from shardopt.replay.scale.tables import repeat_tables
 from shardopt.replay.write import write
@@ -44,9 +44,7 @@ class Generated:
     @property
     def ops_total(self) -> int:
         """Ops of all ranks' traces that a replay could have."""
-        return sum(
-            sum(call.op != "wait" for call in p.calls) + len(p.left_out) for p in self.programs
-        )
+        return sum(len(program.calls) + len(program.left_out) for program in self.programs)
 
     @property
     def left(self) -> int:
@@ -89,19 +87,8 @@ def generate(
     jobs = [_load([path]) for path in paths] if join else [_load(paths)]
     annotations = Annotations(keep_annotations)
     programs = join_jobs([programs_of(job, annotations, tables) for job in jobs])
-    if doubled is not None:
-        twice = _load([doubled])
-        others = programs_of(twice, Annotations(), tables)
-        programs = [
-            scale_by_pair(one, two, scale.batch, _match_tables(tables, one.rank))
-            for one, two in _by_rank(programs, others)
-        ]
-    elif scale.batch > 1:
-        from shardopt.replay.scale.one import scale_alone
-
-        programs = [
-            scale_alone(of, scale.batch, samples, _match_tables(tables, of.rank)) for of in programs
-        ]
+    if scale.batch > 1:
+        programs = _scale_batch(programs, scale.batch, samples, doubled, tables)
     if scale.tables > 1:
         programs = repeat_tables(programs, scale.tables)
     notes = [*_notes(programs, annotations), *_absent_devices(jobs)]
@@ -116,16 +103,31 @@ def _load(paths: Sequence[str | Path]) -> TraceSet:
     return load_traces(paths, keep_args=True)
 
 
-def _by_rank(
-    programs: Sequence[RankProgram], others: Sequence[RankProgram]
-) -> Iterable[tuple[RankProgram, RankProgram]]:
-    ranks = [[program.rank for program in of] for of in (programs, others)]
-    if ranks[0] != ranks[1]:
-        raise InputError(
-            f"the trace at twice the batch has ranks {ranks[1]}, the other traces {ranks[0]}",
-            inputs=("doubled",),
-        )
-    return zip(programs, others, strict=True)
+def _scale_batch(
+    programs: Sequence[RankProgram],
+    times: int,
+    samples: int | None,
+    doubled: str | Path | None,
+    tables: TableSummary | None,
+) -> list[RankProgram]:
+    if doubled is None:
+        from shardopt.replay.scale.one import scale_alone
+
+        scaled = [scale_alone(program, times, samples) for program in programs]
+    else:
+        others = programs_of(_load([doubled]), Annotations(), tables)
+        ranks = [[program.rank for program in of] for of in (programs, others)]
+        if ranks[0] != ranks[1]:
+            raise InputError(
+                f"the trace at twice the batch has ranks {ranks[1]}, the other traces {ranks[0]}",
+                inputs=("doubled",),
+            )
+        pairs = zip(programs, others, strict=True)
+        scaled = [scale_by_pair(one, two, times) for one, two in pairs]
+    return [
+        replace(program, fills=fills_of(program, _match_tables(tables, program.rank)))
+        for program in scaled
+    ]
 
 
 def programs_of(
@@ -134,41 +136,33 @@ def programs_of(
     """The programs of a job's ranks; from Kineto traces where there is no execution trace."""
     if found.executions:
         return [program_of(trace, found, annotations, tables) for trace in found.executions]
-    return [_of_kineto(trace, annotations, tables) for trace in found.traces]
-
-
-def _of_kineto(
-    trace: RankTrace, annotations: Annotations, tables: TableSummary | None
-) -> RankProgram:
-    made = imitate(trace)
-    program = build(
-        made.trace, made.chosen, made.us, annotations, _match_tables(tables, trace.rank)
-    )
-    return replace(
-        program,
-        left_out=[*program.left_out, *made.left_out],
-        notes=[*program.notes, *made.notes],
-    )
+    programs = []
+    for trace in found.traces:
+        made = imitate(trace)
+        matched = _match_tables(tables, trace.rank)
+        program = build(made.trace, made.chosen, made.us, annotations, matched)
+        left_out, notes = [*program.left_out, *made.left_out], [*program.notes, *made.notes]
+        programs.append(replace(program, left_out=left_out, notes=notes))
+    return programs
 
 
 def program_of(
     trace: ExecutionTrace,
-    found: TraceSet | None,
+    found: TraceSet,
     annotations: Annotations,
     tables: TableSummary | None = None,
 ) -> RankProgram:
-    """The program of one rank."""
-    times = next((t for t in found.traces if t.rank == trace.rank), None) if found else None
+    """The program of one rank's execution trace, with the times of its Kineto trace."""
+    times = next((t for t in found.traces if t.rank == trace.rank), None)
     trace = open_wrappers(fix_callers(trace, times))
     chosen = choose(trace, is_composite)
     if not chosen:
         raise InputError(
             f"{trace.source}: none of its {len(trace.nodes):,} nodes is an op with a schema"
         )
-    matched = _match_tables(tables, trace.rank)
     host = () if times is None else times.host
     us = {e.node: e.end_us - e.start_us for e in host if e.node is not None}
-    return build(trace, chosen, us, annotations, matched)
+    return build(trace, chosen, us, annotations, _match_tables(tables, trace.rank))
 
 
 def _match_tables(tables: TableSummary | None, rank: int) -> MatchedTables | None:
@@ -192,18 +186,15 @@ def _absent_devices(jobs: Sequence[TraceSet]) -> Iterable[str]:
 
 
 def _notes(programs: Sequence[RankProgram], annotations: Annotations) -> Iterable[str]:
-    reasons: Counter[tuple[str, str]] = Counter()
-    for program in programs:
-        reasons.update((item.op, item.reason) for item in program.left_out)
-    kinds = Counter(reason for _, reason in reasons)
+    counts = Counter((item.reason, item.op) for program in programs for item in program.left_out)
+    kinds = Counter(reason for reason, _ in counts)
     for reason, names in kinds.items():
         if names > MANY:
-            count = sum(n for (_, why), n in reasons.items() if why == reason)
+            count = sum(n for (why, _), n in counts.items() if why == reason)
             yield f"{count:,} ops of {names} kinds left out: {reason}"
-    for (op, reason), count in reasons.most_common():
-        if kinds[reason] > MANY:
-            continue
-        yield (f"{op}: {count} left out: {reason}; tensors that it would give are made up front")
+    for (reason, op), count in counts.most_common():
+        if kinds[reason] <= MANY:
+            yield f"{op}: {count} left out: {reason}; tensors that it would give are made up front"
     if annotations.replaced:
         yield (
             f"names of annotations that are not PyTorch's are numbers here "

@@ -9,7 +9,6 @@ memory but no data.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,20 +30,16 @@ with needs_torchrec():
 
 from shardopt.replay.program.schema import find_op, word_value
 from shardopt.replay.program.values import is_lookup
-from shardopt.replay.runtime.checks import BadDataError, common_data, rank_data
+from shardopt.replay.runtime.checks import COMMS, BadDataError, common_data, number_of, rank_data
 from shardopt.replay.runtime.tensors import ON_CPU, difference, like, make_all, shared_out
 from shardopt.torchrec.capture.recorder import RecordedCall, Recorder
 
 OWN = ("aten::", "prim::", "prims::")
-COMMS = "c10d::"
 BACKWARD = "backward of "
 READS = "aten::item"
 """Reads a number, which there is none of here; it moves no data."""
-FAILS = (
-    *(AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError),
-)
+FAILS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """How fake tensors refuse ops that they do not know."""
-TENSOR = re.compile(r"t\[(\d+)\]")
 CPU = torch.device("cpu")
 REMEDY = "generate the benchmark again from its trace with `shardopt bench generate`"
 
@@ -67,8 +62,8 @@ class Lookup:
 class _Listing(Recorder):
     """Runs one rank's calls on fake tensors and notes what they do.
 
-    `at` is the call that is under way, `outer` that of each op so far, `events` the collectives and
-    the waits for them, `replaced` the calls that cannot run.
+    `calls` has what the op graph needs of each, `events` the collectives and the waits for them,
+    `replaced` the calls that cannot run.
 
     Args:
         data: of the rank's file.
@@ -77,7 +72,7 @@ class _Listing(Recorder):
 
     def __init__(self, data: dict[str, Any], indices: str) -> None:
         super().__init__()
-        self.calls, self.indices = data["calls"], indices
+        self.data, self.indices = data, indices
         self.tensors = make_all(data["made"], data["tensors"], CPU, indices, 0)
         self.fills = {
             id(self.tensors[int(number)]): spec["fill"]
@@ -85,32 +80,53 @@ class _Listing(Recorder):
             if "fill" in spec
         }
         self.kept: list[Any] = list(self.tensors)
-        self.at, self.started = -1, 0
-        self.outer: list[int] = []
         self.events: list[dict[str, Any]] = []
-        self.replaced: dict[int, str] = {}
+        self.replaced: set[int] = set()
         self.lookups: dict[int, Lookup] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        before = len(self.recording.calls)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.outer += [self.at] * (len(self.recording.calls) - before)
-        return result
+    def run(self) -> list[list[Any]]:
+        """All calls in order.
 
-    def run(self) -> None:
-        """All calls in order."""
+        Returns:
+            Of each: how many events come before it, its op, its recorded time, and what it does to
+            data as (kind, sizes, reuse); None for a collective, nothing for one that cannot run.
+        """
+        places = []
         with self:
-            for at, call in enumerate(self.calls):
+            for at, call in enumerate(self.data["calls"]):
+                before, start = len(self.events), len(self.recording.calls)
                 result = self._call(at, call)
+                places.append((before, start, len(self.recording.calls)))
                 if targets := call.get("targets"):
                     self._place(targets[0] if len(targets) == 1 else targets, result)
                 del result
                 for number in call.get("frees", ()):
                     self.tensors[number] = None
-                for number in call.get("waits", ()):
-                    self.events.append({"after": self.at, "waits_for": number})
+                self.events += [{"waits_for": number} for number in call.get("waits", ())]
+        recorded = [of.call for of in self.recording.calls]
+        reuse = [bins.tolist() for bins in reuse_bytes(recorded)]
+        found: list[list[Any]] = []
+        for at, (before, start, end) in enumerate(places):
+            ops = zip(recorded[start:end], reuse[start:end], strict=True)
+            name, us = self.data["calls"][at]["op"], self.data["calls"][at].get("us")
+            rows = [row for op, bins in ops if (row := self._row(at, op, bins))[0] != VIEW]
+            if name.startswith(COMMS):
+                found.append([before, name, us, None])
+            elif at in self.replaced:
+                found.append([before, name, us, []])
+            else:
+                # a call that touches no data is a view, under its name
+                view = f"{VIEW} {name.rpartition('::')[2]}", (), [0.0] * BINS
+                found.append([before, name, us, rows or [view]])
+        return found
+
+    def _row(self, at: int, call: OpCall, reuse: list[float]) -> tuple[str, Any, list[float]]:
+        kind, sizes = kind_and_sizes(call)
+        if at in self.lookups:
+            kind, sizes = call.name, self.lookups[at].sizes
+        elif "::" in call.name:
+            kind, sizes = call.name, (_elements(call.outputs), _elements(call.inputs))
+        return kind, sizes, reuse
 
     def _place(self, target: Any, of: Any) -> None:
         """Keep what a call gives under the number, or the nested numbers, that it has."""
@@ -127,35 +143,36 @@ class _Listing(Recorder):
         arguments = [self._value(of) for of in call["arguments"]]
         keywords = {key: self._value(of) for key, of in call.get("keywords", {}).items()}
         if name.startswith(COMMS):
-            self.at = at
-            event = {"kind": name.removeprefix(COMMS), "group": keywords["group"], "call": at}
-            self.events.append({"after": at, **event})
+            group, size = self.data["groups"][keywords["group"]], call.get("bytes") or 0
+            kind = name.removeprefix(COMMS)
+            self.events.append({"kind": kind, "bytes": size, "group": group})
             return None
-        result = self._op(at, call, arguments, keywords)
+        op = find_op(name, call["overload"])
+        if op is None:
+            return self._replace(at, call)
+        result = self._op(at, call, op, arguments, keywords)
         return (result, (result, arguments[0])) if call.get("with_grad") else result
 
     def _value(self, of: Any) -> Any:
         if isinstance(of, list):
             return [self._value(item) for item in of]
-        if not isinstance(of, str):
-            return of
-        match = TENSOR.fullmatch(of)
-        return word_value(of) if match is None else self.tensors[int(match[1])]
+        number = number_of(of)
+        if number is not None:
+            return self.tensors[number]
+        return word_value(of) if isinstance(of, str) else of
 
     def _op(
-        self, at: int, call: dict[str, Any], arguments: list[Any], keywords: dict[str, Any]
+        self,
+        at: int,
+        call: dict[str, Any],
+        op: Any,
+        arguments: list[Any],
+        keywords: dict[str, Any],
     ) -> Any:
-        name = call["op"]
-        op = find_op(name, call["overload"])
-        if op is None:
-            return self._replace(at, call)
-        self.at = at
+        name, before = call["op"], len(self.recording.calls)
         if name == READS:
-            recorded = RecordedCall(OpCall("_local_scalar_dense", (), ()), READS)
-            self.recording.calls.append(recorded)
-            self.outer.append(at)
+            self._record(OpCall("_local_scalar_dense", (), ()), READS)
             return 0
-        before = len(self.recording.calls)
         own = name.startswith(OWN)
         try:
             result = ON_CPU.get(name, ("", op))[1](*arguments, **keywords)
@@ -164,14 +181,23 @@ class _Listing(Recorder):
                 return self._replace(at, call)
             result = self._stand_in(call)
         if not own:
-            if is_lookup(name):
-                found = self._lookup(op, arguments, keywords)
-                self.lookups |= {} if found is None else {at: found}
-            self._whole(name, before, (arguments, keywords), result)
+            lookup = self._lookup(op, arguments, keywords) if is_lookup(name) else None
+            # one call in place of what its stand-in ran
+            del self.recording.calls[before:]
+            inputs = self.operands((arguments, keywords))
+            if lookup is not None:
+                self.lookups[at] = lookup
+                table = self._operand(lookup.weights)
+                rows = replace(table, shape=(lookup.touched,), strides=(1,), offset=0)
+                inputs = tuple(rows if of.storage == table.storage else of for of in inputs)
+            self._record(OpCall(name, inputs, self.operands(result), mutates=result is None), name)
         return self._replace(at, call) if difference(result, call.get("outputs")) else result
 
+    def _record(self, call: OpCall, name: str) -> None:
+        self.recording.calls.append(RecordedCall(call, name))
+
     def _replace(self, at: int, call: dict[str, Any]) -> Any:
-        self.replaced[at] = call["op"]
+        self.replaced.add(at)
         return self._stand_in(call)
 
     def _stand_in(self, call: dict[str, Any]) -> Any:
@@ -179,19 +205,6 @@ class _Listing(Recorder):
         made = [like(spec, CPU) for spec in call.get("outputs", ())]
         self.kept.append(made)
         return made[0] if len(made) == 1 else made
-
-    def _whole(self, name: str, before: int, given: Any, result: Any) -> None:
-        """Note a custom op as one call, in place of what its stand-in ran."""
-        del self.recording.calls[before:], self.outer[before:]
-        lookup = self.lookups.get(self.at)
-        inputs = self.operands(given)
-        if lookup is not None:
-            table = self._operand(lookup.weights)
-            rows = replace(table, shape=(lookup.touched,), strides=(1,), offset=0)
-            inputs = tuple(rows if of.storage == table.storage else of for of in inputs)
-        call = OpCall(name, inputs, self.operands(result), mutates=result is None)
-        self.recording.calls.append(RecordedCall(call, name))
-        self.outer.append(self.at)
 
     def _lookup(self, op: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Lookup | None:
         """What a lookup goes through; None where the data do not say how the tables are split."""
@@ -207,12 +220,10 @@ class _Listing(Recorder):
         count, bags = named["indices"].numel(), named["offsets"].numel() - 1
         tables = len(widths)
         ids = shared_out(count, drawn.get("shares", [1.0] * tables))
-        skews = [self.indices] * tables
-        if "laws" in drawn:
-            skews = [drawn["laws"][at] for at in drawn["law"]]
+        skews = [drawn["laws"][at] for at in drawn["law"]] if "laws" in drawn else [self.indices]
         distinct = [
-            _distribution(skew).bins(of).unique(n) if n else 0.0
-            for skew, of, n in zip(skews, rows, ids, strict=True)
+            _distribution(skews[at % len(skews)]).bins(rows[at]).unique(n) if n else 0.0
+            for at, n in enumerate(ids)
         ]
         touched = sum(n * width for n, width in zip(distinct, widths, strict=True))
         sizes = (
@@ -223,27 +234,6 @@ class _Listing(Recorder):
             round(sum(distinct)),
         )
         return Lookup(weights, round(touched), sizes)
-
-    def ops(self) -> list[dict[str, Any]]:
-        """What calls do to data, in order; a call that touches none is a view, under its name."""
-        calls = [recorded.call for recorded in self.recording.calls]
-        found: dict[int, list[dict[str, Any]]] = {}
-        for at, call, reuse in zip(self.outer, calls, reuse_bytes(calls), strict=True):
-            kind, sizes = kind_and_sizes(call)
-            if at in self.lookups:
-                kind, sizes = call.name, self.lookups[at].sizes
-            elif "::" in call.name:
-                kind = call.name
-                sizes = (_elements(call.outputs), _elements(call.inputs))
-            if kind != VIEW:
-                row = {"call": at, "kind": kind, "sizes": sizes, "reuse": reuse.tolist()}
-                found.setdefault(at, []).append(row)
-        for at, made in enumerate(self.calls):
-            if at not in found and not made["op"].startswith(COMMS):
-                name = made["op"].rpartition("::")[2]
-                empty = {"call": at, "kind": f"{VIEW} {name}", "sizes": (), "reuse": [0.0] * BINS}
-                found[at] = [empty]
-        return [row for _, rows in sorted(found.items()) for row in rows]
 
 
 def _distribution(of: Any) -> Distribution:
@@ -257,18 +247,18 @@ def _elements(operands: Sequence[Operand]) -> int:
     return sum(operand.elements for operand in operands)
 
 
-def _read(path: Path, check: Callable[[Any, str], None]) -> dict[str, Any]:
+def _read(path: Path, check: Callable[[Any], None]) -> dict[str, Any]:
     """A data file of a benchmark, once it has passed the check that the benchmark itself makes."""
     try:
         data: Any = json.loads(decode(read_bytes(path, "benchmark's data"), path))
-        check(data, "")
+        check(data)
     except (ValueError, BadDataError, RecursionError) as error:
         raise InputError(f"{path}: {error}; {REMEDY}") from None
     return dict(data)
 
 
 def list_ops(folder: Path) -> list[dict[str, Any]]:
-    """Of each rank, the calls of its program with their sizes, and its collectives, in order.
+    """Of each rank its calls (`_Listing.run`), its events in order, and what the trace has besides.
 
     Raises:
         InputError: the folder holds no data that ops can be listed from.
@@ -286,20 +276,11 @@ def list_ops(folder: Path) -> list[dict[str, Any]]:
         try:
             with FakeTensorMode(), torch.no_grad():
                 listing = _Listing(data, common["indices"])
-                listing.run()
+                calls = listing.run()
         except (*FAILS, OverflowError, MemoryError) as error:
             raise InputError(f"{path}: is no data of ops: {error}; {REMEDY}") from None
-        calls = [[call["op"], call.get("us"), call.get("bytes")] for call in data["calls"]]
-        found.append(
-            {
-                "ops": listing.ops(),
-                "events": listing.events,
-                "replaced": sorted(listing.replaced.items()),
-                "calls": calls,
-                "groups": data["groups"],
-                "left_out": data["left_out"],
-            }
-        )
+        left_out = [[item["op"], item["us"]] for item in data["left_out"]]
+        found.append({"calls": calls, "events": listing.events, "left_out": left_out})
     return found
 
 

@@ -30,7 +30,6 @@ from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,
     CollectiveWait,
-    Event,
     RankCalls,
     RankTimes,
     op_graph,
@@ -160,35 +159,23 @@ def group_calls(of: Mapping[str, Any], calls_us: Sequence[float] | None = None) 
         of: what `shardopt.replay.op_list` finds of the rank.
         calls_us: of each call of the program, its time in a replay.
     """
-    calls = of["calls"]
-    inside: dict[int, list[OpRow]] = {}
-    for op in of["ops"]:
-        row = OpRow(op["kind"], tuple(op["sizes"]), tuple(op["reuse"]))
-        inside.setdefault(op["call"], []).append(row)
-    for at, _ in of["replaced"]:
-        inside[at] = []
     found: dict[Any, CallGroup] = {}
-    for at, segment in enumerate(_segments(of["events"], len(calls))):
-        if at not in inside:
+    for at, (segment, op, us, ops) in enumerate(of["calls"]):
+        if ops is None:  # a collective
             continue
-        op, us, _ = calls[at]
+        rows = tuple(OpRow(kind, tuple(sizes), tuple(reuse)) for kind, sizes, reuse in ops)
         ms = None if calls_us is None else calls_us[at] / 1e3
-        one = CallGroup(segment, op, tuple(inside[at]), 1, us, ms)
-        key = (segment, op, tuple((row.kind, row.sizes) for row in one.rows), us is None)
+        one = CallGroup(segment, op, rows, 1, us, ms)
+        key = (segment, op, tuple((row.kind, row.sizes) for row in rows), us is None)
         found[key] = _add(found[key], one) if key in found else one
-    events = tuple(_event(event, of) for event in of["events"])
-    left_out = tuple((item["op"], item["us"]) for item in of["left_out"])
+    events = tuple(
+        CollectiveStart(event["kind"], event["bytes"], tuple(event["group"]))
+        if "kind" in event
+        else CollectiveWait(event["waits_for"])
+        for event in of["events"]
+    )
+    left_out = tuple((op, us) for op, us in of["left_out"])
     return RankCalls(tuple(found.values()), events, left_out)
-
-
-def _segments(events: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Of each call, how many events come before it."""
-    found, passed = [], 0
-    for at in range(count):
-        while passed < len(events) and events[passed]["after"] < at:
-            passed += 1
-        found.append(passed)
-    return found
 
 
 def _add(first: CallGroup, second: CallGroup) -> CallGroup:
@@ -206,13 +193,6 @@ def _add(first: CallGroup, second: CallGroup) -> CallGroup:
 
 def _sum(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a + b
-
-
-def _event(event: Mapping[str, Any], of: Mapping[str, Any]) -> Event:
-    if "kind" not in event:
-        return CollectiveWait(event["waits_for"])
-    size = of["calls"][event["call"]][2] or 0
-    return CollectiveStart(event["kind"], size, tuple(of["groups"][event["group"]]))
 
 
 def collective_ms(starts: Sequence[CollectiveStart], collectives: Collectives) -> float | None:

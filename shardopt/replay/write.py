@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from shardopt.files import atomic_write_text
 from shardopt.replay.program.program import (
     WITH_GRAD,
     Call,
-    Number,
     RankProgram,
     Slot,
     TensorSpec,
@@ -38,51 +38,43 @@ def write(
 ) -> list[str]:
     """Write the programs of all ranks; gives the names of their files.
 
+    Ranks that run the same program share a file.
+
     Args:
         jobs: that the programs come from.
         indices: how ids are drawn where nothing else says it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     sources = [source_of(program) for program in programs]
-    files: dict[int, str] = {}
-    constants: dict[int, list[Any]] = {}
-    names = []
-    for at, members in enumerate(_alike(sources)):
-        name = MAIN if at == 0 else f"benchmark_{at}.py"
-        varying = _varying([sources[i] for i in members])
-        for i in members:
-            numbers = sources[i].numbers
-            constants[i] = [numbers[position] for position in varying]
-            files[i] = name
-        title = _title([programs[i].rank for i in members], programs)
-        places = {position: place for place, position in enumerate(varying)}
-        text = file_of(sources[members[0]], places, title, len(programs))
-        atomic_write_text(folder / name, text)
-        names.append(name)
-    for i, program in enumerate(programs):
-        data = rank_object(program, files[i], sources[i], constants[i])
+    files: dict[str, str] = {}
+    for source in sources:
+        name = MAIN if not files else f"benchmark_{len(files)}.py"
+        files.setdefault(source.body, name)
+    for body, name in files.items():
+        ranks = [p.rank for p, source in zip(programs, sources, strict=True) if source.body == body]
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        atomic_write_text(folder / name, HEADER.format(who=who, ranks=len(programs)) + body)
+    for i, (program, source) in enumerate(zip(programs, sources, strict=True)):
+        data = rank_object(program, files[source.body], source.parts)
         atomic_write_text(folder / f"rank{i}.json", _json(data))
-    package = resources.files("shardopt.replay") / RUNTIME
     (folder / RUNTIME).mkdir(exist_ok=True)
-    for module in package.iterdir():
+    for module in (resources.files("shardopt.replay") / RUNTIME).iterdir():
         if module.name.endswith(".py"):
             text = module.read_text(encoding="utf-8")
             atomic_write_text(folder / RUNTIME / module.name, text)
     atomic_write_text(folder / "data.json", _json(_common(programs, jobs, indices)))
-    return names
+    return [*files.values()]
 
 
 def _common(
     programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
 ) -> dict[str, Any]:
-    worlds = [of.world_size for job in jobs for of in job.executions or job.traces]
-    sizes = [size for size in worlds if size]
-    world = max([*sizes, *(program.rank + 1 for program in programs)])
-    world = max(world, *(max(group, default=-1) + 1 for p in programs for group in p.groups), 1)
+    sizes = [size for job in jobs for of in job.executions or job.traces if (size := of.world_size)]
+    members = [rank for p in programs for rank in (p.rank, *(r for g in p.groups for r in g))]
     return {
         "schema": SCHEMA,
         "ranks": [program.rank for program in programs],
-        "world_size": world,
+        "world_size": max(*sizes, 1 + max(members), 1),
         "indices": indices,
         "provenance": {
             "trace_schema": _version(jobs[0]),
@@ -101,23 +93,22 @@ def _version(job: TraceSet) -> str:
 
 
 def rank_object(
-    program: RankProgram, file: str, source: Source, constants: list[Any]
+    program: RankProgram, file: str, parts: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
     """What a rank's data file holds."""
     last = max((n for call in program.calls for n in (*call.reads(), *call.gives())), default=-1)
     return {
         "rank": program.rank,
         "program": file,
-        "parts": source.parts,
+        "parts": parts,
         "tensors": last + 1,
-        "c": constants,
-        "groups": [list(group) for group in program.groups],
+        "groups": program.groups,
         "made": {
             str(number): _spec(spec, program.fills.get(number))
             for number, spec in program.made.items()
             if number <= last
         },
-        "calls": _calls(program.calls),
+        "calls": list(map(_call, program.calls)),
         "left_out": [
             {"op": item.op, "reason": item.reason, "us": item.us} for item in program.left_out
         ],
@@ -136,42 +127,25 @@ def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     if spec.host:
         made["host"] = True
     if fill is not None:
-        made["fill"] = dict(fill)
-    return made
-
-
-def _calls(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """The ops; a wait is with the op that it follows, by the number of its collective."""
-    made: list[dict[str, Any]] = []
-    started: dict[int, int] = {}
-    for at, call in enumerate(calls):
-        if call.op != "wait":
-            made.append(_call(call))
-            if call.is_collective:
-                started[at] = len(started)
-        elif isinstance(target := call.arguments[0], Number) and int(target.value) in started:
-            made[-1].setdefault("waits", []).append(started[int(target.value)])
+        made["fill"] = fill
     return made
 
 
 def _call(call: Call) -> dict[str, Any]:
-    kept: dict[str, Any] = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
-    if call.keywords:
-        kept["keywords"] = {name: _term(of) for name, of in call.keywords.items()}
-    if gives := call.gives():
-        kept["targets"] = [output if flat(output) else None for output in call.outputs]
-    if call.frees:
-        kept["frees"] = call.frees
-    if call.collective == WITH_GRAD:
-        kept["with_grad"] = True
-    if call.overload:
-        kept["overload"] = call.overload
-    if reads := sorted(set(call.reads())):
-        kept["reads"] = reads
-    if gives:
-        kept["gives"] = gives
-    if call.specs:
-        kept["outputs"] = [_specs(spec) for spec in call.specs]
+    gives = call.gives()
+    entries = {
+        "keywords": {name: _term(of) for name, of in call.keywords.items()},
+        "targets": gives and [output if flat(output) else None for output in call.outputs],
+        "frees": call.frees,
+        "with_grad": call.collective == WITH_GRAD,
+        "overload": call.overload,
+        "reads": sorted(set(call.reads())),
+        "gives": gives,
+        "outputs": nested(lambda s: s and [s.shape, s.strides, s.dtype], call.specs),
+        "waits": call.waits,
+    }
+    kept = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
+    kept |= {name: value for name, value in entries.items() if value}
     if call.us is not None:
         kept["us"] = round(call.us, 3)
     if call.bytes is not None:
@@ -180,18 +154,12 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _term(term: Term) -> Any:
-    """An argument as the program spells it; `predict.op_list` reads it back."""
+    """An argument as the program spells it; `op_list` reads it back."""
     if isinstance(term, tuple):
         return [_term(item) for item in term]
     if isinstance(term, Slot):
         return f"t[{term.number}]"
-    if isinstance(term, Word):
-        return term.text
-    return None if term is None else term.value
-
-
-def _specs(spec: Any) -> Any:
-    return nested(lambda s: None if s is None else [s.shape, s.strides, s.dtype], spec)
+    return term.text if isinstance(term, Word) else term
 
 
 def _json(data: Mapping[str, Any]) -> str:
@@ -209,45 +177,23 @@ def _json(data: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _alike(sources: Sequence[Source]) -> list[list[int]]:
-    """Positions of ranks whose programs differ in numbers alone."""
-    classes: dict[object, list[int]] = {}
-    for i, source in enumerate(sources):
-        classes.setdefault(source.pattern, []).append(i)
-    return list(classes.values())
-
-
-def _varying(sources: Sequence[Source]) -> list[int]:
-    """Positions of the numbers that differ."""
-    columns = zip(*(source.numbers for source in sources), strict=True)
-    return [i for i, column in enumerate(columns) if any(n != column[0] for n in column)]
-
-
-def _title(ranks: Sequence[int], programs: Sequence[RankProgram]) -> str:
-    calls = len(next(p for p in programs if p.rank == ranks[0]).calls)
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    return f"One iteration of {calls} ops, as {who} of a traced job ran it."
-
-
 RESERVED = frozenset(
     {
-        "t", "c", "work", "torch", "Ops", "main", "cpu", "device", "stream", "ops", "float",
+        "t", "work", "torch", "Ops", "main", "cpu", "device", "stream", "ops", "float",
         "ITERATION", "forward", "backward",
     }
 )  # fmt: skip
 """Names that a program uses."""
-MARK = "\0"
-"""Stands for a number in a line."""
-MAX_CALLS = 120
+MAX_LINES = 120
 """Of one function."""
-HEADER = '''"""{title}
+HEADER = '''"""One iteration, as {who} of a traced job ran it.
 
 Written by `shardopt bench generate`; runs with torch alone:
 
     torchrun --nproc-per-node {ranks} benchmark.py --help
 
-`t` holds tensors by number, `c` numbers that differ between ranks, `work` collectives under way.
-Tensors that no op gives are described in rank*.json and made before the first iteration.
+`t` holds tensors by number, `work` collectives under way. Tensors that no op gives are described
+in rank*.json and made before the first iteration.
 """
 
 import torch
@@ -261,103 +207,64 @@ ops = Ops()
 
 @dataclass(frozen=True)
 class Source:
-    """A rank's program as lines.
+    """A rank's program as text.
 
     Args:
-        imports: lines that name the ops.
-        sections: annotations, and lines of a function, with `MARK` in place of each number.
-        numbers: all in order; they may differ between ranks.
-        parts: of a section: its first call, and the one after its last.
+        body: all that comes after `HEADER`.
+        parts: of each function: its first call, and the one after its last.
     """
 
-    imports: tuple[str, ...]
-    sections: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-    numbers: tuple[int | float | bool, ...]
+    body: str
     parts: tuple[tuple[int, int], ...]
-
-    @property
-    def pattern(self) -> object:
-        """Ranks with one pattern share a file."""
-        return self.imports, self.sections, tuple(map(type, self.numbers))
 
 
 def source_of(program: RankProgram) -> Source:
-    """The lines of a program."""
+    """The source of a program: a function for each section of its annotations."""
     names: dict[str, str] = {}
-    sections: list[tuple[tuple[str, ...], list[str]]] = []
-    numbers: list[int | float | bool] = []
-    works: dict[int, int] = {}
-    parts: list[list[int]] = []
-    count = 0
+    functions: list[tuple[tuple[str, ...], list[str]]] = []
+    starts: list[int] = []
+    collectives = 0
     for at, call in enumerate(program.calls):
-        if not sections or sections[-1][0] != call.section or len(sections[-1][1]) >= MAX_CALLS:
-            sections.append((call.section, []))
-            parts.append([count, count])
+        if not functions or functions[-1][0] != call.section or len(functions[-1][1]) >= MAX_LINES:
+            functions.append((call.section, []))
+            starts.append(at)
+        lines = functions[-1][1]
+        line = _line(call, names)
         if call.is_collective:
-            works[at] = len(works)
-        lines = sections[-1][1]
-        if call.op == "wait":
-            target = call.arguments[0]
-            if isinstance(target, Number) and int(target.value) in works:
-                lines.append(f"work[{works[int(target.value)]}].wait()")
-            continue
-        count += 1
-        parts[-1][1] = count
-        lines.append(_line(call, names, numbers))
+            line = f"work[{collectives}] = {line}"
+            collectives += 1
+        lines.append(line)
         if call.frees:
             lines.append(" = ".join(f"t[{n}]" for n in call.frees) + " = None")
-    return Source(
-        tuple(f"{name} = {made}" for name, made in sorted(names.items())),
-        tuple((name, tuple(lines)) for name, lines in sections),
-        tuple(numbers),
-        tuple((first, last) for first, last in parts),
-    )
-
-
-def file_of(source: Source, varying: dict[int, int], title: str, ranks: int) -> str:
-    """A whole file.
-
-    Args:
-        varying: position of a number -> its place in `c`.
-    """
-    text = [HEADER.format(title=title, ranks=ranks), *source.imports, "", ""]
-    numbers = iter(
-        repr(number) if (place := varying.get(position)) is None else f"c[{place}]"
-        for position, number in enumerate(source.numbers)
-    )
+        lines += [f"work[{nth}].wait()" for nth in call.waits]
+    text = [*(f"{name} = {made}" for name, made in sorted(names.items())), "", ""]
     listed = []
-    for at, (names, body) in enumerate(source.sections):
-        text.append(f"def {_function(at, names)}(t, c, work):")
-        text += [f'    """{_quote(" / ".join(names) or "not annotated")}"""']
-        text += ["    " + re.sub(MARK, lambda _: next(numbers), line) for line in body]
-        text += ["", ""]
-        listed.append(f"    ({tuple(names)!r}, {_function(at, names)}),")
+    for at, (section, lines) in enumerate(functions):
+        name = f"part_{at}_{_identifier(section[-1]).strip('_').lower() if section else 'part'}"
+        text.append(f"def {name}(t, work):")
+        text += [f'    """{_quote(" / ".join(section) or "not annotated")}"""']
+        text += [*(f"    {line}" for line in lines), "", ""]
+        listed.append(f"    ({section!r}, {name}),")
     text += ["ITERATION = [", *listed, "]", "", 'if __name__ == "__main__":']
     text += ["    main(ITERATION, ops)", ""]
-    return "\n".join(text)
+    return Source("\n".join(text), tuple(pairwise([*starts, len(program.calls)])))
 
 
 def _quote(text: str) -> str:
     return text.replace("\\", "").replace('"', "'")
 
 
-def _function(at: int, names: Sequence[str]) -> str:
-    return f"part_{at}_{_identifier(names[-1]).strip('_').lower() if names else 'part'}"
-
-
 def _identifier(text: str) -> str:
     return re.sub(r"\W+", "_", text, flags=re.ASCII)
 
 
-def _line(call: Call, names: dict[str, str], numbers: list[int | float | bool]) -> str:
-    """The line of an op; its numbers are added to `numbers`."""
+def _line(call: Call, names: dict[str, str]) -> str:
+    """The call of an op; what it needs at the head of the program is added to `names`."""
     called, first = _name(call, names)
     arguments = [first] if first else []
-    arguments += [_text(term, numbers) for term in call.arguments]
-    arguments += [f"{name}={_text(term, numbers)}" for name, term in call.keywords.items()]
+    arguments += [_text(term) for term in call.arguments]
+    arguments += [f"{name}={_text(term)}" for name, term in call.keywords.items()]
     made = f"{called}({', '.join(arguments)})"
-    if call.is_collective:
-        return f"work.append({made})"
     return ", ".join(map(_place, call.outputs)) + f" = {made}" if call.gives() else made
 
 
@@ -395,10 +302,5 @@ def _named(wanted: str, made: str, names: dict[str, str]) -> str:
     return name
 
 
-def _text(term: Term, numbers: list[int | float | bool]) -> str:
-    if isinstance(term, tuple):
-        return f"[{', '.join(_text(item, numbers) for item in term)}]"
-    if isinstance(term, Number):
-        numbers.append(term.value)
-        return MARK
-    return str(_term(term))
+def _text(term: Term) -> str:
+    return f"[{', '.join(map(_text, term))}]" if isinstance(term, tuple) else str(_term(term))

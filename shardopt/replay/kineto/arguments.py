@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from predictor.trace.execution import Argument, Node, Tensor, Value
@@ -47,20 +47,6 @@ PARTS = {"placements": "int", "offsets": "long int"}
 TEXT = re.compile(r"""["'](\w*)["']$""")
 
 
-@dataclass(frozen=True)
-class MadeArguments:
-    """Arguments of an op, with tensors that are in no memory yet.
-
-    Args:
-        guessed: numbers among them whose value the trace does not hold.
-        lists: lists of tensors among them, whose type it does not tell.
-    """
-
-    arguments: tuple[Argument, ...]
-    guessed: int
-    lists: int
-
-
 class Arguments:
     """Makes the arguments of ops.
 
@@ -79,13 +65,17 @@ class Arguments:
         other: Autograd,
         has_values: bool,
         copied: str = "",
-    ) -> MadeArguments:
-        """One argument a recorded input.
+    ) -> tuple[tuple[Argument, ...], Counter[str]]:
+        """One argument a recorded input, with tensors that are in no memory yet.
 
         Args:
             other: what the op's backward function shows of it, or the op of the one it lies in.
             has_values: the trace records the values of numbers.
             copied: what the GPU copied for the op: ``HtoD``, ``DtoH`` or nothing.
+
+        Returns:
+            The arguments; and how many ``number`` and ``tensors`` (lists of them) among them have a
+            value or a type that the trace does not hold.
 
         Raises:
             UnwritableError: the trace holds no value of one, and the shapes leave it open.
@@ -93,69 +83,56 @@ class Arguments:
         named = {p.name: i for p, i in zip(schema.parameters, inputs, strict=False)}
         on_host = ON_HOST.get((schema.name, copied))
         made = []
-        guessed = lists = 0
+        guesses: Counter[str] = Counter()
         for parameter, given in zip(schema.parameters, inputs, strict=False):
-            if given.kind in ("tensor", "tensors"):
-                lists += given.kind == "tensors"
-                parts = LISTS.get(parameter.name, {}) if is_lookup(schema.name) else {}
-                host = not self.on_gpu or parameter.name == on_host
-                made.append(self._tensors(parameter, given, inputs, parts, host))
-                continue
-            if self.on_gpu and parameter.base == "Device":
-                made.append(Argument(HOST if on_host == parameter.name else DEVICE, (), "str"))
-                continue
-            if is_lookup(schema.name) and parameter.name == AUXILIARY:
+            host = parameter.name == on_host or not self.on_gpu
+            if given.kind == "tensor":
+                made.append(_tensor(parameter, given, host))
+            elif given.kind == "tensors":
+                guesses[given.kind] += 1
+                made.append(self._tensors(schema, parameter, given, inputs, host))
+            elif self.on_gpu and parameter.base == "Device":
+                made.append(Argument(HOST if host else DEVICE, (), "str"))
+            elif is_lookup(schema.name) and parameter.name == AUXILIARY:
                 made.append(self._auxiliary(named))
-                continue
-            if given.value is not None:
-                made.append(Argument(given.value, (), _kind(given.value)))
-                continue
-            value = derive_value(schema.name, parameter.name, parameter.type, named, other)
-            if value is None:
-                guessed += given.kind == "number"
-                value = self._fill_in(parameter, given, has_values)
-            made.append(Argument(value, (), _kind(value)))
-        return MadeArguments(tuple(made), guessed, lists)
+            else:
+                value = given.value
+                if value is None:
+                    of = (schema.name, parameter.name, parameter.type)
+                    value = derive_value(*of, named, other)
+                if value is None:
+                    guesses[given.kind] += 1
+                    value = _fill_in(parameter, given, has_values)
+                made.append(Argument(value, (), "None" if value is None else type(value).__name__))
+        return tuple(made), guesses
 
     def _tensors(
         self,
+        schema: Schema,
         parameter: Parameter,
         given: Input,
         inputs: Sequence[Input],
-        parts: Mapping[int, Sequence[str]],
         host: bool,
     ) -> Argument:
-        if given.kind == "tensor":
-            number = parameter.name in NUMBERS and given.dtype in PYTHON
-            host = host or (number and not given.shapes[0])
-            shape, strides = given.shapes[0], given.strides[0]
-            return Argument(
-                tensor_of(shape, given.dtype, host), shape, f"Tensor({given.dtype})", strides
-            )
         if not given.shapes:
             raise UnwritableError(
                 f"the trace does not hold the shapes of the list `{parameter.name}`"
             )
+        parts = LISTS.get(parameter.name, {}) if is_lookup(schema.name) else {}
         names = parts.get(len(given.shapes))
-        one = "float" if names else self._type_of(given, inputs)
-        types = [one] * len(given.shapes)
         if names:  # tensors of a lookup, by FBGEMM's names of them
             types = [PARTS.get(name.rpartition("_")[2], "float") for name in names]
-        values = tuple(
-            tensor_of(shape, dtype, host) for shape, dtype in zip(given.shapes, types, strict=True)
-        )
-        return Argument(values, given.shapes, list_type(types), given.strides)
+        else:
+            types = [self._type_of(given, inputs)] * len(given.shapes)
+        return tensor_list(given.shapes, given.strides, types, host)
 
     def _auxiliary(self, named: Mapping[str, Input]) -> Argument:
         """What a lookup takes besides its tables: places in a cache, of which there is none."""
         largest = named.get("max_B")
         if largest is not None and largest.value != -1:
             raise UnwritableError(f"the trace does not hold `{AUXILIARY}` of uneven batches")
-        empty = tensor_of((0,), "int", not self.on_gpu)
-        types = [""] * AUXILIARIES
-        types[CACHE_PLACES] = "int"
-        values = tuple(empty if kind else None for kind in types)
-        return Argument(values, ((0,),) * len(types), list_type(types), ((1,),) * len(types))
+        types = ["int" if at == CACHE_PLACES else "" for at in range(AUXILIARIES)]
+        return tensor_list([(0,)] * len(types), [(1,)] * len(types), types, not self.on_gpu)
 
     def _type_of(self, listed: Input, inputs: Sequence[Input]) -> str:
         """That of the op's other tensors, else the one that most tensors of these shapes have."""
@@ -163,49 +140,53 @@ class Arguments:
         votes = sum((self.types.get(shape, Counter()) for shape in listed.shapes), Counter[str]())
         return other or (votes.most_common(1)[0][0] if votes else "float")
 
-    def _fill_in(self, parameter: Parameter, given: Input, has_values: bool) -> Value:
-        base, name = parameter.base, parameter.name
-        if parameter.type == "Device":
-            return HOST
-        absent = given.kind == "other" and (has_values or "[" not in base)
-        if parameter.type.endswith("?") and absent:
-            return None
-        if parameter.default is not None and not (base == "Scalar" and parameter.default == "None"):
-            return _default(parameter)
-        if base in STAND_INS and given.kind == "number":
-            return STAND_INS[base]
-        if base == "Tensor" and given.kind == "other":
-            return None
-        raise UnwritableError(f"the trace does not hold the value of `{name}` ({parameter.type})")
+
+def _tensor(parameter: Parameter, given: Input, host: bool) -> Argument:
+    shape, strides = given.shapes[0], given.strides[0]
+    number = parameter.name in NUMBERS and given.dtype in PYTHON and not shape
+    made = tensor_of(shape, given.dtype, host or number)
+    return Argument(made, shape, f"Tensor({given.dtype})", strides)
 
 
-def list_type(types: Sequence[str]) -> str:
-    """How an execution trace spells the type of a list of tensors; empty: not defined."""
-    return f"GenericList[{','.join(f'Tensor({t})' if t else 'None' for t in types)}]"
-
-
-def _kind(value: Value) -> str:
-    return "None" if value is None else type(value).__name__
-
-
-def _default(parameter: Parameter) -> Value:
-    text = parameter.default or ""
-    if text == "None":
+def _fill_in(parameter: Parameter, given: Input, has_values: bool) -> Value:
+    """What stands for a value that nothing tells."""
+    base, default = parameter.base, parameter.default
+    if parameter.type == "Device":
+        return HOST
+    absent = given.kind == "other" and (has_values or "[" not in base)
+    if parameter.type.endswith("?") and absent:
         return None
-    if text in FORMATS:
-        return FORMATS[text]
-    match = TEXT.match(text)
-    if match is not None:
-        return match[1]
-    value = value_of(text)
-    if value is None:
-        raise UnwritableError(f"the trace does not hold the value of `{parameter.name}`")
-    return value
+    if default is not None and not (base == "Scalar" and default == "None"):
+        text = TEXT.match(default)
+        value: Value = text[1] if text else FORMATS.get(default, value_of(default))
+        if value is None and default != "None":
+            raise UnwritableError(f"the trace does not hold the value of `{parameter.name}`")
+        return value
+    if base in STAND_INS and given.kind == "number":
+        return STAND_INS[base]
+    if base == "Tensor" and given.kind == "other":
+        return None
+    raise UnwritableError(
+        f"the trace does not hold the value of `{parameter.name}` ({parameter.type})"
+    )
 
 
 def tensor_of(shape: Sequence[int], dtype: str, host: bool) -> Tensor:
     """A tensor that is in no memory yet."""
     return Tensor(1, 1, 0, prod(shape), BYTES.get(ITEMS[dtype], 1), HOST if host else DEVICE)
+
+
+def tensor_list(
+    shapes: Sequence[tuple[int, ...]],
+    strides: Sequence[tuple[int, ...]],
+    types: Sequence[str],
+    host: bool,
+) -> Argument:
+    """A list of tensors as an execution trace has it; one of no type is not defined."""
+    pairs = zip(shapes, types, strict=True)
+    values = tuple(tensor_of(shape, dtype, host) if dtype else None for shape, dtype in pairs)
+    kinds = ",".join(f"Tensor({dtype})" if dtype else "None" for dtype in types)
+    return Argument(values, tuple(shapes), f"GenericList[{kinds}]", tuple(strides))
 
 
 class MemoryPool:

@@ -7,7 +7,7 @@ front, and what they give is freed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.errors import InputError
@@ -17,7 +17,6 @@ from shardopt.replay.kineto.arguments import MemoryPool
 from shardopt.replay.kineto.inputs import text_of
 from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader, Span, gloo_ends, last_step, spans
 from shardopt.replay.program.program import LeftOut
-from shardopt.replay.program.schema import parse_schema
 from shardopt.replay.program.select import ChosenOp
 
 SHOWN = 4
@@ -64,51 +63,42 @@ def imitate(trace: RankTrace) -> Imitation:
             "or record an execution trace too, with torch.profiler.ExecutionTraceObserver"
         )
     left = [LeftOut(i.span.event.name, i.reason, i.span.us) for i in items if i.reason]
-    notes = [f"rank {trace.rank}: {step.name}, of {len(trace.steps)} steps in its Kineto trace"]
+    told = f"rank {trace.rank}: {step.name}, of {len(trace.steps)} steps in its Kineto trace"
     return Imitation(
         ExecutionTrace(trace.source, "kineto", trace.rank, trace.world_size, tuple(made.nodes)),
         tuple(made.chosen),
         made.us,
         tuple(left),
-        (*notes, *_list_idle(items), *_list_missing(items), *_list_guesses(items)),
+        (told, *_notes(items)),
     )
 
 
-def _list_idle(items: Sequence[Item]) -> list[str]:
-    names = Counter(item.span.event.name for item in items if item.reason == "")
-    if not names:
-        return []
-    shown = ", ".join(name for name, _ in names.most_common(SHOWN))
-    more = "" if len(names) <= SHOWN else " and the like"
-    return [
-        f"{names.total():,} ops that move no data ({shown}{more}) are left out: the trace lacks "
-        "what they take, or they change tensors that others share here"
-    ]
-
-
-def _list_missing(items: Sequence[Item]) -> list[str]:
-    """Of a GPU's trace: how much of its compute time the replay lacks; host times do not say it."""
+def _notes(items: Sequence[Item]) -> Iterator[str]:
+    idle = Counter(item.span.event.name for item in items if item.reason == "")
+    if idle:
+        shown = ", ".join(name for name, _ in idle.most_common(SHOWN))
+        more = "" if len(idle) <= SHOWN else " and the like"
+        yield (
+            f"{idle.total():,} ops that move no data ({shown}{more}) are left out: the trace lacks "
+            "what they take, or they change tensors that others share here"
+        )
+    # of a GPU's trace: host times do not say how much of its compute time the replay lacks
     times = [
         (item, sum(e.end_us - e.start_us for e in item.span.work()))
         for item in items
-        if item.collective is None
+        if item.group is None
     ]
     left, total = sum(us for item, us in times if item.reason), sum(us for _, us in times)
-    return [f"ops left out took {left / total:.0%} of the GPU's compute time"] if left else []
-
-
-def _list_guesses(items: Sequence[Item]) -> list[str]:
-    replayed = [item for item in items if item.reason is None]
-    numbers, lists = sum(i.guessed for i in replayed), sum(i.lists for i in replayed)
-    notes = []
-    if numbers:
-        notes.append(f"{numbers:,} numbers without a recorded value are their defaults, or 1")
-    if lists:
-        notes.append(
-            f"{lists:,} lists of tensors have the type of their op's other tensors, or of most "
-            "tensors of their shapes: the trace does not tell it"
+    if left:
+        yield f"ops left out took {left / total:.0%} of the GPU's compute time"
+    guesses = sum((item.guesses for item in items if item.reason is None), Counter[str]())
+    if guesses["number"]:
+        yield f"{guesses['number']:,} numbers without a recorded value are their defaults, or 1"
+    if guesses["tensors"]:
+        yield (
+            f"{guesses['tensors']:,} lists of tensors have the type of their op's other tensors, "
+            "or of most tensors of their shapes: the trace does not tell it"
         )
-    return notes
 
 
 def _waits(items: Sequence[Item], gloo: Sequence[float]) -> dict[int, list[int]]:
@@ -120,7 +110,7 @@ def _waits(items: Sequence[Item], gloo: Sequence[float]) -> dict[int, list[int]]
     on_gpu = any(item.span.work() for item in items)
     begins = [_begin(item.span, on_gpu) for item in items]
     found: dict[int, list[int]] = defaultdict(list)
-    collectives = [at for at, item in enumerate(items) if item.collective is not None]
+    collectives = [at for at, item in enumerate(items) if item.group is not None]
     matched = gloo if len(gloo) == len(collectives) else ()
     for number, at in enumerate(collectives):
         ends = [e.end_us for e in items[at].span.work() if e.collective is not None]
@@ -153,26 +143,21 @@ class _Nodes:
 
     def add(self, item: Item) -> None:
         """An op, a collective or a backward function."""
-        if item.schema is None:
-            name = item.span.event.name
-            node = Node(len(self.nodes) + 1, 0, name, item.arguments, ())
-            self._choose(self.memory.alone(node), item)
-            return
-        name = item.schema.name
-        text = text_of(name, item.schema.overload)
-        node = Node(len(self.nodes) + 1, 0, name, item.arguments, (), schema=text)
-        shared = item.collective is None
-        node = self.memory.place(node, parse_schema(text)) if shared else self.memory.alone(node)
-        gives = self.memory.alone(replace(node, inputs=item.gives)).inputs
-        self._choose(replace(node, outputs=gives), item)
-        if item.collective is not None:
-            self._record((None, self.collectives), node.id, item.collective.group)
-            self.collectives += 1
-
-    def _choose(self, node: Node, item: Item) -> None:
+        name = item.span.event.name if item.schema is None else item.schema.name
+        node = Node(len(self.nodes) + 1, 0, name, item.arguments, ())
+        if item.schema is None or item.group is not None:
+            node = self.memory.alone(node)
+        else:
+            node = self.memory.place(node, item.schema)
+        if item.schema is not None:
+            gives = self.memory.alone(replace(node, inputs=item.gives)).inputs
+            node = replace(node, outputs=gives, schema=text_of(item.schema))
         self.nodes.append(node)
         self.chosen.append(ChosenOp(node, item.span.section, item.native))
         self.us[node.id] = item.span.us
+        if item.group is not None:
+            self._record((None, self.collectives), node.id, item.group)
+            self.collectives += 1
 
     def wait(self, number: int) -> None:
         """For the collective of that number."""

@@ -9,7 +9,7 @@ order of its schema, those left to their defaults too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,10 +18,17 @@ from typing import Any, Literal
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import Parameter, Schema, load_library, parse_schema
+from shardopt.replay.program.schema import (
+    Parameter,
+    Schema,
+    load_library,
+    ops_of,
+    parse_schema,
+)
 from shardopt.replay.program.tensors import contiguous
 
 Kind = Literal["tensor", "tensors", "number", "numbers", "other"]
+Shape = tuple[int, ...]
 WORDS: dict[str, Kind] = {
     "": "other",
     "Scalar": "number",
@@ -58,8 +65,8 @@ class Input:
 
     kind: Kind
     dtype: str = ""
-    shapes: tuple[tuple[int, ...], ...] = ()
-    strides: tuple[tuple[int, ...], ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    strides: tuple[Shape, ...] = ()
     value: Any = None
 
 
@@ -98,27 +105,25 @@ def _input(dims: Any, word: Any, strides: Any, value: Any) -> Input:
     return Input(kind, value=value_of(value) if kind != "other" else None)
 
 
-def _tensors(
-    dims: Sequence[Any], strides: Any
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    shapes = tuple(map(_sizes, dims))
-    steps = list(strides) if isinstance(strides, list) else []
-    steps += [None] * (len(shapes) - len(steps))
-    known = tuple(
-        _sizes(step) if isinstance(step, list) and len(step) == len(shape) else contiguous(shape)
-        for shape, step in zip(shapes, steps, strict=False)
-    )
-    for shape, step in zip(shapes, known, strict=True):
-        count: int = prod(shape)
-        reach = 1 + sum((n - 1) * s for n, s in zip(shape, step, strict=True))
-        if count > MAX_ELEMENTS or (count and reach > MAX_ELEMENTS):
+def _tensors(dims: Sequence[Any], strides: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+    """Shapes and strides, those of adjacent elements where the trace has none that fit."""
+    shapes, steps = [], []
+    for at, given in enumerate(dims):
+        shape = _sizes(given)
+        step = strides[at] if isinstance(strides, list) and at < len(strides) else None
+        fits = isinstance(step, list) and len(step) == len(shape)
+        known = _sizes(step) if fits else contiguous(shape)
+        reach = 1 + sum((n - 1) * s for n, s in zip(shape, known, strict=True))
+        if prod(shape) > MAX_ELEMENTS or (prod(shape) and reach > MAX_ELEMENTS):
             raise UnreadableError("a tensor that fits into no memory")
-    return shapes, known
+        shapes.append(shape)
+        steps.append(known)
+    return tuple(shapes), tuple(steps)
 
 
-def _sizes(given: Any) -> tuple[int, ...]:
+def _sizes(given: Any) -> Shape:
     whole = isinstance(given, list) and len(given) <= MAX_DIMS
-    if not whole or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+    if not whole or any(type(n) is not int or n < 0 for n in given):
         raise UnreadableError("sizes that no tensor has")
     return tuple(given)
 
@@ -142,29 +147,31 @@ def value_of(text: Any) -> Any:
 @lru_cache(maxsize=4096)
 def schemas(name: str) -> tuple[Schema, ...]:
     """PyTorch's schemas of an op that a program can call."""
-    import torch
-
-    load_library(name)
-    found = []
-    if not name.isascii():  # C++ takes no other name
-        return ()
-    for schema in torch._C._jit_get_schemas_for_operator(name):
-        with suppress(InputError):
-            made = parse_schema(str(schema))
-            # overloads that only TorchScript has, or that name dimensions
-            hidden = "hacked_twin" in made.overload or made.overload.startswith("prim")
-            if not hidden and not any("Dimname" in p.type for p in made.parameters):
-                found.append(made)
-    return tuple(found)
+    return tuple(_texts_of(name))
 
 
 @lru_cache(maxsize=4096)
-def text_of(name: str, overload: str) -> str:
-    """A schema as PyTorch spells it."""
+def _texts_of(name: str) -> dict[Schema, str]:
+    """A schema -> how PyTorch spells it."""
     import torch
 
-    every = map(str, torch._C._jit_get_schemas_for_operator(name))
-    return next(text for text in every if (parse_schema(text).overload) == overload)
+    load_library(name)
+    found = {}
+    if not name.isascii():  # C++ takes no other name
+        return {}
+    for text in map(str, torch._C._jit_get_schemas_for_operator(name)):
+        with suppress(InputError):
+            made = parse_schema(text)
+            # overloads that only TorchScript has, or that name dimensions
+            hidden = "hacked_twin" in made.overload or made.overload.startswith("prim")
+            if not hidden and not any("Dimname" in p.type for p in made.parameters):
+                found[made] = text
+    return found
+
+
+def text_of(schema: Schema) -> str:
+    """A schema of `schemas` as PyTorch spells it."""
+    return _texts_of(schema.name)[schema]
 
 
 def fitting(name: str, inputs: Sequence[Input]) -> Schema | None:
@@ -178,13 +185,9 @@ def _score(schema: Schema, inputs: Sequence[Input]) -> int | None:
     extra = schema.parameters[len(inputs) :]
     if len(inputs) > len(schema.parameters) or any(p.default is None for p in extra):
         return None
-    total = -len(extra)
-    for parameter, given in zip(schema.parameters, inputs, strict=False):
-        score = _closeness(parameter, given)
-        if score is None:
-            return None
-        total += score
-    return total
+    scores = [_closeness(p, given) for p, given in zip(schema.parameters, inputs, strict=False)]
+    known = [score for score in scores if score is not None]
+    return sum(known) - len(extra) if len(known) == len(scores) else None
 
 
 def _closeness(parameter: Parameter, given: Input) -> int | None:
@@ -198,26 +201,17 @@ def _closeness(parameter: Parameter, given: Input) -> int | None:
         return _number_closeness(base, given.value)
     if given.kind == "numbers":
         item = base.partition("[")[0]
-        if "[" not in base or item not in NUMBERS:
-            return None
         first = given.value[0] if given.value else None
-        return _number_closeness(item, first)
+        return _number_closeness(item, first) if "[" in base else None
     # the trace says as much of None as of texts, devices and lists
     return 1 if parameter.type.endswith("?") or base == "Tensor" else 0
 
 
 def _number_closeness(base: str, value: Any) -> int | None:
     kinds = NUMBERS.get(base)
-    if kinds is None:
-        return None
-    if value is None:
-        return 1
-    if isinstance(value, bool) and bool not in kinds:
-        return None
+    if kinds is None or value is None:
+        return None if kinds is None else 1
     return 3 - kinds.index(type(value)) if type(value) in kinds else None
-
-
-Shape = tuple[int, ...]
 
 
 @dataclass
@@ -235,6 +229,11 @@ class Autograd:
 
 Named = Mapping[str, Input]
 MASK = re.compile(r"bool\[(\d)\]")
+ALONG_ALL = ops_of("aten gather scatter scatter_ scatter_add scatter_add_")
+"""Ops whose index has the shape of their tensor in all dimensions but one."""
+ALONG_ONE = ops_of("aten index_add index_add_ index_copy index_copy_")
+"""Ops whose source has the shape of their tensor in all dimensions but one."""
+NORMS = ops_of("aten layer_norm native_layer_norm native_layer_norm_backward")
 
 
 def derive_value(op: str, parameter: str, kind: str, named: Named, other: Autograd) -> Any:
@@ -248,10 +247,15 @@ def derive_value(op: str, parameter: str, kind: str, named: Named, other: Autogr
     if mask is not None:
         # autograd asks for all gradients but of inputs that need none
         return (True,) * int(mask[1])
-    if parameter == "dim" and _first(named, "self") is not None and kind == "int":
-        return _dim(op, named)
-    make = MAKERS.get((op, parameter))
-    return None if make is None else make(named, other)
+    whole = _first(named, "self")
+    if parameter == "dim" and kind == "int" and whole is not None:
+        return _dim(op, whole, named)
+    if (op, parameter) == ("aten::sum", "dim") and whole is not None:
+        return _summed_dims(whole, other)
+    if op in NORMS and parameter == "normalized_shape":
+        weight = _first(named, "weight")
+        return _first(named, "bias") if weight is None else weight
+    return None
 
 
 def _first(named: Named, name: str) -> Shape | None:
@@ -259,11 +263,8 @@ def _first(named: Named, name: str) -> Shape | None:
     return given.shapes[0] if given is not None and given.shapes else None
 
 
-def _dim(op: str, named: Named) -> int | None:
+def _dim(op: str, whole: Shape, named: Named) -> int | None:
     """The dimension along which an index counts: the one where shapes differ."""
-    whole = _first(named, "self")
-    if whole is None:
-        return None
     if len(whole) <= 1:
         return 0
     index, source = _first(named, "index"), _first(named, "source")
@@ -271,20 +272,12 @@ def _dim(op: str, named: Named) -> int | None:
         return _only(d for d in range(len(whole)) if index[d] != whole[d])
     if op in ALONG_ONE and index is not None and source is not None and len(source) == len(whole):
         count = index[0] if index else 1
-        fits = [d for d in range(len(whole)) if _without(whole, d) == _without(source, d)]
+        fits = (d for d in range(len(whole)) if _without(whole, d) == _without(source, d))
         return _only(d for d in fits if source[d] == count)
     return None
 
 
-ALONG_ALL = frozenset(
-    {"aten::gather", "aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_"}
-)
-ALONG_ONE = frozenset(
-    {"aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_"}
-)
-
-
-def _only(found: Any) -> int | None:
+def _only(found: Iterable[int]) -> int | None:
     listed = list(found)
     return listed[0] if len(listed) == 1 else None
 
@@ -293,19 +286,14 @@ def _without(shape: Shape, dim: int) -> Shape:
     return shape[:dim] + shape[dim + 1 :]
 
 
-def _summed_dims(named: Named, other: Autograd) -> Shape | None:
+def _summed_dims(whole: Shape, other: Autograd) -> Shape | None:
     """A gradient is summed down to the shape of an input that was expanded."""
-    whole = _first(named, "self")
-    if whole is None or len(whole) <= 1:
-        return None if whole is None else tuple(range(len(whole)))
-    if other.gradient is not None and other.gradient != whole:
-        return _reduced_dims(whole, other.gradient)
-    ways = {dims for shape in other.inputs if (dims := _expanded_dims(shape, whole))}
-    return ways.pop() if len(ways) == 1 else None
-
-
-def _reduced_dims(whole: Shape, result: Shape) -> Shape | None:
-    """Along which dimensions the result of a sum is shorter."""
+    if len(whole) <= 1:
+        return tuple(range(len(whole)))
+    result = other.gradient
+    if result is None or result == whole:
+        ways = {dims for shape in other.inputs if (dims := _expanded_dims(shape, whole))}
+        return ways.pop() if len(ways) == 1 else None
     if len(result) == len(whole):
         return tuple(d for d, size in enumerate(whole) if size != result[d]) or None
     only = _only(d for d in range(len(whole)) if _without(whole, d) == result)
@@ -322,15 +310,3 @@ def _expanded_dims(shape: Shape, whole: Shape) -> Shape | None:
         return None
     grown = tuple(more + d for d, (size, other) in enumerate(pairs) if size != other)
     return (*range(more), *grown)
-
-
-def _like(*names: str) -> Callable[[Named, Autograd], Shape | None]:
-    return lambda named, _: next((s for n in names if (s := _first(named, n)) is not None), None)
-
-
-MAKERS: dict[tuple[str, str], Callable[[Named, Autograd], Any]] = {
-    ("aten::sum", "dim"): _summed_dims,
-    ("aten::layer_norm", "normalized_shape"): _like("weight", "bias"),
-    ("aten::native_layer_norm", "normalized_shape"): _like("weight", "bias"),
-    ("aten::native_layer_norm_backward", "normalized_shape"): _like("weight", "bias"),
-}

@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 from predictor.trace.comms import MAX_RANKS, collective_kind, info_of_args, int_list
 from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.execution import WAITS, Argument
-from shardopt.replay.kineto.arguments import Arguments, list_type, tensor_of
+from shardopt.replay.kineto.arguments import Arguments, tensor_list, tensor_of
 from shardopt.replay.kineto.inputs import (
     MAX_ELEMENTS,
     Autograd,
@@ -31,7 +31,7 @@ from shardopt.replay.kineto.inputs import (
 )
 from shardopt.replay.program.build import KIND, KNOWN
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import Parameter, Schema, UnwritableError, has_kernel
+from shardopt.replay.program.schema import Parameter, Schema, UnwritableError, has_kernel, ops_of
 from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
 from shardopt.replay.program.tensors import contiguous
 from shardopt.replay.program.values import is_lookup
@@ -41,20 +41,15 @@ UNKNOWN = "is no op of this PyTorch"
 UNLIKE = "its inputs fit no schema of this PyTorch"
 NATIVE = "a backward function in C++ whose forward op is not replayed"
 VIEW = re.compile(r"Tensor\(\w+( -> \*)?\) self\b")
-ALLOCATING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "result_type",
-        "record_stream", "is_pinned", "_unsafe_view",
-    )
-)  # fmt: skip
-RESHAPING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "resize_", "resize_as_", "set_", "as_strided_", "squeeze_", "unsqueeze_", "transpose_",
-        "t_", "swapaxes_", "swapdims_", "detach_",
-    )
-)  # fmt: skip
+"""In the schema of an op that gives memory of what it took."""
+ALLOCATING = ops_of(
+    "aten empty empty_like empty_strided new_empty new_empty_strided result_type record_stream "
+    "is_pinned _unsafe_view"
+)
+RESHAPING = ops_of(
+    "aten resize_ resize_as_ set_ as_strided_ squeeze_ unsqueeze_ transpose_ t_ swapaxes_ "
+    "swapdims_ detach_"
+)
 """Ops that change how a tensor sees its memory, which other calls must not find changed."""
 KERNELS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 LOOKUP = re.compile(r"lookup_(\w+)_function")
@@ -66,8 +61,8 @@ class Item:
     """What stands for an event.
 
     Args:
-        guessed: numbers among the arguments whose value the trace does not hold.
-        lists: lists of tensors among them, whose type it does not tell.
+        guesses: values and types among the arguments that the trace does not hold; see `Arguments`.
+        group: ranks of a collective, none for all; None where it is none.
         gives: what a lookup gives whose backward function has no op of its own.
         native: it is such a backward function.
         reason: why nothing does; empty: it moves no data.
@@ -76,9 +71,8 @@ class Item:
     span: Span
     schema: Schema | None = None
     arguments: tuple[Argument, ...] = ()
-    guessed: int = 0
-    lists: int = 0
-    collective: Collective | None = None
+    guesses: Counter[str] = field(default_factory=Counter)
+    group: tuple[int, ...] | None = None
     gives: tuple[Argument, ...] = ()
     native: bool = False
     reason: str | None = None
@@ -125,13 +119,12 @@ class Reader:
     def _pair(self, span: Span, shape: tuple[int, ...]) -> None:
         """Backward functions come in the reverse order of their ops."""
         match = KIND.search(span.event.name)
-        open_lookups = self.lookups[match[1].lower()] if match else []
-        if open_lookups:
-            forward = open_lookups.pop()
+        lookups = self.lookups[match[1].lower()] if match else []
+        if lookups:
+            forward = self.forward_of[id(span)] = lookups.pop()
             dtype = next((of for of in span.event.dtypes or () if of in ITEMS), "float")
             tensor = tensor_of(shape, dtype, not self.on_gpu)
             gradient = Argument(tensor, shape, f"Tensor({dtype})", contiguous(shape))
-            self.forward_of[id(span)] = forward
             self.gradients[id(forward)] = gradient
 
     def items(self, span: Span, within: Autograd | None = None) -> list[Item]:
@@ -159,9 +152,7 @@ class Reader:
             made = collective_of(span, self.groups, self.world_size)
         except UnwritableError as error:
             return [Item(span, reason=str(error))]
-        if made is None:
-            return []
-        return [Item(span, made.schema, made.arguments, collective=made)]
+        return [] if made is None else [made]
 
     def _op(self, span: Span, within: Autograd | None) -> list[Item]:
         if any(below.is_collective for below in span.below()):
@@ -185,28 +176,25 @@ class Reader:
         name, args = span.event.name, span.event.args or {}
         if not schemas(name):
             return Item(span, reason=UNKNOWN)
+        schema = None
         try:
             inputs = read_inputs(args)
-        except UnreadableError as error:
-            return Item(span, reason=str(error))
-        if inputs is None:
-            return Item(
-                span, reason="its shapes are not in the trace" if self.shapes else NO_SHAPES
-            )
-        schema = fitting(name, inputs)
-        if schema is None or name in RESHAPING:
-            return Item(span, schema, reason=UNLIKE)
-        if span.event.sequence is not None and within is None:
-            within = self.autograd.get((span.event.sequence, _plain(name)))
-        try:
+            if inputs is None:
+                raise UnreadableError(
+                    "its shapes are not in the trace" if self.shapes else NO_SHAPES
+                )
+            schema = fitting(name, inputs)
+            if schema is None or name in RESHAPING:
+                raise UnreadableError(UNLIKE)
+            if span.event.sequence is not None and within is None:
+                within = self.autograd.get((span.event.sequence, _plain(name)))
             ways = (way for e in span.work() for way in ("HtoD", "DtoH") if way in e.name)
             has_values, copied = "Concrete Inputs" in args, next(ways, "")
             made = self.arguments.of(schema, inputs, within or Autograd(), has_values, copied)
-        except UnwritableError as error:
+        except (UnreadableError, UnwritableError) as error:
             return Item(span, schema, reason=str(error))
         gradient = self.gradients.get(id(span))
-        gives = () if gradient is None else (gradient,)
-        return Item(span, schema, made.arguments, made.guessed, made.lists, gives=gives)
+        return Item(span, schema, *made, gives=() if gradient is None else (gradient,))
 
 
 def _kind(name: str) -> str:
@@ -232,16 +220,10 @@ def _is_idle(schema: Schema | None, span: Span) -> bool:
     if name in ALLOCATING or name in RESHAPING:
         return True
     of = schemas(name) if schema is None else (schema,)
-    if of and all(_is_view(s.name, s.overload) for s in of):
+    if of and all(VIEW.search(text_of(s)) for s in of):
         return True
     # an op that is made of others and called none had nothing to do
     return bool(of) and not span.children and all(_is_composite(s, False) for s in of)
-
-
-@lru_cache(maxsize=4096)
-def _is_view(name: str, overload: str) -> bool:
-    """What it returns is memory of what it took."""
-    return VIEW.search(text_of(name, overload)) is not None
 
 
 def _is_composite(schema: Schema | None, explicit_too: bool) -> bool:
@@ -401,22 +383,9 @@ RECEIVED = frozenset({"output", "output_tensor", "output_tensors", "outputs", "o
 SPLITS = {"output_split_sizes": "Out split size", "input_split_sizes": "In split size"}
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A collective as a program calls it.
-
-    Args:
-        group: its ranks; none: all.
-    """
-
-    schema: Schema
-    arguments: tuple[Argument, ...]
-    group: tuple[int, ...]
-
-
 def collective_of(
     span: Span, groups: Mapping[str, tuple[int, ...]], world_size: int | None
-) -> Collective | None:
+) -> Item | None:
     """What a program calls for a collective; None for what exchanges nothing, such as a wait.
 
     Args:
@@ -426,12 +395,13 @@ def collective_of(
         UnwritableError: its size is not in the trace, or no call is known for it.
     """
     events = [span, *span.below()]
-    record = next((s.event.args for s in events if "Collective name" in (s.event.args or {})), None)
-    info = info_of_args(record or {})
+    record = next((a for s in events if "Collective name" in (a := s.event.args or {})), {})
+    told = str(record.get("Collective name", ""))
+    info = info_of_args(record)
     op, named = _find_call(events)
-    note = next((s.event.name for s in events if s.event.name.startswith("nccl:")), "")
-    kind = collective_kind(op or (str(record["Collective name"]) if record else note))
-    if (op is None and kind == "other") or str((record or {}).get("Collective name")) in WAITS:
+    note = next((s.event for s in events if s.event.name.startswith("nccl:")), None)
+    kind = collective_kind(op or told or (note.name if note else ""))
+    if (op is None and kind == "other") or told in WAITS:
         return None
     op = op or NAMES.get(kind, kind)
     if op not in KNOWN or not schemas(C10D + op):
@@ -440,88 +410,65 @@ def collective_of(
     ranks = len(group) or world_size or 1
     if ranks > MAX_RANKS or any(not 0 <= rank < MAX_RANKS for rank in group):
         raise UnwritableError("more ranks than a job has")
-    sizes = _Sizes(kind, record or {}, events, ranks)
+    shapes = [s.event for s in events if s.event.name.startswith("nccl:") and s.event.shapes]
+    shape = shapes[0].shapes[0] if shapes and shapes[0].shapes else None
+    dtype = (shapes[0].dtypes or ("",))[0] if shapes else ""
+    sent, received = (_count(record.get(f"{way} msg nelems")) for way in ("In", "Out"))
+    if sent is None and shape is not None:
+        sent = prod(shape)
+    if received is None and sent is not None:
+        times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
+        received = int(sent * times)
+    dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
+    arguments = []
     schema = schemas(C10D + op)[0]
-    arguments = (
-        _argument(p, named.get(p.name), sizes, record or {})
-        if p.name in KNOWN[op]
-        else Argument(None, (), "None")
-        for p in schema.parameters
-    )
-    return Collective(schema, tuple(arguments), group)
+    for parameter in schema.parameters:
+        name, given = parameter.name, named.get(parameter.name)
+        if name not in KNOWN[op]:
+            arguments.append(Argument(None, (), "None"))
+        elif "Tensor" in parameter.type:
+            elements = received if name in RECEIVED else sent
+            arguments.append(_tensors(parameter, given, elements, dtype, ranks))
+        else:
+            value = None if given is None else given.value
+            if value is None:
+                value = (int_list(record.get(SPLITS[name])) or ()) if name in SPLITS else 0
+            arguments.append(Argument(value, (), type(value).__name__))
+    return Item(span, schema, tuple(arguments), group=group)
 
 
 def _find_call(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
     """c10d's op, and its inputs by name where they can be read."""
     for span in events:
         if span.event.name.startswith(C10D):
-            op = span.event.name.removeprefix(C10D)
-            try:
+            inputs: tuple[Input, ...] = ()
+            with suppress(UnreadableError):
                 inputs = read_inputs(span.event.args or {}) or ()
-            except UnreadableError:
-                inputs = ()
             parameters = schemas(span.event.name)[0].parameters if schemas(span.event.name) else ()
-            return op, {p.name: i for p, i in zip(parameters, inputs, strict=False)}
+            named = {p.name: i for p, i in zip(parameters, inputs, strict=False)}
+            return span.event.name.removeprefix(C10D), named
     return None, {}
 
 
-class _Sizes:
-    """Elements that this rank sends and receives, as far as anything says."""
-
-    def __init__(
-        self, kind: str, record: Mapping[str, Any], events: Sequence[Span], ranks: int
-    ) -> None:
-        self.ranks = ranks
-        shapes = [
-            (s.event.shapes[0], (s.event.dtypes or ("",))[0])
-            for s in events
-            if s.event.name.startswith("nccl:") and s.event.shapes
-        ]
-        shape, dtype = shapes[0] if shapes else (None, "float")
-        self.dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
-        self.sent = _count(record.get("In msg nelems"))
-        if self.sent is None and shape is not None:
-            self.sent = prod(shape)
-        self.received = _count(record.get("Out msg nelems"))
-        if self.received is None and self.sent is not None:
-            times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
-            self.received = int(self.sent * times)
-
-
 def _count(value: Any) -> int | None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return value if whole else None
-
-
-def _argument(
-    parameter: Parameter, given: Input | None, sizes: _Sizes, record: Mapping[str, Any]
-) -> Argument:
-    name = parameter.name
-    if "Tensor" not in parameter.type:
-        value = given.value if given is not None else None
-        if value is None:
-            value = (int_list(record.get(SPLITS[name])) or ()) if name in SPLITS else 0
-        return Argument(value, (), type(value).__name__)
-    if given is not None and given.shapes:
-        listed = parameter.type != "Tensor"
-        return _tensors(given.shapes, given.strides, given.dtype or sizes.dtype, listed)
-    count = sizes.received if name in RECEIVED else sizes.sent
-    if count is None or count > MAX_ELEMENTS:
-        raise UnwritableError("the trace does not hold a size of it that can be")
-    times = sizes.ranks if parameter.type == "Tensor[][]" else 1
-    shapes = ((count // times,),) * times
-    return _tensors(shapes, tuple(map(contiguous, shapes)), sizes.dtype, parameter.type != "Tensor")
+    return value if type(value) is int and value >= 0 else None
 
 
 def _tensors(
-    shapes: tuple[tuple[int, ...], ...],
-    strides: tuple[tuple[int, ...], ...],
-    dtype: str,
-    listed: bool,
+    parameter: Parameter, given: Input | None, elements: int | None, dtype: str, ranks: int
 ) -> Argument:
+    """What a collective sends or receives: as its shapes say, or as many elements."""
+    if given is not None and given.shapes:
+        shapes, strides, dtype = given.shapes, given.strides, given.dtype or dtype
+    elif elements is None or elements > MAX_ELEMENTS:
+        raise UnwritableError("the trace does not hold a size of it that can be")
+    else:
+        times = ranks if parameter.type == "Tensor[][]" else 1
+        shapes = ((elements // times,),) * times
+        strides = tuple(map(contiguous, shapes))
     if dtype not in ITEMS:
         raise UnwritableError("a tensor of a type that is not known")
-    values = tuple(tensor_of(shape, dtype, False) for shape in shapes)
-    if not listed:
-        return Argument(values[0], shapes[0], f"Tensor({dtype})", strides[0])
-    return Argument(values, shapes, list_type([dtype] * len(values)), strides)
+    if parameter.type == "Tensor":
+        made = tensor_of(shapes[0], dtype, False)
+        return Argument(made, shapes[0], f"Tensor({dtype})", strides[0])
+    return tensor_list(shapes, strides, [dtype] * len(shapes), False)

@@ -18,7 +18,6 @@ from shardopt.replay.program.program import (
     WITH_GRAD,
     Call,
     LeftOut,
-    Number,
     RankProgram,
     Slot,
     Term,
@@ -34,7 +33,7 @@ from shardopt.replay.program.schema import (
 )
 from shardopt.replay.program.select import ChosenOp, Tree
 from shardopt.replay.program.tables import MatchedTables, UnmatchedError
-from shardopt.replay.program.tensors import Key, Tensors, TensorUse, tensors_of
+from shardopt.replay.program.tensors import Tensors, TensorUse, View, tensors_of
 from shardopt.replay.program.values import LegalValues
 
 COLLECTIVES = "c10d::"
@@ -60,46 +59,51 @@ def build(
     Raises:
         UnmatchedError: `tables` are not those of a lookup.
     """
-    return _Builder(trace, chosen, us, annotations, tables).run()
+    builder = _Builder(trace, us, annotations, tables, chosen)
+    waits = sorted(_recorded_waits(trace).items())
+    for of in chosen:
+        while waits and waits[0][0] < of.node.id:
+            builder.wait(waits.pop(0)[1])
+        try:
+            builder.add(of)
+        except UnmatchedError:
+            raise
+        except (UnwritableError, InputError) as error:
+            builder.leave_out(of.node, str(error))
+    return builder.program()
 
 
 class _Builder:
+    """Adds calls one by one. `pairs` ties backward functions to lookups, `handles` are the numbers
+    of the lookups' autograd graphs, `open` the collectives that no recorded wait ended so far."""
+
     def __init__(
         self,
         trace: ExecutionTrace,
-        chosen: Sequence[ChosenOp],
         us: Mapping[int, float],
         annotations: Annotations,
         tables: MatchedTables | None,
+        chosen: Sequence[ChosenOp],
     ) -> None:
-        self.trace, self.chosen, self.us, self.annotations = trace, chosen, us, annotations
+        self.rank, self.us, self.annotations = trace.rank, us, annotations
+        self.tree = Tree(trace)
         self.tensors = Tensors()
         self.legal = LegalValues(self.tensors, tables)
-        self.native = NativePairs(chosen, trace)
+        self.pairs = pair_lookups(chosen)
+        self.forward = {node.id for node in self.pairs.values()}
+        self.handles: dict[int, int] = {}
         self.calls: list[Call] = []
         self.left_out: list[LeftOut] = []
         self.groups: list[tuple[int, ...]] = [()]
         self.numbers = 0
-        self.waited = _waits(trace)
-        self.sent: dict[int, int] = {}
+        self.collectives = 0
+        self.open: dict[int, int] = {}
 
-    def run(self) -> RankProgram:
-        waits = sorted(self.waited.items())
-        for of in self.chosen:
-            while waits and waits[0][0] < of.node.id:
-                self._wait(waits.pop(0)[1])
-            try:
-                self._add(of)
-            except UnmatchedError:
-                raise
-            except (UnwritableError, InputError) as error:
-                # a name of another kind may be private
-                public = NAME.fullmatch(of.node.name)
-                name = of.node.name if public else "an op without a name"
-                self.left_out.append(LeftOut(name, str(error), self.us.get(of.node.id)))
-        calls = list(_add_waits(self.calls, self.tensors, set(self.sent.values())))
+    def program(self) -> RankProgram:
+        """The program of all that was added."""
+        calls = _add_waits(self.calls, self.tensors, set(self.open.values()))
         return RankProgram(
-            self.trace.rank,
+            self.rank,
             list(_free_when_dead(_drop_unused(calls), self.tensors)),
             self.tensors.made,
             self.legal.fills,
@@ -124,50 +128,48 @@ class _Builder:
             notes.append(f"{self.numbers} Python numbers without a recorded value are 1")
         return notes
 
-    def _add(self, of: ChosenOp) -> None:
+    def leave_out(self, node: Node, why: str) -> None:
+        """Note an op that is not replayed; a name of another kind may be private."""
+        name = node.name if NAME.fullmatch(node.name) else "an op without a name"
+        self.left_out.append(LeftOut(name, why, self.us.get(node.id)))
+
+    def wait(self, sequence: int) -> None:
+        """A collective ends before the next op."""
+        nth = self.open.pop(sequence, None)
+        if nth is not None:
+            self.calls[-1] = replace(self.calls[-1], waits=(*self.calls[-1].waits, nth))
+
+    def add(self, of: ChosenOp) -> None:
+        """An op, a collective or a backward function.
+
+        Raises:
+            UnwritableError: the trace does not hold what it takes.
+            InputError: its schema cannot be read.
+        """
         if of.native:
             self.calls.append(self._backward(of))
             return
         schema = parse_schema(of.node.schema)
         if schema.name.startswith(COLLECTIVES):
-            self._collective(of, schema)
+            self.calls.append(self._collective(of, schema))
             return
         names, arguments, keywords = self._arguments(of.node, schema)
-        call = self._call(of, schema.name, schema.overload, arguments, keywords, names=names)
-        call = self.legal.settle(call)
-        outputs = self._outputs(of.node)
-        call = replace(call, outputs=outputs)
-        if of.node.id in self.native.forward:
-            handle = self.tensors.handle()
-            self.native.handles[of.node.id] = handle
-            call = replace(call, outputs=(*outputs, handle), collective=WITH_GRAD)
+        call = self._call(of, schema.name, arguments, overload=schema.overload, names=names)
+        call = self.legal.settle(replace(call, keywords=keywords))
+        call = replace(call, outputs=self._outputs(of.node))
+        if of.node.id in self.forward:
+            handle = self.handles[of.node.id] = self.tensors.handle()
+            call = replace(call, outputs=(*call.outputs, handle), collective=WITH_GRAD)
         terms = call.named()
         written = [terms[p.name] for p in schema.parameters if p.written and p.name in terms]
         self.legal.note_outputs(call, written)
         self.calls.append(call)
 
-    def _call(
-        self,
-        of: ChosenOp,
-        name: str,
-        overload: str,
-        arguments: Sequence[Term],
-        keywords: Mapping[str, Term],
-        outputs: tuple[Any, ...] = (),
-        names: tuple[str, ...] = (),
-    ) -> Call:
-        return Call(
-            name,
-            overload,
-            tuple(arguments),
-            keywords,
-            outputs,
-            tuple(map(self.annotations, of.section)),
-            of.node.id,
-            self.us.get(of.node.id),
-            specs=tuple(map(_specs, of.node.outputs)),
-            names=names,
-        )
+    def _call(self, of: ChosenOp, name: str, arguments: Iterable[Term], **more: Any) -> Call:
+        section = tuple(map(self.annotations, of.section))
+        specs = tuple(map(_specs, of.node.outputs))
+        made = Call(name, "", tuple(arguments), {}, (), section, of.node.id, specs=specs)
+        return replace(made, us=self.us.get(of.node.id), **more)
 
     def _arguments(
         self, node: Node, schema: Schema
@@ -200,16 +202,16 @@ class _Builder:
         if isinstance(argument.value, str):
             raise UnwritableError(f"`{parameter.name}` is an object that the trace does not hold")
         if isinstance(argument.value, (bool, int, float)):
-            return Number(1)
+            return 1
         return self._tensor(found[0] if found else None)
 
     def _tensor(self, of: TensorUse | None) -> Term:
         return None if of is None else Slot(self.tensors.take(of))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
-        taken: dict[int, dict[int, Key]] = defaultdict(dict)
+        taken: dict[int, dict[int, View]] = defaultdict(dict)
         for of in (of for argument in node.inputs for of in tensors_of(argument) if of is not None):
-            taken[of.tensor.storage][of.tensor.id] = of.key
+            taken[of.tensor.storage][of.tensor.id] = of.view
         found = []
         for argument in node.outputs:
             numbers = tuple(
@@ -219,39 +221,38 @@ class _Builder:
             found.append(numbers if listed else (numbers[0] if numbers else None))
         return tuple(found)
 
-    def _collective(self, of: ChosenOp, schema: Schema) -> None:
-        group = self.native.tree_comm(of.node)
+    def _collective(self, of: ChosenOp, schema: Schema) -> Call:
+        group, sequence = recorded_collective(self.tree, of.node)
         if group not in self.groups:
             self.groups.append(group)
         kind = schema.name.removeprefix(COLLECTIVES)
         arguments, size = collective_call(of.node, schema, self._tensor)
-        keywords = {"group": Number(self.groups.index(group))}
-        call = replace(
-            self._call(of, schema.name, "", arguments, keywords, names=KNOWN[kind]),
+        call = self._call(
+            of,
+            schema.name,
+            arguments,
+            keywords={"group": self.groups.index(group)},
+            names=KNOWN[kind],
             collective=kind,
             bytes=size,
         )
         self.legal.note_received(call)
-        sequence = self.native.sequence(of.node)
         # a collective without a number cannot be named by a wait
-        self.sent[-len(self.calls) - 1 if sequence is None else sequence] = len(self.calls)
-        self.calls.append(call)
-
-    def _wait(self, sequence: int) -> None:
-        """The recorded wait for a collective comes before the next op."""
-        at = self.sent.pop(sequence, None)
-        if at is not None:
-            self.calls.append(_wait_for(at, self.calls[at]))
+        self.open[-self.collectives - 1 if sequence is None else sequence] = self.collectives
+        self.collectives += 1
+        return call
 
     def _backward(self, of: ChosenOp) -> Call:
-        handle = self.native.handle_of(of)
-        if handle is None:
+        forward = self.pairs.get(of.node.id)
+        handle = None if forward is None else self.handles.get(forward.id)
+        if forward is None or handle is None:
             raise UnwritableError("a backward function whose forward op is not in the trace")
         grad = self._tensor(tensors_of(of.node.inputs[0])[0])
-        given = self.native.gradient(of)
-        output = None if given is None else self.tensors.give(given, {})
-        call = self._call(of, self.native.name_of(of), "", (Slot(handle), grad), {}, (output,))
-        return replace(call, specs=())
+        given = gradient_of(self.tree, of.node, forward)
+        outputs = () if given is None else (self.tensors.give(given, {}),)
+        specs = () if given is None else (given.spec,)
+        name = f"backward of {forward.name}"
+        return self._call(of, name, (Slot(handle), grad), outputs=outputs, specs=specs)
 
 
 def _specs(argument: Argument) -> Any:
@@ -259,47 +260,41 @@ def _specs(argument: Argument) -> Any:
     return tuple(found) if isinstance(argument.value, tuple) else (found[0] if found else None)
 
 
-def _waits(trace: ExecutionTrace) -> dict[int, int]:
+def _recorded_waits(trace: ExecutionTrace) -> dict[int, int]:
     """Id of a node that waits for a collective -> the collective's number."""
-    found = {}
-    for node in trace.nodes:
-        if node.name == COMMS and any(a.value == "wait" for a in node.inputs):
-            number = node.inputs[0].value
-            if isinstance(number, int):
-                found[node.id] = number
-    return found
+    return {
+        node.id: number
+        for node in trace.nodes
+        if node.name == COMMS and any(a.value == "wait" for a in node.inputs)
+        if isinstance(number := node.inputs[0].value, int)
+    }
 
 
-def _add_waits(calls: Sequence[Call], tensors: Tensors, open_ends: set[int]) -> Iterator[Call]:
-    """Add a wait before the first op that reads what a collective sends or receives.
+def _add_waits(calls: Sequence[Call], tensors: Tensors, unended: set[int]) -> list[Call]:
+    """Let calls wait before the first op that reads what a collective sends or receives.
 
     Args:
-        open_ends: positions of the collectives whose wait the trace does not show.
+        unended: the collectives whose wait the trace does not show.
     """
-    pending: dict[int, tuple[int, set[int]]] = {}
-    moved: dict[int, int] = {}
-    count = 0
-    for at, call in enumerate(calls):
+    made: list[Call] = []
+    pending: dict[int, set[int]] = {}
+    nth = 0
+    for call in calls:
         touched = {tensors.storage_of.get(n, -n) for n in (*call.reads(), *call.gives())}
-        for work in [work for work, (_, stores) in pending.items() if stores & touched]:
-            yield _wait_for(pending.pop(work)[0], call)
-            count += 1
-        if call.op == "wait":
-            target = call.arguments[0]
-            assert isinstance(target, Number)
-            call = replace(call, arguments=(Number(moved[int(target.value)]),))
-        elif call.is_collective:
-            moved[at] = count
-            if at in open_ends:
-                pending[at] = (count, touched)
-        yield call
-        count += 1
-    for work, _ in pending.values():
-        yield _wait_for(work, calls[-1])
+        _end(made, pending, [of for of, stores in pending.items() if stores & touched])
+        if call.is_collective:
+            if nth in unended:
+                pending[nth] = touched
+            nth += 1
+        made.append(call)
+    _end(made, pending, [*pending])
+    return made
 
 
-def _wait_for(at: int, before: Call) -> Call:
-    return Call("wait", "", (Number(at),), {}, (), before.section, -1)
+def _end(made: list[Call], pending: dict[int, set[int]], ended: Sequence[int]) -> None:
+    for nth in ended:
+        del pending[nth]
+        made[-1] = replace(made[-1], waits=(*made[-1].waits, nth))
 
 
 def _drop_unused(calls: Sequence[Call]) -> list[Call]:
@@ -313,10 +308,7 @@ def _drop_unused(calls: Sequence[Call]) -> list[Call]:
 
 def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> Iterator[Call]:
     """The calls, each of which frees the tensors that ops gave and that it is the last to use."""
-    last: dict[int, int] = {}
-    for at, call in enumerate(calls):
-        for number in (*call.reads(), *call.gives()):
-            last[number] = at
+    last = {n: at for at, call in enumerate(calls) for n in (*call.reads(), *call.gives())}
     frees: dict[int, list[int]] = defaultdict(list)
     for number, at in sorted(last.items()):
         if number not in tensors.made:
@@ -328,62 +320,19 @@ def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> Iterator[Call]:
 KIND = re.compile(r"Split(?:NoBag)?LookupFunction_(\w+?)_Op")
 
 
-class NativePairs:
-    """Ties a backward function to the lookup that it belongs to.
-
-    `forward` has the nodes of those lookups; `handles`, once a lookup is in the program, the number
-    under which its autograd graph is kept.
-    """
-
-    def __init__(self, chosen: Sequence[ChosenOp], trace: ExecutionTrace) -> None:
-        self.tree = Tree(trace)
-        self.forward: dict[int, Node] = {}
-        self.handles: dict[int, int] = {}
-        self._of: dict[int, Node] = {}
-        open_lookups: list[Node] = []
-        for of in chosen:
-            if "lookup_function" in of.node.name or "_lookup_" in of.node.name:
-                open_lookups.append(of.node)
-            elif of.native:
-                node = next((n for n in reversed(open_lookups) if _fits(n, of.node)), None)
-                if node is not None:
-                    open_lookups.remove(node)
-                    self.forward[node.id] = node
-                    self._of[of.node.id] = node
-
-    def handle_of(self, of: ChosenOp) -> int | None:
-        """The number of the lookup's autograd graph."""
-        node = self._of.get(of.node.id)
-        return None if node is None else self.handles.get(node.id)
-
-    def name_of(self, of: ChosenOp) -> str:
-        """What the backward function is called in a program."""
-        return f"backward of {self._of[of.node.id].name}"
-
-    def gradient(self, of: ChosenOp) -> TensorUse | None:
-        """The gradient of the lookup's first argument, where an op inside made it."""
-        shape = self._of[of.node.id].inputs[0].shape
-        for child in self.tree.below(of.node):
-            for argument in child.outputs:
-                for found in tensors_of(argument):
-                    if found is not None and found.spec.shape == shape and found.tensor.numel:
-                        return found
-        return None
-
-    def tree_comm(self, node: Node) -> tuple[int, ...]:
-        """Ranks of a collective's group; none: all."""
-        for child in self.tree.below(node):
-            if child.name == COMMS and child.comm is not None and child.comm.group:
-                return child.comm.group
-        return ()
-
-    def sequence(self, node: Node) -> int | None:
-        """The number by which waits name a collective."""
-        for child in self.tree.below(node):
-            if child.name == COMMS and len(child.inputs) > 1:
-                value = child.inputs[1].value
-                return value if isinstance(value, int) else None
-        return None
+def pair_lookups(chosen: Iterable[ChosenOp]) -> dict[int, Node]:
+    """Id of a backward function -> the lookup that it belongs to: the last one that fits."""
+    found: dict[int, Node] = {}
+    lookups: list[Node] = []
+    for of in chosen:
+        if "lookup_function" in of.node.name or "_lookup_" in of.node.name:
+            lookups.append(of.node)
+        elif of.native:
+            node = next((n for n in reversed(lookups) if _fits(n, of.node)), None)
+            if node is not None:
+                lookups.remove(node)
+                found[of.node.id] = node
+    return found
 
 
 def _fits(lookup: Node, backward: Node) -> bool:
@@ -396,6 +345,21 @@ def _fits(lookup: Node, backward: Node) -> bool:
     return f"lookup_{kind}_function" in lookup.name or (
         kind == "dense" and "::dense" in lookup.name
     )
+
+
+def gradient_of(tree: Tree, backward: Node, lookup: Node) -> TensorUse | None:
+    """The gradient of a lookup's first argument, where an op in its backward function made it."""
+    made = (of for child in tree.below(backward) for out in child.outputs for of in tensors_of(out))
+    shape = lookup.inputs[0].shape
+    return next((of for of in made if of and of.spec.shape == shape and of.tensor.numel), None)
+
+
+def recorded_collective(tree: Tree, node: Node) -> tuple[tuple[int, ...], int | None]:
+    """Ranks of a collective's group (none: all), and the number by which waits name it."""
+    records = [child for child in tree.below(node) if child.name == COMMS]
+    group = next((of.comm.group for of in records if of.comm and of.comm.group), ())
+    value = next((of.inputs[1].value for of in records if len(of.inputs) > 1), None)
+    return group, value if isinstance(value, int) else None
 
 
 KNOWN: dict[str, tuple[str, ...]] = {
@@ -448,9 +412,9 @@ def collective_call(
             found = tuple(map(tensor, tensors_of(argument)))
             terms.append(found if isinstance(value, tuple) else found[0])
         elif isinstance(value, tuple):
-            terms.append(tuple(Number(size) for size in value if isinstance(size, int)))
+            terms.append(tuple(size for size in value if isinstance(size, int)))
         elif isinstance(value, int):
-            terms.append(Number(value))
+            terms.append(value)
         else:
             raise UnwritableError(f"the trace does not hold its `{name}`")
     sent = (named[name] for name in SENT if name in named and kind not in RECEIVED)

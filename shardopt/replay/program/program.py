@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import reduce
+from typing import Any, cast
 
 from predictor.errors import InputError
 
@@ -47,14 +48,8 @@ class Word:
     text: str
 
 
-@dataclass(frozen=True)
-class Number:
-    """A literal, which may differ between ranks."""
-
-    value: int | float | bool
-
-
-Term = Slot | Word | Number | None | tuple["Term", ...]
+Term = Slot | Word | int | float | bool | None | tuple["Term", ...]
+"""An argument as a program spells it: a tensor, text, a literal, or a list of such."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +86,14 @@ class Call:
         op: ``namespace::name``; of a backward function ``backward of`` the op.
         overload: of a collective and a backward function empty.
         outputs: numbers as the op returns them, nested for lists; None: not used.
-        us: recorded time; None: not recorded.
-        frees: numbers of tensors that nothing uses after it.
+        section: annotations around it, the outermost first.
         node: id in the trace, which is not written; nor are `names`, those of the arguments.
+        us: recorded time; None: not recorded.
+        bytes: that this rank gives to a collective.
+        frees: numbers of tensors that nothing uses after it.
+        specs: of the outputs, nested as they are.
+        collective: c10d's name of what `torch.distributed` runs, or `WITH_GRAD`.
+        waits: collectives, counted from 0 in the program, that end before the next op starts.
     """
 
     op: str
@@ -109,6 +109,7 @@ class Call:
     specs: tuple[Any, ...] = ()
     collective: str = ""
     names: tuple[str, ...] = ()
+    waits: tuple[int, ...] = ()
 
     def named(self) -> dict[str, Term]:
         """Its arguments by their names."""
@@ -117,30 +118,36 @@ class Call:
     @property
     def is_collective(self) -> bool:
         """Whether `torch.distributed` runs it."""
-        return bool(self.collective) and self.collective != WITH_GRAD
+        return self.collective not in ("", WITH_GRAD)
+
+    @property
+    def group(self) -> int:
+        """Of a collective: the place of its group among the program's."""
+        return cast(int, self.keywords["group"])
 
     def reads(self) -> list[int]:
         """Numbers of the tensors that it takes."""
-        return [n for term in (*self.arguments, *self.keywords.values()) for n in slots(term)]
+        return slots((*self.arguments, *self.keywords.values()))
 
     def gives(self) -> list[int]:
         """Numbers of the tensors that it makes."""
-        return [n for output in self.outputs for n in flat(output)]
+        return flat(self.outputs)
 
     def renumber(self, numbers: Mapping[int, int]) -> Call:
         """The call with other numbers for these tensors."""
 
-        def moved(leaf: Any) -> Any:
-            if isinstance(leaf, Slot):
-                return Slot(numbers.get(leaf.number, leaf.number))
-            return numbers.get(leaf, leaf) if type(leaf) is int else leaf
+        def number(leaf: Any) -> Any:
+            return numbers.get(leaf, leaf)
+
+        def term(leaf: Term) -> Term:
+            return Slot(number(leaf.number)) if isinstance(leaf, Slot) else leaf
 
         return replace(
             self,
-            arguments=nested(moved, self.arguments),
-            keywords={name: nested(moved, term) for name, term in self.keywords.items()},
-            outputs=nested(moved, self.outputs),
-            frees=nested(moved, self.frees),
+            arguments=nested(term, self.arguments),
+            keywords={name: nested(term, of) for name, of in self.keywords.items()},
+            outputs=nested(number, self.outputs),
+            frees=nested(number, self.frees),
         )
 
 
@@ -245,28 +252,23 @@ def join_jobs(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:
                 "the same ranks",
                 inputs=("join",),
             )
-    found = []
-    for programs in zip(*jobs, strict=True):
-        whole = RankProgram(programs[0].rank, [], {}, {}, [], [], [()])
-        for program in programs:
-            whole = _append(whole, program)
-        found.append(whole)
-    return found
+    return [
+        reduce(_append, programs, RankProgram(programs[0].rank, [], {}, {}, [], [], [()]))
+        for programs in zip(*jobs, strict=True)
+    ]
 
 
 def _append(whole: RankProgram, program: RankProgram) -> RankProgram:
-    first, before = 1 + max(whole.numbers(), default=-1), len(whole.calls)
+    first = 1 + max(whole.numbers(), default=-1)
     stores = 1 + max((spec.storage for spec in whole.made.values()), default=-1)
+    done = sum(call.is_collective for call in whole.calls)
     groups = [*whole.groups, *(group for group in program.groups if group not in whole.groups)]
-    calls = []
     numbers = {n: n + first for n in program.numbers()}
+    calls = []
     for call in program.calls:
-        number = call.arguments[0] if call.op == "wait" else call.keywords.get("group")
-        call = call.renumber(numbers)
-        if isinstance(number, Number) and call.op == "wait":
-            call = replace(call, arguments=(Number(int(number.value) + before),))
-        elif isinstance(number, Number) and call.is_collective:
-            group = Number(groups.index(program.groups[int(number.value)]))
+        call = replace(call.renumber(numbers), waits=tuple(nth + done for nth in call.waits))
+        if call.is_collective:
+            group = groups.index(program.groups[call.group])
             call = replace(call, keywords={**call.keywords, "group": group})
         calls.append(call)
     made = {n + first: replace(s, storage=s.storage + stores) for n, s in program.made.items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 from predictor.errors import InputError
 from predictor.trace.execution import Argument, Node, Tensor
-from shardopt.replay.program.program import ITEMS, Number, Term, Word
+from shardopt.replay.program.program import ITEMS, Term, Word
 
 HEAD = re.compile(r"([A-Za-z_]\w*::\w+)(?:\.(\w+))?\((.*)\)\s*->\s*(.*)$", re.ASCII)
 ARGUMENT = re.compile(r"(.+?)\s+([A-Za-z_]\w*)(?:=(.*))?$", re.ASCII)
@@ -56,13 +56,11 @@ class Schema:
     Args:
         name: ``namespace::op``.
         overload: ``default`` where the schema names none.
-        returns: types without alias marks.
     """
 
     name: str
     overload: str
     parameters: tuple[Parameter, ...]
-    returns: tuple[str, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -73,25 +71,17 @@ def parse_schema(text: str) -> Schema:
         InputError: the text is no schema.
     """
     match = HEAD.match(text) if len(text) <= LONGEST else None
-    if match is None:
+    parts = _split(match[3]) if match else []
+    fields = [ARGUMENT.match(part) for part in parts if part != "*"]
+    if match is None or None in fields:
         raise InputError("not the schema of an op")
-    name, overload, arguments, returns = match.groups()
-    parameters = []
-    keyword = False
-    for part in _split(arguments):
-        if part == "*":
-            keyword = True
-            continue
-        fields = ARGUMENT.match(part)
-        if fields is None:
-            raise InputError("not the schema of an op")
-        kind, called, default = fields.groups()
-        written = "!" in kind
-        parameters.append(Parameter(called, ALIAS.sub("", kind), keyword, default, written))
-    given = returns.strip()
-    inner = given[1:-1] if given.startswith("(") and given.endswith(")") else given
-    kinds = tuple(ALIAS.sub("", part).split(" ")[0] for part in _split(inner))
-    return Schema(name, overload or "default", tuple(parameters), kinds)
+    first_keyword = parts.index("*") if "*" in parts else len(parts)
+    parameters = tuple(
+        Parameter(of[2], ALIAS.sub("", of[1]), at >= first_keyword, of[3], "!" in of[1])
+        for at, of in enumerate(fields)
+        if of
+    )
+    return Schema(match[1], match[2] or "default", parameters)
 
 
 def _split(text: str) -> list[str]:
@@ -107,6 +97,12 @@ def _split(text: str) -> list[str]:
             start = i + 1
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def ops_of(words: str) -> frozenset[str]:
+    """Ops of a namespace, which is the first word."""
+    space, *names = words.split()
+    return frozenset(f"{space}::{name}" for name in names)
 
 
 def load_library(op: str) -> None:
@@ -188,7 +184,7 @@ def literal(value: Any, parameter: Parameter, op: str) -> Term:
     if convert is not None:
         return convert(value)
     if parameter.base == "Scalar":
-        return Number(_scalar(value, op))
+        return _scalar(value, op)
     if isinstance(value, str):
         raise UnwritableError(
             f"`{parameter.name}` is a {parameter.base}, which the trace does not hold"
@@ -201,7 +197,8 @@ def literal(value: Any, parameter: Parameter, op: str) -> Term:
         return Word(f'float("{value}")')
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise UnwritableError(f"`{parameter.name}` is a number of more than 64 bits")
-    return Number(value)
+    number: int | float = value
+    return number
 
 
 def word_value(text: str) -> Any:
@@ -282,7 +279,7 @@ NAMES = frozenset({"other", "exponent"})
 """Arguments that may be Python numbers where the schema says ``Tensor``."""
 
 
-def python_number(parameter: Parameter, argument: Argument) -> Number | None:
+def python_number(parameter: Parameter, argument: Argument) -> int | float | None:
     """What stands for a Python number that an op takes as a tensor; None if it is no such."""
     if parameter.name not in NAMES or parameter.written or parameter.base != "Tensor":
         return None
@@ -290,7 +287,7 @@ def python_number(parameter: Parameter, argument: Argument) -> Number | None:
     if not isinstance(value, Tensor) or argument.shape or value.device not in ("cpu", ""):
         return None
     dtype = ITEMS.get(argument.type.removeprefix("Tensor(").removesuffix(")"), "")
-    return Number(PLAIN[dtype]) if dtype in PLAIN else None
+    return PLAIN.get(dtype)
 
 
 def read_by(node: Node) -> Iterator[Argument]:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 
 from predictor.trace.events import HostEvent, RankTrace
 from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Value
+from shardopt.replay.program.program import nested
 from shardopt.replay.program.schema import read_by
 from shardopt.replay.program.tensors import View, tensors_of
 
 NATIVE_BACKWARD = re.compile(r"torch::autograd::CppNode<.*?(Split\w*Lookup\w*)>")
 """A backward function in C++ that may launch kernels without passing through the dispatcher."""
 FUSED = "fbgemm::"
+GLOO = "gloo:"
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chos
 def views_of(arguments: Iterable[Argument]) -> set[View]:
     """How the tensors of some arguments see their storages."""
     uses = (use for argument in arguments for use in tensors_of(argument) if use is not None)
-    return {use.key[0] for use in uses if use.tensor.storage}
+    return {use.view for use in uses if use.tensor.storage}
 
 
 def _outermost(tree: Tree, opened: set[int]) -> list[ChosenOp]:
@@ -95,8 +97,7 @@ def _outermost(tree: Tree, opened: set[int]) -> list[ChosenOp]:
         node, section = stack.pop()
         if node.schema and node.id not in opened:
             chosen.append(ChosenOp(node, section))
-            after = [] if not node.name.startswith("c10d::") else _part_children(tree, node)[1]
-            stack.extend((child, section) for child in reversed(after))
+            stack.extend((child, section) for child in reversed(_part_children(tree, node)[1]))
             continue
         if _is_native(tree, node):
             chosen.append(ChosenOp(node, section, native=True))
@@ -113,20 +114,18 @@ def _around_others(tree: Tree) -> dict[int, tuple[str, ...]]:
 
     The backward pass runs on a thread of autograd's, while the other waits under its annotation.
     """
-    users = [
-        node
+    users = {
+        node.id: node.thread
         for node in tree.nodes
-        if node.scope == USER and not node.schema and not node.name.startswith("gloo:")
-    ]
-    if not users:
-        return {}
+        if node.scope == USER and not node.schema and not node.name.startswith(GLOO)
+    }
     found: dict[int, tuple[str, ...]] = {}
     around: tuple[str, ...] = ()
-    own, roots = ({node.id for node in of} for of in (users, tree.roots))
-    for node in tree.nodes:
-        if node.thread == users[0].thread:
+    roots = {node.id for node in tree.roots}
+    for node in tree.nodes if users else ():
+        if node.thread == next(iter(users.values())):
             above = reversed([node, *tree.above(node)])
-            around = tuple(of.name for of in above if of.id in own)
+            around = tuple(of.name for of in above if of.id in users)
         elif node.id in roots:
             found[node.id] = around
     return found
@@ -172,7 +171,7 @@ def _drop_gloo(tree: Tree, chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
 
     That is on its threads, and on the one that waits for a reduce-scatter.
     """
-    if not any(node.name.startswith("gloo:") for node in tree.nodes):
+    if not any(node.name.startswith(GLOO) for node in tree.nodes):
         return list(chosen)
     busy = {node.thread for node in tree.nodes if not node.schema and node.scope != FUNCTION}
     own = {child.id for of in chosen for child in _own_calls(tree, of.node)}
@@ -216,8 +215,7 @@ def _drop_unread(chosen: Sequence[ChosenOp]) -> list[ChosenOp]:
 
 def _is_read(node: Node, later: Sequence[ChosenOp]) -> bool:
     """Whether a later op takes what this one gives, before its storage is used anew."""
-    given = views_of(node.outputs)
-    new = _new_storages(node)
+    given, new = views_of(node.outputs), _new_storages(node)
     for of in later:
         if given & views_of(read_by(of.node)):
             return True
@@ -282,9 +280,6 @@ def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], 
     return more
 
 
-GLOO = "gloo:"
-
-
 def fix_callers(trace: ExecutionTrace, times: RankTrace | None) -> ExecutionTrace:
     """The trace with the callers that its Kineto trace shows, if gloo took part.
 
@@ -331,28 +326,23 @@ def open_wrappers(trace: ExecutionTrace) -> ExecutionTrace:
 
 def _nodes(trace: ExecutionTrace, open_ids: set[int]) -> Iterator[Node]:
     inside: dict[int, Tensor] = {}
+
+    def unwrapped(value: Value) -> Value:
+        return inside.get(value.id, value) if isinstance(value, Tensor) else value
+
     for node in trace.nodes:
+        taken, given = (
+            [tensor for argument in side for tensor in argument.tensors()]
+            for side in (node.inputs, node.outputs)
+        )
         if node.name == WRAPPED:
-            pairs = zip(_tensors(node.inputs), _tensors(node.outputs), strict=False)
-            inside |= {outer.id: inner for inner, outer in pairs}
+            inside |= {outer.id: inner for inner, outer in zip(taken, given, strict=False)}
         if node.id in open_ids:
             yield replace(node, schema="")
             continue
-        for tensor in _tensors(node.outputs):
+        for tensor in given:
             inside.pop(tensor.id, None)
         if inside:
-            inputs = (replace(a, value=_unwrap(a.value, inside)) for a in node.inputs)
+            inputs = (replace(a, value=nested(unwrapped, a.value)) for a in node.inputs)
             node = replace(node, inputs=tuple(inputs))
         yield node
-
-
-def _tensors(arguments: tuple[Argument, ...]) -> list[Tensor]:
-    return [tensor for argument in arguments for tensor in argument.tensors()]
-
-
-def _unwrap(value: Value, inside: dict[int, Tensor]) -> Value:
-    if isinstance(value, Tensor):
-        return inside.get(value.id, value)
-    if isinstance(value, tuple):
-        return tuple(_unwrap(item, inside) for item in value)
-    return value

@@ -74,11 +74,8 @@ def join_tables(
         total_rows += count
         elements += count * width
     columns: list[list[Any]] = [list(column) for column in zip(*features, strict=True)]
-    numbers, (shares, skews) = columns[:4], columns[4:] if known else ([], [])
-    rows, widths, first_rows, first_elements = numbers
-    return LookupTables(
-        rows, widths, first_rows, first_elements, shares, skews, total_rows, elements
-    )
+    columns[4:] = columns[4:] if known else [[], []]
+    return LookupTables(*columns, total_rows, elements)
 
 
 @dataclass(frozen=True)
@@ -144,15 +141,16 @@ def _whole(table: Table, rank: int) -> TablePlan:
 def _ids(table: Table, feature: Feature, shard: Shard) -> tuple[float, IdSkew]:
     """Share and skew of a feature's ids on a shard."""
     bins = shard_bins(table, feature, shard)
-    share = float(f"{feature.lookups_per_sample * bins.mass:.{DIGITS}g}")
+    share = _round(feature.lookups_per_sample * bins.mass)
     if isinstance(feature.distribution, Uniform):
         return share, "uniform"
     weights = bins.probs / (bins.mass or 1.0)
-    skew: dict[str, Any] = {
-        name: [float(f"{value:.{DIGITS}g}") for value in values]
-        for name, values in (("counts", bins.counts), ("weights", weights))
-    }
-    return share, skew | {"hot_first": feature.id_order == "frequency"}
+    skew = {"counts": [*map(_round, bins.counts)], "weights": [*map(_round, weights)]}
+    return share, {**skew, "hot_first": feature.id_order == "frequency"}
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 WEIGHTS = ("dev_weights", "uvm_weights", "host_weights")
@@ -212,9 +210,12 @@ def features_of(arguments: Mapping[str, Any]) -> int:
 def elements_of(arguments: Mapping[str, Any]) -> int:
     """Weights that a lookup has; 0 where the trace does not say."""
     shapes = [shape for name in WEIGHTS for shape in _shapes(arguments.get(name))]
-    if not shapes:
-        shapes = _shapes(arguments.get("weights"))[:1]
-    return sum(prod(shape) for shape in shapes)
+    return sum(map(prod, shapes or _shapes(arguments.get("weights"))[:1]))
+
+
+def _shapes(value: Any) -> list[tuple[int, ...]]:
+    listed = value if isinstance(value, list) else [value]
+    return [shape for shape in listed if shape]
 
 
 def fits(group: LookupTables, arguments: Mapping[str, Any]) -> bool:
@@ -235,11 +236,3 @@ def _describe_recorded(arguments: Mapping[str, Any]) -> str:
     parts += [] if total is None else [f"sum of their widths: {total}"]
     parts += [f"weights: {elements:,}"] if elements else []
     return ", ".join(parts)
-
-
-def _shapes(value: Any) -> list[tuple[int, ...]]:
-    if value is None:
-        return []
-    if isinstance(value, list):
-        return [shape for shape in value if shape]
-    return [value] if value else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from predictor.trace.execution import Argument, Shape, Tensor, Value
@@ -25,31 +26,15 @@ class View(NamedTuple):
     offset: int
     shape: Shape
     strides: Shape
-    item_bytes: int
+    dtype: str
 
 
-Key = tuple[View, str]
+class TensorUse(NamedTuple):
+    """A tensor as an argument has it, how it is known, and what it is like."""
 
-
-class TensorUse:
-    """A tensor as an argument has it.
-
-    Args:
-        key: how it is known; None for one that is not defined.
-    """
-
-    __slots__ = ("key", "spec", "tensor")
-
-    def __init__(self, tensor: Tensor, shape: Shape, strides: Shape, dtype: str) -> None:
-        self.tensor = tensor
-        view = View(tensor.storage, tensor.offset, shape, strides, tensor.item_bytes)
-        self.key: Key = (view, dtype)
-        sizes = tuple(size for size in shape if isinstance(size, int))
-        steps = tuple(step for step in strides if isinstance(step, int))
-        if len(steps) != len(sizes):
-            steps = contiguous(sizes)
-        host = not tensor.device.startswith(("cuda", "hpu", "xpu", "mps"))
-        self.spec = TensorSpec(sizes, steps, dtype, tensor.storage, tensor.offset, host)
+    tensor: Tensor
+    view: View
+    spec: TensorSpec
 
 
 def contiguous(shape: Iterable[int]) -> tuple[int, ...]:
@@ -75,12 +60,16 @@ def _tensors_of(
         for i, item in enumerate(value):
             yield from _tensors_of(item, _inner(shape, i), _inner(strides, i), kinds)
         return
-    kind = next(kinds, "")
-    dtype = ITEMS.get(kind)
+    dtype = ITEMS.get(next(kinds, ""))
     if not isinstance(value, Tensor) or dtype is None:
         yield None
-    else:
-        yield TensorUse(value, shape, strides, dtype)
+        return
+    sizes, steps = (tuple(n for n in of if isinstance(n, int)) for of in (shape, strides))
+    if len(steps) != len(sizes):
+        steps = contiguous(sizes)
+    host = not value.device.startswith(("cuda", "hpu", "xpu", "mps"))
+    spec = TensorSpec(sizes, steps, dtype, value.storage, value.offset, host)
+    yield TensorUse(value, View(value.storage, value.offset, shape, strides, dtype), spec)
 
 
 def _inner(nested: Shape, i: int) -> Shape:
@@ -100,14 +89,14 @@ class Tensors:
         self.made: dict[int, TensorSpec] = {}
         self.storage_of: dict[int, int] = {}
         self.hidden_views = 0
-        self._live: dict[int, dict[Key, int]] = defaultdict(dict)
+        self._live: dict[int, dict[View, int]] = defaultdict(dict)
         self._stores: dict[tuple[int, str], int] = {}
         self._count = 0
         self._stored = 0
 
     def find(self, of: TensorUse) -> int | None:
         """The number of a tensor that is known."""
-        return self._live[of.tensor.storage].get(of.key)
+        return self._live[of.tensor.storage].get(of.view)
 
     def take(self, of: TensorUse) -> int:
         """The number of a tensor that an op takes; it is made up front if none gave it."""
@@ -121,20 +110,15 @@ class Tensors:
         if given or store not in self._stores or of.tensor.numel == 0:
             self._stores[store] = self._stored
             self._stored += 1
-        spec = of.spec
-        self.made[number] = TensorSpec(
-            spec.shape, spec.strides, spec.dtype, self._stores[store], spec.offset, spec.host
-        )
-        self._live[of.tensor.storage][of.key] = number
+        self.made[number] = replace(of.spec, storage=self._stores[store])
+        self._live[of.tensor.storage][of.view] = number
         return number
 
     def fresh(self, spec: TensorSpec) -> int:
         """A tensor of its own that is made up front."""
         number = self._count
         self._count += 1
-        self.made[number] = self.specs[number] = TensorSpec(
-            spec.shape, spec.strides, spec.dtype, self._stored, 0, spec.host
-        )
+        self.made[number] = self.specs[number] = replace(spec, storage=self._stored, offset=0)
         self._stored += 1
         return number
 
@@ -143,7 +127,7 @@ class Tensors:
         self._count += 1
         return self._count - 1
 
-    def give(self, of: TensorUse, taken: Mapping[int, Mapping[int, Key]]) -> int | None:
+    def give(self, of: TensorUse, taken: Mapping[int, Mapping[int, View]]) -> int | None:
         """The number of a tensor that an op gives; None if it is one that it took.
 
         Args:
@@ -162,7 +146,7 @@ class Tensors:
             for store in [store for store in self._stores if store[0] == storage]:
                 del self._stores[store]
         number = self._new(of)
-        self._live[storage][of.key] = number
+        self._live[storage][of.view] = number
         return number
 
     def _new(self, of: TensorUse) -> int:

@@ -13,15 +13,8 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
-from shardopt.replay.program.program import (
-    WHOLE,
-    Call,
-    Number,
-    RankProgram,
-    Slot,
-    Term,
-    slots,
-)
+from shardopt.replay.program.program import WHOLE, Call, RankProgram, Slot, Term, Word, slots
+from shardopt.replay.program.schema import ops_of
 from shardopt.replay.program.tables import (
     WEIGHTS,
     LookupTables,
@@ -35,45 +28,34 @@ Shape = tuple[int, ...]
 Fill = dict[str, Any]
 Named = Mapping[str, Any]
 """Arguments by name: shapes of tensors (lists of shapes), plain values of the rest."""
+Maker = Callable[[Named], Fill]
 
 
-Makers = Mapping[str, Callable[[Named], Fill]]
+def _below(kind: str, high: Callable[[Named], Any]) -> Maker:
+    """Whole numbers from 0; ``ids`` are drawn as the user asks, ``rows`` uniformly."""
+    return lambda of: {"kind": kind, "high": max(int(high(of)), 1)}
 
 
-def _ids_of_rows(table: str, dim: int = 0) -> Callable[[Named], Fill]:
-    return lambda of: {"kind": "ids", "high": max(of[table][dim] if of[table] else 1, 1)}
-
-
-def _ids_below(name: str) -> Callable[[Named], Fill]:
-    return lambda of: {"kind": "ids", "high": max(int(of[name]), 1)}
-
-
-def _along(table: str) -> Callable[[Named], Fill]:
-    """Positions along the dimension `dim` of a tensor."""
-    return lambda of: {"kind": "rows", "high": max((of[table] or (1,))[of["dim"]], 1)}
-
-
-def _classes(of: Named) -> Fill:
-    shape = of["self"]
-    return {"kind": "rows", "high": max(shape[1 if len(shape) > 1 else 0], 1)}
-
-
-def _total(tensor: str, kind: str) -> Callable[[Named], Fill]:
+def _total(tensor: str, kind: str) -> Maker:
     return lambda of: {"kind": kind, "total": prod(of[tensor])}
+
+
+def _constant(fill: Fill) -> Maker:
+    return lambda _: fill
+
+
+def _list_of(make: Callable[[Named], list[int]]) -> Maker:
+    return lambda of: {"kind": "list", "values": make(of)}
+
+
+def _classes(of: Named) -> int:
+    shape: Shape = of["self"]
+    return shape[1 if len(shape) > 1 else 0]
 
 
 def _bag_offsets(of: Named) -> Fill:
     last = bool(of.get("include_last_offset"))
     return {"kind": "offsets" if last else "starts", "total": prod(of["indices"])}
-
-
-def _permutation(_: Named) -> Fill:
-    return {"kind": "permutation"}
-
-
-def _large(_: Named) -> Fill:
-    """More rows than any table: nothing is out of bounds, and hashing keeps ids as they are."""
-    return {"kind": "constant", "value": 1 << 30}
 
 
 def _row_sums(of: Named) -> list[int]:
@@ -99,121 +81,100 @@ def _split_evenly(total: int, parts: int) -> list[int]:
     return [after - before for before, after in pairwise(marks)]
 
 
-def _permutation_of_rows(of: Named) -> Fill:
+def _permutation_of_rows(of: Named) -> list[int]:
     """All rows in order; then from the first again where there are more entries than rows."""
     rows = max(of["lengths"][0], 1)
-    return {"kind": "list", "values": [i % rows for i in range(prod(of["permute"]))]}
+    return [i % rows for i in range(prod(of["permute"]))]
 
 
-_JAGGED: dict[str, Callable[[Named], Fill]] = {
-    "lengths": lambda of: {"kind": "row_lengths", "rows": _row_sums(of)},
-    "permute": _permutation_of_rows,
-}
-
-
-def _even_widths(offsets: str) -> Callable[[Named], Fill]:
+def _even_widths(offsets: str) -> Maker:
     """Cumulated widths of pooled vectors that are concatenated; all have one width."""
-    return lambda of: {
-        "kind": "list",
-        "values": _cumulate(_split_evenly(of["pooled_embs"][-1], prod(of[offsets]) - 1)),
-    }
+    return _list_of(
+        lambda of: _cumulate(_split_evenly(of["pooled_embs"][-1], prod(of[offsets]) - 1))
+    )
 
 
-_POOLED: Makers = {
-    "offset_dim_list": _even_widths("offset_dim_list"),
-    "permute_list": _permutation,
-    "inv_offset_dim_list": _even_widths("inv_offset_dim_list"),
-    "inv_permute_list": _permutation,
-}
-_ROOT: Makers = {"self": lambda _: {"kind": "positive"}}
-_BAG: Makers = {"indices": _ids_of_rows("weight"), "offsets": _bag_offsets}
-_ROWS: Makers = {"indices": _ids_below("num_weights")}
-_ALONG: Makers = {"index": _along("self")}
-_TARGET: Makers = {"target": _classes}
+_PERMUTATION = _constant({"kind": "permutation"})
+_LARGE = _constant({"kind": "constant", "value": 1 << 30})
+"""More rows than any table: nothing is out of bounds, and hashing keeps ids as they are."""
+_IDS_OF_WEIGHT = _below("ids", lambda of: (of["weight"] or (1,))[0])
+_IDS_OF_ROWS = _below("ids", lambda of: of["num_weights"])
 
-ROLES: dict[str, Makers] = {
-    **dict.fromkeys(("aten::sqrt", "aten::sqrt_", "aten::rsqrt", "aten::log"), _ROOT),
-    "aten::embedding": {"indices": _ids_of_rows("weight")},
-    **dict.fromkeys(
-        (
-            "aten::embedding_dense_backward", "aten::embedding_backward",
-            "aten::_embedding_bag_dense_backward",
-        ),
-        _ROWS,
+_ROLES: list[tuple[str, Mapping[str, Maker]]] = [
+    ("aten sqrt sqrt_ rsqrt log", {"self": _constant({"kind": "positive"})}),
+    ("aten embedding", {"indices": _IDS_OF_WEIGHT}),
+    (
+        "aten embedding_dense_backward embedding_backward _embedding_bag_dense_backward",
+        {"indices": _IDS_OF_ROWS},
     ),
-    **dict.fromkeys(
-        ("aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
-        _BAG,
+    (
+        "aten embedding_bag _embedding_bag _embedding_bag_forward_only",
+        {"indices": _IDS_OF_WEIGHT, "offsets": _bag_offsets},
     ),
-    "aten::_embedding_bag_backward": {**_ROWS, "offsets": _bag_offsets},
-    **dict.fromkeys(
-        (
-            "aten::index_select", "aten::index_add_", "aten::index_add", "aten::index_copy_",
-            "aten::index_fill_", "aten::gather", "aten::gather_backward", "aten::scatter",
-            "aten::scatter_", "aten::scatter_add", "aten::scatter_add_",
-        ),
-        _ALONG,
+    ("aten _embedding_bag_backward", {"indices": _IDS_OF_ROWS, "offsets": _bag_offsets}),
+    (
+        "aten index_select index_add_ index_add index_copy_ index_fill_ gather gather_backward "
+        "scatter scatter_ scatter_add scatter_add_",
+        {"index": _below("rows", lambda of: (of["self"] or (1,))[of["dim"]])},
     ),
-    "aten::index_select_backward": {
-        "index": lambda of: {"kind": "rows", "high": max(of["self_sizes"][of["dim"]], 1)}
-    },
-    "aten::one_hot": {"self": _ids_below("num_classes")},
-    **dict.fromkeys(
-        (
-            "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss_forward",
-            "aten::nll_loss_backward", "aten::nll_loss2d", "aten::nll_loss2d_forward",
-            "aten::nll_loss2d_backward", "aten::cross_entropy_loss",
-        ),
-        _TARGET,
+    (
+        "aten index_select_backward",
+        {"index": _below("rows", lambda of: of["self_sizes"][of["dim"]])},
     ),
-    "aten::max_pool2d_with_indices_backward": {
-        "indices": lambda of: {"kind": "rows", "high": max(prod(of["self"][-2:]), 1)}
-    },
-    **dict.fromkeys(("fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data"), _JAGGED),
-    **dict.fromkeys(
-        (
-            "fbgemm::permute_pooled_embs", "fbgemm::permute_pooled_embs_split",
-            "fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_pooled_embs_auto_grad_split",
-        ),
-        _POOLED,
+    ("aten one_hot", {"self": _below("ids", lambda of: of["num_classes"])}),
+    (
+        "aten nll_loss nll_loss_nd nll_loss_forward nll_loss_backward nll_loss2d "
+        "nll_loss2d_forward nll_loss2d_backward cross_entropy_loss",
+        {"target": _below("rows", _classes)},
     ),
-    "fbgemm::invert_permute": {"permute": _permutation},
-    "fbgemm::block_bucketize_sparse_features": {
-        "lengths": _total("indices", "lengths"),
-        "block_sizes": _large,
-    },
-    "fbgemm::bounds_check_indices": {
-        "rows_per_table": _large,
-        "offsets": _total("indices", "offsets"),
-    },
-}  # fmt: skip
+    (
+        "aten max_pool2d_with_indices_backward",
+        {"indices": _below("rows", lambda of: prod(of["self"][-2:]))},
+    ),
+    (
+        "fbgemm permute_2D_sparse_data permute_1D_sparse_data",
+        {
+            "lengths": lambda of: {"kind": "row_lengths", "rows": _row_sums(of)},
+            "permute": _list_of(_permutation_of_rows),
+        },
+    ),
+    (
+        "fbgemm permute_pooled_embs permute_pooled_embs_split permute_pooled_embs_auto_grad "
+        "permute_pooled_embs_auto_grad_split",
+        {
+            "offset_dim_list": _even_widths("offset_dim_list"),
+            "permute_list": _PERMUTATION,
+            "inv_offset_dim_list": _even_widths("inv_offset_dim_list"),
+            "inv_permute_list": _PERMUTATION,
+        },
+    ),
+    ("fbgemm invert_permute", {"permute": _PERMUTATION}),
+    (
+        "fbgemm block_bucketize_sparse_features",
+        {"lengths": _total("indices", "lengths"), "block_sizes": _LARGE},
+    ),
+    (
+        "fbgemm bounds_check_indices",
+        {"rows_per_table": _LARGE, "offsets": _total("indices", "offsets")},
+    ),
+]
+ROLES = {op: makers for ops, makers in _ROLES for op in ops_of(ops)}
 """Op -> argument -> what it must hold."""
-
-INDEXED = frozenset(
-    {"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"}
+INDEXED = ops_of("aten index index_put_ _index_put_impl_ index_put")
+IDS_ANYWHERE = ops_of(
+    "fbgemm permute_2D_sparse_data permute_1D_sparse_data block_bucketize_sparse_features "
+    "invert_permute asynchronous_complete_cumsum"
 )
-CONSISTENT = frozenset(
-    {
-        "aten::arange", "aten::argmax", "aten::argmin", "aten::topk", "aten::sort", "aten::argsort",
-        "aten::max", "aten::min", "aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d",
-        "aten::randint", "aten::randperm", "aten::nonzero", "aten::zeros", "aten::zeros_like",
-        "fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data",
-        "fbgemm::block_bucketize_sparse_features", "fbgemm::invert_permute",
-        "fbgemm::asynchronous_complete_cumsum",
-    }
-)  # fmt: skip
+"""Ops that pass on lengths and offsets that fit, but ids of any size."""
+CONSISTENT = IDS_ANYWHERE | ops_of(
+    "aten arange argmax argmin topk sort argsort max min max_pool2d_with_indices "
+    "adaptive_max_pool2d randint randperm nonzero zeros zeros_like"
+)
 """Ops whose outputs are legal wherever the trace passed them on."""
-IDS_ANYWHERE = frozenset(name for name in CONSISTENT if name.startswith("fbgemm::"))
-"""Of these, ops that pass on lengths and offsets that fit, but ids of any size."""
-PASSING = frozenset(
-    {
-        "aten::view", "aten::reshape", "aten::contiguous", "aten::clone", "aten::to",
-        "aten::flatten", "aten::_to_copy", "aten::unsqueeze", "aten::squeeze", "aten::detach",
-        "aten::alias",
-        "aten::lift_fresh", "aten::expand", "aten::_unsafe_view", "aten::_reshape_alias",
-        "aten::long", "aten::t", "aten::transpose", "aten::permute", "aten::type_as",
-    }
-)  # fmt: skip
+PASSING = ops_of(
+    "aten view reshape contiguous clone to flatten _to_copy unsqueeze squeeze detach alias "
+    "lift_fresh expand _unsafe_view _reshape_alias long t transpose permute type_as"
+)
 """Ops whose first input has the values of their output."""
 
 
@@ -280,10 +241,6 @@ def _cumulate(counts: list[int]) -> list[int]:
     return [0, *accumulate(counts)]
 
 
-def _list_of(make: Callable[[Named], list[int]]) -> Callable[[Named], Fill]:
-    return lambda of: {"kind": "list", "values": make(of)}
-
-
 def _first_rows(of: Named) -> list[int]:
     tables = _tables(of)
     return [*tables.first_rows, tables.total_rows]
@@ -313,11 +270,8 @@ def _lookup_offsets(of: Named) -> Fill:
     return {"kind": "table_offsets", "total": total, "shares": shares}
 
 
-def _zeros(_: Named) -> Fill:
-    return {"kind": "zeros"}
-
-
-LOOKUP: dict[str, Callable[[Named], Fill]] = {
+_ZEROS = _constant({"kind": "zeros"})
+LOOKUP: dict[str, Maker] = {
     "indices": _lookup_ids,
     "offsets": _lookup_offsets,
     "D_offsets": _list_of(lambda of: _cumulate(_tables(of).widths)),
@@ -325,26 +279,25 @@ LOOKUP: dict[str, Callable[[Named], Fill]] = {
     "weights_offsets": _list_of(lambda of: _tables(of).first_elements),
     "momentum1_offsets": _list_of(_state_offsets),
     "momentum2_offsets": _list_of(_state_offsets),
-    "weights_placements": _zeros,
-    "momentum1_placements": _zeros,
-    "momentum2_placements": _zeros,
+    "weights_placements": _ZEROS,
+    "momentum1_placements": _ZEROS,
+    "momentum2_placements": _ZEROS,
 }
 """Of a lookup: arguments by FBGEMM's names (`codegen/training/`); lists are taken apart."""
-LISTS: dict[str, dict[int, tuple[str, ...]]] = {
+LISTS: dict[str, dict[int, list[str]]] = {
     "weights": {
-        3: ("dev_weights", "weights_placements", "weights_offsets"),
-        5: (
+        3: ["dev_weights", "weights_placements", "weights_offsets"],
+        5: [
             "dev_weights", "uvm_weights", "lxu_cache_weights", "weights_placements",
             "weights_offsets",
-        ),
+        ],
     },
-    "momentum1": {
-        3: ("momentum1_dev", "momentum1_placements", "momentum1_offsets"),
-        4: ("momentum1_dev", "momentum1_uvm", "momentum1_placements", "momentum1_offsets"),
-    },
-    "momentum2": {
-        3: ("momentum2_dev", "momentum2_placements", "momentum2_offsets"),
-        4: ("momentum2_dev", "momentum2_uvm", "momentum2_placements", "momentum2_offsets"),
+    **{
+        name: {
+            3: [f"{name}_dev", f"{name}_placements", f"{name}_offsets"],
+            4: [f"{name}_dev", f"{name}_uvm", f"{name}_placements", f"{name}_offsets"],
+        }
+        for name in ("momentum1", "momentum2")
     },
 }  # fmt: skip
 """Lists of tensors of newer lookups, by their lengths: 3 on a CPU, more on a GPU."""
@@ -423,7 +376,7 @@ class LegalValues:
             return [self._plain(item) for item in term]
         if isinstance(term, Slot):
             return self.tensors.specs[term.number].shape
-        return term.value if isinstance(term, Number) else None
+        return None if isinstance(term, Word) else term
 
     def _number(self, number: int, fill: Fill) -> int:
         """The tensor that an op takes, such that it holds what the op needs."""
@@ -479,8 +432,7 @@ class LegalValues:
 
     def note_received(self, call: Call) -> None:
         """What other ranks send is not known: whoever needs legal values gets its own."""
-        for term in call.arguments[:1]:
-            self._overwritten.update(slots(term))
+        self._overwritten.update(slots(call.arguments[:1]))
 
     def _add_up(self, offsets: int, total: int) -> None:
         """Lengths made up front, of which an op makes offsets, are of as many ids as there are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,11 +17,19 @@ REFUSED = 2
 LOST = 3
 """Exit code of a rank that an error ended which another rank may have caused."""
 
-Check = Callable[[Any, str], None]
+COMMS = "c10d::"
+TENSOR = re.compile(r"t\[(\d+)\]")
+Check = Callable[[Any], None]
 
 
 class BadDataError(Exception):
     """Names the key, and says what it must be."""
+
+
+def number_of(argument: Any) -> int | None:
+    """Of the tensor that an argument of a call is; None if it is none."""
+    match = TENSOR.fullmatch(argument) if isinstance(argument, str) else None
+    return None if match is None else int(match[1])
 
 
 def refuse(message: str, code: int = REFUSED) -> NoReturn:
@@ -33,7 +42,7 @@ def read(path: Path, check: Check) -> dict[str, Any]:
     """A data file of the benchmark; ends this rank if it cannot be used."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
-        check(data, "")
+        check(data)
     except OSError as error:
         refuse(f"{path.name}: cannot be read: {error.strerror}; generate the benchmark again")
     except ValueError as error:
@@ -43,85 +52,68 @@ def read(path: Path, check: Check) -> dict[str, Any]:
     return dict(data)
 
 
-def _bad(key: str, what: str, value: Any = None) -> NoReturn:
-    got = "" if value is None else f", not {json.dumps(value):.40}"
-    raise BadDataError(f"`{key}` must be {what}{got}" if key else f"it must be {what}{got}")
-
-
-def _whole(value: Any, key: str) -> None:
-    if type(value) is not int or value < 0:
-        _bad(key, "a whole number from 0", value)
-
-
-def _number(value: Any, key: str) -> None:
-    if value is not None and not isinstance(value, (int, float)):
-        _bad(key, "a number", value)
-
-
-def _text(value: Any, key: str) -> None:
-    if not isinstance(value, str) or not value:
-        _bad(key, "a text", value)
-
-
-def _tensor(value: Any, key: str) -> None:
-    _fits(value, _TENSOR, key)
-    dtype = value["dtype"]
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        _bad(f"{key}.dtype", "a dtype of torch, such as float32", dtype)
-    if len(value["shape"]) != len(value["strides"]):
-        _bad(f"{key}.strides", f"{len(value['shape'])} numbers, one a dimension of the shape")
-
-
-_TENSOR = {
-    "shape": [_whole],
-    "strides": [_whole],
-    "dtype": _text,
-    "storage": _whole,
-    "offset?": _whole,
-    "fill?": {"kind": _text},
+FORMS: dict[str, Callable[[Any], bool]] = {
+    "a whole number from 0": lambda value: type(value) is int and value >= 0,
+    "a number": lambda value: value is None or isinstance(value, (int, float)),
+    "a text": lambda value: isinstance(value, str) and value != "",
+    "a dtype of torch, such as float32": lambda value: (
+        isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype)
+    ),
 }
-_COMMON = {"schema": _text, "ranks": [_whole], "world_size": _whole, "indices": _text}
-_RANK = {
-    "rank": _whole,
-    "program": _text,
-    "parts": [[_whole]],
-    "tensors": _whole,
-    "c": [_number],
-    "groups": [[_whole]],
+WHOLE, NUMBER, TEXT, DTYPE = FORMS
+COMMON = {"schema": TEXT, "ranks": [WHOLE], "world_size": WHOLE, "indices": TEXT}
+MADE = {
+    "shape": [WHOLE],
+    "strides": [WHOLE],
+    "dtype": DTYPE,
+    "storage": WHOLE,
+    "offset?": WHOLE,
+    "fill?": {"kind": TEXT},
+}
+CALL = {
+    "op": TEXT,
+    "arguments?": [],
+    "keywords?": {},
+    "targets?": [],
+    "frees?": [WHOLE],
+    "waits?": [WHOLE],
+    "reads?": [WHOLE],
+    "gives?": [WHOLE],
+    "outputs?": [],
+    "us?": NUMBER,
+    "bytes?": WHOLE,
+}
+RANK = {
+    "rank": WHOLE,
+    "program": TEXT,
+    "parts": [[WHOLE]],
+    "tensors": WHOLE,
+    "groups": [[WHOLE]],
     "made": {},
-    "calls": [
-        {
-            "op": _text,
-            "arguments?": [],
-            "keywords?": {},
-            "targets?": [],
-            "frees?": [_whole],
-            "waits?": [_whole],
-            "reads?": [_whole],
-            "gives?": [_whole],
-            "outputs?": [],
-            "us?": _number,
-            "bytes?": _whole,
-        }
-    ],
-    "left_out": [{"op": _text, "reason": _text, "us": _number}],
+    "calls": [CALL],
+    "left_out": [{"op": TEXT, "reason": TEXT, "us": NUMBER}],
 }
 """What the files hold: lists of such items (of anything if empty), objects of such members (``?``
-marks one that may be missing), and checks."""
+marks one that may be missing), and values of such `FORMS`."""
+
+
+def _require(good: bool, key: str, what: str, value: Any = None) -> None:
+    if not good:
+        name = f"`{key}`" if key else "it"
+        got = "" if value is None else f", not {json.dumps(value):.40}"
+        raise BadDataError(f"{name} must be {what}{got}")
 
 
 def _fits(value: Any, form: Any, key: str) -> None:
     """Refuse a value that has not the form."""
-    if callable(form):
-        form(value, key)
+    if isinstance(form, str):
+        _require(FORMS[form](value), key, form, value)
     elif isinstance(form, list):
-        if not isinstance(value, list):
-            _bad(key, "a list", value)
+        _require(isinstance(value, list), key, "a list", value)
         for at, item in enumerate(value if form else ()):
             _fits(item, form[0], f"{key}[{at}]")
     else:
-        if not isinstance(value, dict):
-            _bad(key, "an object", value)
+        _require(isinstance(value, dict), key, "an object", value)
         for name, inner in form.items():
             plain = name.removesuffix("?")
             place = f"{key}.{plain}" if key else plain
@@ -131,22 +123,23 @@ def _fits(value: Any, form: Any, key: str) -> None:
                 raise BadDataError(f"`{place}` is missing")
 
 
-def common_data(value: Any, key: str) -> None:
+def common_data(value: Any) -> None:
     """Of data.json."""
-    _fits(value, _COMMON, key)
-    if not value["ranks"]:
-        _bad("ranks", "a list of the ranks that were traced, not empty")
+    _fits(value, COMMON, "")
+    _require(bool(value["ranks"]), "ranks", "a list of the ranks that were traced, not empty")
 
 
-def rank_data(value: Any, key: str) -> None:
+def rank_data(value: Any) -> None:
     """Of a rank's file: its members, and that its numbers point into its lists."""
-    _fits(value, _RANK, key)
+    _fits(value, RANK, "")
     count, calls = value["tensors"], len(value["calls"])
     named: list[tuple[int, str]] = []
     for name, spec in value["made"].items():
-        if not name.isdecimal():
-            _bad("made", f"an object of tensors by number, not by {name!r:.20}")
-        _tensor(spec, f"made.{name}")
+        _require(name.isdecimal(), "made", f"an object of tensors by number, not by {name!r:.20}")
+        _fits(spec, MADE, f"made.{name}")
+        dims = len(spec["shape"])
+        fits = len(spec["strides"]) == dims
+        _require(fits, f"made.{name}.strides", f"{dims} numbers, one a dimension of the shape")
         named.append((int(name), f"made.{name}"))
     for at, call in enumerate(value["calls"]):
         for side in ("reads", "gives"):
@@ -155,8 +148,9 @@ def rank_data(value: Any, key: str) -> None:
         if number >= count:
             raise BadDataError(f"`{place}` names tensor {number}, but `tensors` is {count}")
     for at, part in enumerate(value["parts"]):
-        if len(part) != 2 or not part[0] <= part[1] <= calls:
-            _bad(f"parts[{at}]", f"the first call of a part and the one after its last, of {calls}")
+        whole = len(part) == 2 and part[0] <= part[1] <= calls
+        what = f"the first call of a part and the one after its last, of {calls}"
+        _require(whole, f"parts[{at}]", what)
 
 
 def parts_of(iteration: Sequence[Any], mine: dict[str, Any]) -> list[Any]:

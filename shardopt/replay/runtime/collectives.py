@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .checks import LOST, refuse
+from .checks import COMMS, LOST, number_of, refuse
 from .matching import FROM_ANY, IN_PLACE, P2P, RECEIVE, ROOTED, SEND, CollectiveCall, Plan, plans
 
 TIMEOUT = timedelta(minutes=5)
@@ -20,22 +21,19 @@ TIMEOUT = timedelta(minutes=5)
 class Collectives:
     """Runs a rank's collectives.
 
-    In a first iteration nothing is exchanged: the rank only lists its collectives. Then all ranks
-    tell each other theirs, once, and each knows which meet (`matching.plans`). Where sizes do not
-    fit together, as with traces of a few ranks only, as much is exchanged as the rank with the
-    most has, in even parts and in memory of their own; `notes` says so. `not_run` has the
-    collectives that meet no other: kind, how many of the kind came before it, and why.
+    All ranks tell each other theirs, once, and each knows which meet (`matching.plans`). Where
+    sizes do not fit together, as with traces of a few ranks only, as much is exchanged as the rank
+    with the most has, in even parts and in memory of their own; `notes` says so. `not_run` has the
+    collectives that meet no other: place, and why.
     """
 
     def __init__(self, groups: Sequence[Sequence[int]], device: torch.device) -> None:
         self.device = device
         self.notes: list[str] = []
         self.bytes: list[int] = []
-        self.not_run: list[tuple[str, int, str]] = []
+        self.not_run: dict[int, str] = {}
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
-        self.agreed = False
-        self._told: list[CollectiveCall] = []
         self._calls: list[Callable[[Sequence[Any]], Any] | None] = []
         self._at = 0
         self._batch = Batch(0)
@@ -46,8 +44,7 @@ class Collectives:
         """Open the process groups; collective over all ranks."""
         if not dist.is_initialized():
             self._meet()
-        asked: list[Any] = [None] * self.world
-        dist.all_gather_object(asked, [self._here(group) for group in self._wanted])
+        asked = gather([self._here(group) for group in self._wanted])
         every = sorted({group for groups in asked for group in groups if group})
         opened = {group: dist.new_group(list(group)) for group in every}
         self._groups = [opened.get(self._here(g)) or dist.group.WORLD for g in self._wanted]
@@ -76,12 +73,6 @@ class Collectives:
 
     def run(self, kind: str, arguments: Sequence[Any], group: int) -> Any:
         """The next collective of the iteration; something to wait for."""
-        if not self.agreed:
-            here = self._here(self._wanted[group])
-            self._told.append(
-                {**describe(kind, arguments, self._wanted[group], here), "opened": group}
-            )
-            return EndedCollective()
         call = self._calls[self._at]
         self._at += 1
         try:
@@ -95,35 +86,34 @@ class Collectives:
                 LOST,
             )
 
-    def agree(self, places: Sequence[int]) -> None:
+    def agree(self, calls: Mapping[int, dict[str, Any]], specs: Mapping[int | None, Any]) -> None:
         """Settle with the other ranks what runs; collective over all ranks.
 
         Args:
-            places: where each listed collective stands among all ops of the iteration.
+            calls: place among all ops of an iteration -> the collective there.
+            specs: shape, strides and type of each tensor.
         """
-        every: list[Any] = [None] * self.world
-        dist.all_gather_object(every, self._told)
-        mine = plans(every)[self.rank]
-        batches = _batches(self._told, mine, places)
-        counts: dict[str, int] = {}
-        for at, (of, plan) in enumerate(zip(self._told, mine, strict=True)):
-            kind = of["kind"]
+        groups = [call["keywords"]["group"] for call in calls.values()]
+        told = [
+            describe(call, specs, self._wanted[group], self._here(self._wanted[group]))
+            for call, group in zip(calls.values(), groups, strict=True)
+        ]
+        mine = plans(gather(told))[self.rank]
+        batches = _batches(told, mine, [*calls], groups)
+        for of, plan, at, group, size in zip(told, mine, calls, groups, batches, strict=True):
             if "even" in plan:
                 self.notes.append(
-                    f"{kind}: sizes of the ranks do not fit together; even parts instead"
+                    f"{of['kind']}: sizes of the ranks do not fit together; even parts instead"
                 )
             if "skip" in plan:
-                self.not_run.append((kind, counts.get(kind, 0), plan["skip"]))
-            counts[kind] = counts.get(kind, 0) + 1
+                self.not_run[at] = plan["skip"]
             self.bytes.append(of["bytes"])
-            self._calls.append(self._call(of, plan, batches[at]))
-        self.agreed = True
+            self._calls.append(self._call(of["kind"], plan, self._groups[group], size))
 
     def _call(
-        self, of: CollectiveCall, plan: Plan, batch: int
+        self, kind: str, plan: Plan, group: Any, batch: int
     ) -> Callable[[Sequence[Any]], Any] | None:
         """None if the collective runs as it was recorded, else what runs in its place."""
-        kind, group = of["kind"], self._groups[of["opened"]]
         if "skip" in plan:
             return lambda _: EndedCollective()
         if kind == FROM_ANY:
@@ -142,8 +132,18 @@ class Collectives:
         return self._batch.add(op)
 
 
+def gather(mine: Any) -> list[Any]:
+    """What each rank has; collective over all ranks."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
+
+
 def _batches(
-    every: Sequence[CollectiveCall], found: Sequence[Plan], places: Sequence[int]
+    every: Sequence[CollectiveCall],
+    found: Sequence[Plan],
+    places: Sequence[int],
+    groups: Sequence[int],
 ) -> list[int]:
     """Of the first of some sends and receives without any op between them how many they are."""
     runs = [
@@ -155,7 +155,7 @@ def _batches(
     first = -1
     for before, at in pairwise([-2, *runs]):
         apart = before < 0 or places[at] != places[before] + 1
-        if apart or every[at]["opened"] != every[before]["opened"]:
+        if apart or groups[at] != groups[before]:
             first = at
         sizes[first] += 1
     return sizes
@@ -166,6 +166,13 @@ class EndedCollective:
 
     def wait(self) -> None:
         """Nothing is left to wait for."""
+
+
+class Works(dict[int, Any]):
+    """Collectives under way by number; one that a part alone did not start has ended."""
+
+    def __missing__(self, number: int) -> EndedCollective:
+        return EndedCollective()
 
 
 class Batch:
@@ -201,7 +208,10 @@ class Batch:
 
 
 def describe(
-    kind: str, arguments: Sequence[Any], group: tuple[int, ...], here: Sequence[int]
+    call: Mapping[str, Any],
+    specs: Mapping[int | None, Any],
+    group: tuple[int, ...],
+    here: Sequence[int],
 ) -> CollectiveCall:
     """What other ranks have to know of a collective: sizes in items, and who takes part.
 
@@ -209,30 +219,27 @@ def describe(
         group: recorded ranks of its group; none stands for all.
         here: those of them that run here, in the same way.
     """
-    tensors = [[t for t in _as_list(a) if isinstance(t, torch.Tensor)] for a in arguments]
+    kind, arguments = call["op"].removeprefix(COMMS), call["arguments"]
+    listed = [a if isinstance(a, list) else [a] for a in arguments]
+    tensors = [[specs[n] for n in map(number_of, of) if n in specs] for of in listed]
     given, taken = _sent_and_received(kind, tensors)
-    every = [t for of in tensors for t in of]
+    dtype = next((spec[2] for of in tensors for spec in of), "float32")
     plain = [a for a in arguments if isinstance(a, int)]
     peer = plain[0] if kind in (SEND, RECEIVE) else None
     if peer is not None and group:
         peer = group[peer] if peer < len(group) else -1
-    splits = [list(a) for a in arguments[2:4]] if kind == "alltoall_base_" else None
     return {
         "kind": kind,
         "group": list(here),
-        "sent": [_items(t) for t in given],
-        "got": [_items(t) for t in taken],
-        "bytes": sum(_items(t) * t.element_size() for t in given),
-        "dtype": str(every[0].dtype).removeprefix("torch.") if every else "float32",
-        "splits": splits,
+        "sent": [prod(spec[0]) for spec in given],
+        "got": [prod(spec[0]) for spec in taken],
+        "bytes": sum(prod(spec[0]) * getattr(torch, spec[2]).itemsize for spec in given),
+        "dtype": dtype,
+        "splits": arguments[2:4] if kind == "alltoall_base_" else None,
         "root": plain[0] if kind in ROOTED and plain else 0,
         "peer": peer,
         "tag": plain[-1] if kind in P2P and plain else 0,
     }
-
-
-def _as_list(argument: Any) -> list[Any]:
-    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
 
 
 def _sent_and_received(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
@@ -243,11 +250,6 @@ def _sent_and_received(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[An
     if kind in P2P:
         return (tensors[0], []) if kind == SEND else ([], tensors[0])
     return tensors[1], tensors[0]
-
-
-def _items(tensor: torch.Tensor) -> int:
-    """A sparse tensor's elements are not in the trace: it counts for nothing in both."""
-    return tensor.numel() if tensor.layout == torch.strided else 0
 
 
 def exchange_evenly(kind: str, plan: Plan, group: Any, device: torch.device) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ IN_PLACE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_", "reduc
 ROOTED = frozenset({"broadcast_", "reduce_", "gather_", "scatter_"})
 
 CollectiveCall = dict[str, Any]
-"""What a rank says of one of its collectives; see `exchange.describe`."""
+"""What a rank says of one of its collectives; see `collectives.describe`."""
 Plan = dict[str, Any]
 """How it runs: as recorded if empty; ``skip`` (why it does not), ``even`` (items of the largest
 part, in memory of its own, with ``dtype`` and ``root``), or ``peer`` (the other rank)."""
@@ -41,19 +41,17 @@ def plans(every: Sequence[Sequence[CollectiveCall]]) -> list[list[Plan]]:
             ]
             for rank in members
         ]
-        kinds = [
-            [every[rank][at]["kind"] for at in places]
-            for rank, places in zip(members, own, strict=True)
-        ]
-        met = _align(kinds)
-        for rank, places, kept in zip(members, own, met, strict=True):
-            for i in set(range(len(places))) - set(kept):
-                found[rank][places[i]] = {"skip": "other ranks of its group run none at its place"}
+        pairs = list(zip(members, own, strict=True))
+        kept = _align([[every[rank][at]["kind"] for at in places] for rank, places in pairs])
+        met = [[places[i] for i in of] for places, of in zip(own, kept, strict=True)]
+        for (rank, places), meeting in zip(pairs, met, strict=True):
+            for at in set(places) - set(meeting):
+                found[rank][at] = {"skip": "other ranks of its group run none at its place"}
         for column in zip(*met, strict=True):
-            places_of = [own[i][at] for i, at in enumerate(column)]
-            tolds = [every[rank][at] for rank, at in zip(members, places_of, strict=True)]
-            plan = {} if fits(tolds) else _plan_even_parts(tolds)
-            for rank, at in zip(members, places_of, strict=True):
+            here = list(zip(members, column, strict=True))
+            told = [every[rank][at] for rank, at in here]
+            plan = {} if fits(told) else _plan_even_parts(told)
+            for rank, at in here:
                 found[rank][at] = plan
     for rank, at, plan in _pairs(every):
         found[rank][at] = plan
@@ -68,11 +66,10 @@ def _align(kinds: Sequence[Sequence[str]]) -> list[list[int]]:
             matcher = SequenceMatcher(None, common, other, autojunk=False)
             blocks = matcher.get_matching_blocks()
             common = [common[block.a + i] for block in blocks for i in range(block.size)]
-    found = []
+    found: list[list[int]] = []
     for of in kinds:
         at = -1
-        places = [at := of.index(kind, at + 1) for kind in common]
-        found.append(places)
+        found.append([at := of.index(kind, at + 1) for kind in common])
     return found
 
 

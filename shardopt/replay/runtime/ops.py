@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .checks import refuse
+from .checks import COMMS, refuse
 from .collectives import Collectives, EndedCollective
-from .settings import COMMS, device, settings
+from .settings import device, settings
 from .tensors import ON_CPU, difference, like
 
 LIBRARIES = {"fbgemm": ("fbgemm_gpu",), "torchvision": ("torchvision",)}
@@ -22,7 +22,7 @@ class Ops:
     """Finds the ops that a program names; each is tried once before it is timed."""
 
     def __init__(self) -> None:
-        self.named: dict[tuple[str, str], Op] = {}
+        self.named: dict[str, Op] = {}
         self.collectives: Collectives | None = None
         for module in settings.imports:
             try:
@@ -34,14 +34,14 @@ class Ops:
         op = Op(f"{name}.{overload}", _find(name, overload))
         if device.type == "cpu" and name in ON_CPU and not isinstance(op.function, str):
             op.runs_as, op.function = ON_CPU[name]
-        self.named[name, overload] = op
+        self.named[op.name] = op
         return op
 
     def notes(self) -> list[str]:
         """What runs in place of ops that a CPU does not have."""
         return [
-            f"{name} runs as {op.runs_as}: a CPU has none"
-            for (name, _), op in self.named.items()
+            f"{name.partition('.')[0]} runs as {op.runs_as}: a CPU has none"
+            for name, op in self.named.items()
             if op.runs_as and op.calls and not op.skipped
         ]
 
@@ -52,8 +52,7 @@ class Ops:
             assert self.collectives is not None
             return self.collectives.run(kind, arguments, group)
 
-        op = Op(COMMS + kind, run)
-        self.named[COMMS + kind, ""] = op
+        op = self.named[COMMS + kind] = Op(COMMS + kind, run)
         return op
 
     @staticmethod
@@ -128,9 +127,9 @@ class Op:
         self.reasons[at] = why
         return self.stand_in(at, arguments)
 
-    def forget(self) -> None:
-        """Try it again: what it was given was not what it will be."""
-        self.reasons, self.instead = {}, {}
+    def failed(self) -> list[tuple[int, str]]:
+        """Of its calls, those that cannot run, and why."""
+        return [(at, why) for at, why in self.reasons.items() if at < len(self.calls)]
 
     def stand_in(self, at: int, arguments: Sequence[Any]) -> Any:
         """What the op gave in the trace, made once."""

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from .capture import capture
-from .checks import LOST, REFUSED, parts_of, rank_data, read, refuse
-from .collectives import Collectives
+from .checks import COMMS, LOST, REFUSED, parts_of, rank_data, read, refuse
+from .collectives import Collectives, Works, gather
 from .ops import Op, Ops
-from .settings import COMMS, HOME, data, device, is_selected, rank, reports, settings
-from .tensors import available_bytes, like, make_all, needed_bytes, too_large
+from .settings import HOME, data, device, is_selected, rank, reports, settings
+from .tensors import available_bytes, like, make_all, needed_bytes, specs_of, too_large
 
 INTERRUPTED = 130
 TEARDOWN_S = 0.3
@@ -44,16 +44,6 @@ def own_data() -> dict[str, Any]:
     recorded = data["ranks"]
     at = recorded.index(rank) if rank in recorded else rank % len(recorded)
     return read(HOME / f"rank{at}.json", rank_data)
-
-
-def _gather(mine: dict[str, Any], together: bool) -> list[dict[str, Any]]:
-    if not together:
-        return [mine]
-    import torch.distributed as dist
-
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    return every
 
 
 def main(iteration: Sequence[Any], ops: Ops) -> None:
@@ -110,14 +100,15 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
         if device.index >= torch.cuda.device_count():
             refuse(f"rank {rank} has no GPU: there are {torch.cuda.device_count()}; try --ranks")
         torch.cuda.set_device(device)
-    has_comms = any(call["op"].startswith(COMMS) for call in mine["calls"])
-    together = has_comms or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    together = any(map(is_comm, mine["calls"])) or int(os.environ.get("WORLD_SIZE", "1")) > 1
     with torch.no_grad():
         if together:
             ops.collectives = Collectives(mine["groups"], device)
             ops.collectives.start()
-        _check(iteration, mine, together)
-        result = run(Replay(iteration, ops, mine), together)
+        replay = Replay(iteration, ops, mine)
+        _check(replay, together)
+        replay.make_tensors()
+        result = run(replay, together)
     if rank == 0:
         text = json.dumps(result, indent=1)
         print(text) if settings.result is None else settings.result.write_text(text)
@@ -125,17 +116,14 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
         time.sleep(TEARDOWN_S)
 
 
-def _check(iteration: Sequence[Any], mine: dict[str, Any], together: bool) -> None:
+def _check(replay: Replay, together: bool) -> None:
     """Before any rank fills its tensors: something runs, and has place in the memory there is."""
-    parts = [part for part in parts_of(iteration, mine) if is_wanted(part)]
-    calls = [at for _, (start, end) in parts for at in range(start, end)]
-    names = [f"{mine['calls'][at]['op']}.{mine['calls'][at].get('overload', '')}" for at in calls]
-    ran = [at for at, name in zip(calls, names, strict=True) if is_selected(name)]
-    host, own = platform.node(), needed_bytes(mine, ran)
-    every = _gather({"host": host, "needed": own, "ran": len(ran)}, together)
-    if names and not any(of["ran"] for of in every):
-        plain = {name.partition(".")[0] for name in names}
-        near = [name for asked in settings.ops for name in get_close_matches(asked, plain)]
+    host, own = platform.node(), needed_bytes(replay.mine, replay.counted)
+    told = {"host": host, "needed": own, "ran": len(replay.counted)}
+    every = gather(told) if together else [told]
+    if replay.ran and not any(of["ran"] for of in every):
+        known = {replay.calls[at]["op"] for at in replay.ran}
+        near = [name for asked in settings.ops for name in get_close_matches(asked, known)]
         hint = f"; near it: {', '.join(near)}" if near else ""
         refuse(
             f"nothing runs: no op is one of --ops {', '.join(settings.ops)} in --subset "
@@ -158,7 +146,8 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
         refuse("--strict: not replayed: " + "; ".join(mine["reasons"]))
     first_s = _timed(replay)
     # all ranks make the same iterations: those of the slowest
-    paces = _gather({"step": first_s, "spent": _now() - begun}, together)
+    pace = {"step": first_s, "spent": _now() - begun}
+    paces = gather(pace) if together else [pace]
     step_s, spent_s = (max(of[key] for of in paces) for key in ("step", "spent"))
     warm_up, iterations = fitting(step_s, spent_s)
     samples = [] if settings.warm_up and iterations else [first_s * 1e3]
@@ -181,7 +170,7 @@ def run(replay: Replay, together: bool) -> dict[str, Any]:
             f"{step_s:.3g} s, and --time-limit is {settings.time_limit:g} s"
         )
     mine["bytes"] = [] if collectives is None else collectives.bytes
-    return summary(_gather(mine, together))
+    return summary(gather(mine) if together else [mine])
 
 
 def _timed(replay: Replay) -> float:
@@ -246,39 +235,31 @@ class Replay:
                 f"are: {', '.join(names)}"
             )
         self.ran = [at for _, (start, end) in self.parts for at in range(start, end)]
-        self.indices = settings.indices or data["indices"]
-        self.template = make_all(
-            mine["made"], mine["tensors"], device, self.indices, settings.seed + rank
-        )
-        self._complete()
-        self._prepare()
+        self.counted = [at for at in self.ran if is_selected(name_of(self.calls[at]))]
+        self.specs = specs_of(mine)
+        places: dict[str, list[int]] = defaultdict(list)
+        for at in self.ran:
+            places[name_of(self.calls[at])].append(at)
+        for name, op in ops.named.items():
+            op.calls = places.get(name, [])
+            op.recorded = [self.calls[at].get("outputs") for at in op.calls]
+            op.skipped = not is_selected(name)
 
-    def _complete(self) -> None:
-        """A part alone reads tensors that parts before it would have given."""
-        specs: dict[int, Any] = {}
-        for call in self.calls:
-            for number, spec in zip(call.get("gives", ()), _flat(call), strict=False):
-                specs.setdefault(number, spec)
+    def make_tensors(self) -> None:
+        """Fill what an iteration finds; a part alone also what parts before it would have given."""
+        indices, seed = settings.indices or data["indices"], settings.seed + rank
+        made, count = self.mine["made"], self.mine["tensors"]
+        self.template = make_all(made, count, device, indices, seed)
         given: set[int] = set()
         for at in self.ran:
             for number in self.calls[at].get("reads", ()):
-                if self.template[number] is None and number not in given and number in specs:
-                    self.template[number] = like(specs[number], device)
+                if self.template[number] is None and number not in given and number in self.specs:
+                    self.template[number] = like(self.specs[number], device)
             given.update(self.calls[at].get("gives", ()))
-
-    def _prepare(self) -> None:
-        of: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for at in self.ran:
-            of[self.calls[at]["op"], self.calls[at].get("overload", "")].append(at)
-        for key, op in self.ops.named.items():
-            op.calls = of.get(key, [])
-            op.recorded = [self.calls[at].get("outputs") for at in op.calls]
-            op.skipped = not is_selected(op.name)
 
     def step(self) -> None:
         """One iteration."""
-        t, c = list(self.template), self.mine["c"]
-        work: list[Any] = []
+        tensors, works = list(self.template), Works()
         if self.ops.collectives is not None:
             self.ops.collectives.begin()
         for op in self.ops.named.values():
@@ -286,25 +267,14 @@ class Replay:
         # values are not the trace's: where they fade away, products would be slow for nothing
         torch.set_flush_denormal(True)
         for (_, part), _ in self.parts:
-            part(t, c, work)
+            part(tensors, works)
         torch.set_flush_denormal(False)
 
     def try_ops(self) -> None:
-        """The first iterations: find out what can run, and bind it.
-
-        With collectives one comes first that exchanges nothing: it tells which there are.
-        """
+        """The first iteration: find out what can run, and bind it; collective over all ranks."""
         if self.ops.collectives is not None:
-            self.step()
-            self.ops.collectives.agree(
-                [
-                    at
-                    for at in self.ran
-                    if self.calls[at]["op"].startswith(COMMS) and self._counts(at)
-                ]
-            )
-            for op in self.ops.named.values():
-                op.forget()
+            comms = {at: self.calls[at] for at in self.counted if is_comm(self.calls[at])}
+            self.ops.collectives.agree(comms, self.specs)
         self.step()
         if settings.last_op is not None:
             settings.last_op.unlink(missing_ok=True)
@@ -316,37 +286,34 @@ class Replay:
 
     def coverage(self) -> dict[str, Any]:
         """Which ops of the trace ran, by count and by their recorded time."""
-        counted = [at for at in self.ran if self._counts(at)]
-        failed = {
-            op.calls[at]: (op.name, why)
-            for op in self.ops.named.values()
-            for at, why in op.reasons.items()
-            if at < len(op.calls)
-        }
+        failed = {op.calls[at]: why for op in self.ops.named.values() for at, why in op.failed()}
         if self.ops.collectives is not None:
-            for kind, nth, why in self.ops.collectives.not_run:
-                op = self.ops.named[COMMS + kind, ""]
-                failed[op.calls[nth]] = (op.name, why)
+            failed |= self.ops.collectives.not_run
         left_out = self.mine["left_out"] if settings.from_annotation is None else []
-        times = [self.calls[at].get("us") for at in counted]
-        total_us = sum(us or 0 for us in times) + sum(item["us"] or 0 for item in left_out)
-        ran = [at for at in counted if at not in failed]
         reasons: dict[str, int] = defaultdict(int)
-        for name, why in failed.values():
-            reasons[f"{name}: {why}"] += 1
+        for at, why in failed.items():
+            reasons[f"{name_of(self.calls[at])}: {why}"] += 1
         for item in left_out:
             reasons[f"{item['op']}: {item['reason']}"] += 1
+        us = {at: self.calls[at].get("us") or 0 for at in self.counted}
+        ran = us.keys() - failed.keys()
         return {
-            "total": len(counted) + len(left_out),
+            "total": len(us) + len(left_out),
             "replayed": len(ran),
-            "us": sum(self.calls[at].get("us") or 0 for at in ran),
-            "total_us": total_us,
+            "us": sum(us[at] for at in ran),
+            "total_us": sum(us.values()) + sum(item["us"] or 0 for item in left_out),
             "reasons": dict(reasons),
         }
 
-    def _counts(self, at: int) -> bool:
-        call = self.calls[at]
-        return is_selected(f"{call['op']}.{call.get('overload', '')}")
+
+def name_of(call: dict[str, Any]) -> str:
+    """Of its op, with the overload if it has one."""
+    return f"{call['op']}.{call.get('overload', '')}".removesuffix(".")
+
+
+def is_comm(call: dict[str, Any]) -> bool:
+    """Whether `torch.distributed` runs it."""
+    return bool(call["op"].startswith(COMMS))
 
 
 def is_wanted(part: Any) -> bool:
@@ -354,14 +321,3 @@ def is_wanted(part: Any) -> bool:
     (names, _), _ = part
     asked = settings.from_annotation
     return asked is None or asked in names or asked in [name.strip("# ") for name in names]
-
-
-def _flat(call: dict[str, Any]) -> list[Any]:
-    """Specs of the outputs that have a number, in order; as many as are known."""
-    found: list[Any] = []
-    for spec in call.get("outputs", ()):
-        if spec is not None and not isinstance(spec[-1], str):
-            found.extend(spec)
-        else:
-            found.append(spec)
-    return found

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from .checks import common_data, read
+from .checks import COMMS, common_data, read
 
 HOME = Path(os.environ.get("BENCHMARK_FOLDER") or Path(__file__).resolve().parent.parent)
-COMMS = "c10d::"
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,10 +50,8 @@ data: dict[str, Any] = read(HOME / "data.json", common_data) if __package__ == "
 
 def is_selected(name: str) -> bool:
     """Whether an op, as ``namespace::op.overload``, is one of those asked for."""
-    is_comm = name.startswith(COMMS)
-    if settings.subset != "all" and (settings.subset == "comms") != is_comm:
+    if settings.subset != "all" and (settings.subset == "comms") != name.startswith(COMMS):
         return False
-    plain = name.removesuffix(".")
-    op = plain.split(".")[0]
-    same = {plain, op, plain.rpartition("::")[2], op.rpartition("::")[2]}
+    op = name.split(".")[0]
+    same = {name, op, name.rpartition("::")[2], op.rpartition("::")[2]}
     return not settings.ops or not same.isdisjoint(settings.ops)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
 from math import gcd, prod
@@ -25,11 +26,9 @@ def make_all(
 ) -> list[Any]:
     """The list of tensors as an iteration finds it; None where an op gives the tensor."""
     generator = torch.Generator().manual_seed(seed)
-    left = room_bytes()
-    extents: dict[tuple[int, str], int] = {}
-    for spec in made.values():
-        key = (spec["storage"], spec["dtype"])
-        extents[key] = max(extents.get(key, 0), _extent(spec))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    left = available_bytes() // 2 // ranks  # a rank's part of what it may fill
+    extents = extents_of(made.values())
     stores: dict[tuple[int, str], torch.Tensor] = {}
     tensors: list[Any] = [None] * count
     for number, spec in made.items():
@@ -50,13 +49,6 @@ def make_all(
     return tensors
 
 
-def room_bytes() -> int:
-    """Host memory that this rank may fill: its part of half of what is free."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return pages // 2 // ranks
-
-
 def like(spec: Any, device: torch.device) -> Any:
     """A tensor as an op gave it in the trace: ``[shape, strides, dtype]``."""
     if spec is None:
@@ -65,6 +57,22 @@ def like(spec: Any, device: torch.device) -> Any:
         made = torch.empty_strided(spec[0], spec[1], dtype=getattr(torch, spec[2]), device=device)
         return made.fill_(0.01 if made.is_floating_point() else 0)
     return [like(item, device) for item in spec]
+
+
+def specs_of(mine: dict[str, Any]) -> dict[int | None, Any]:
+    """Number of a tensor -> its shape, strides and type, as far as a rank's data say."""
+    found: dict[int | None, Any] = {
+        int(number): [spec["shape"], spec["strides"], spec["dtype"]]
+        for number, spec in mine["made"].items()
+    }
+    left = [(call.get("targets"), call.get("outputs")) for call in mine["calls"]]
+    while left:
+        target, spec = left.pop()
+        if isinstance(target, list) and spec:
+            left += zip(target, spec, strict=False)
+        elif isinstance(target, int) and spec:
+            found[target] = spec
+    return found
 
 
 def difference(output: Any, specs: Any) -> str:
@@ -79,11 +87,17 @@ def difference(output: Any, specs: Any) -> str:
     return ""
 
 
-def _extent(spec: dict[str, Any]) -> int:
-    if 0 in spec["shape"]:
-        return int(spec.get("offset", 0))
-    spans = zip(spec["shape"], spec["strides"], strict=True)
-    return int(spec.get("offset", 0) + 1 + sum((size - 1) * step for size, step in spans))
+def extents_of(specs: Iterable[dict[str, Any]]) -> dict[tuple[int, str], int]:
+    """Storage and type -> elements that some tensors reach in it."""
+    found: dict[tuple[int, str], int] = defaultdict(int)
+    for spec in specs:
+        reach = spec.get("offset", 0)
+        if 0 not in spec["shape"]:
+            spans = zip(spec["shape"], spec["strides"], strict=True)
+            reach += 1 + sum((size - 1) * step for size, step in spans)
+        key = (spec["storage"], spec["dtype"])
+        found[key] = max(found[key], reach)
+    return found
 
 
 def _make_storage(
@@ -117,7 +131,12 @@ def _values(
     if kind == "rows":
         return torch.randint(fill["high"], (count,), generator=generator)
     if kind == "table_ids":
-        return _table_ids(count, fill, indices, generator)
+        # as a table summary says, or as many for each table
+        rows = fill["rows"]
+        ids = shared_out(count, fill.get("shares", [1.0] * len(rows)))
+        laws = [fill["laws"][at] for at in fill["law"]] if "laws" in fill else [indices] * len(rows)
+        tables = zip(laws, ids, rows, strict=True)
+        return torch.cat([draw_by(law, n, high, generator) for law, n, high in tables])
     if kind == "permutation":
         return torch.arange(count)
     if kind == "constant":
@@ -164,19 +183,6 @@ def shared_out(total: int, shares: list[float]) -> list[int]:
         marks.append(min(int(total * so_far / every), total))
     marks[-1] = total
     return [after - before for before, after in pairwise(marks)]
-
-
-def _table_ids(
-    count: int, fill: dict[str, Any], indices: str, generator: torch.Generator
-) -> torch.Tensor:
-    """Ids of a lookup of several tables: as a table summary says, or as many for each table."""
-    rows = fill["rows"]
-    ids = shared_out(count, fill.get("shares", [1.0] * len(rows)))
-    skews = [fill["laws"][at] for at in fill["law"]] if "laws" in fill else [indices] * len(rows)
-    parts = [
-        draw_by(skew, n, high, generator) for skew, n, high in zip(skews, ids, rows, strict=True)
-    ]
-    return torch.cat(parts)
 
 
 def draw_by(skew: Any, count: int, high: int, generator: torch.Generator) -> torch.Tensor:
@@ -231,20 +237,13 @@ def needed_bytes(mine: dict[str, Any], calls: list[int]) -> int:
         mine: the rank's data.
         calls: positions of the ops that run.
     """
-    touched = {
-        number
-        for at in calls
-        if not mine["calls"][at]["op"].removeprefix("backward of ").startswith(SCATTERED)
-        for number in mine["calls"][at].get("reads", ())
-    }
-    sizes: dict[tuple[int, str], int] = {}
-    for number, spec in mine["made"].items():
-        if int(number) in touched and 0 not in spec["shape"]:
-            key = (spec["storage"], spec["dtype"])
-            size = _extent(spec) * getattr(torch, spec["dtype"]).itemsize
-            sizes[key] = max(sizes.get(key, 0), size)
-    largest = max((_given_bytes(mine["calls"][at]) for at in calls), default=0)
-    return sum(sizes.values()) + largest
+    ran = [mine["calls"][at] for at in calls]
+    whole = (of for of in ran if not of["op"].removeprefix("backward of ").startswith(SCATTERED))
+    touched = {str(number) for of in whole for number in of.get("reads", ())} & mine["made"].keys()
+    specs = (mine["made"][number] for number in touched)
+    extents = extents_of(spec for spec in specs if 0 not in spec["shape"])
+    held = sum(n * getattr(torch, dtype).itemsize for (_, dtype), n in extents.items())
+    return held + max(map(_given_bytes, ran), default=0)
 
 
 def _given_bytes(call: dict[str, Any]) -> int:
@@ -296,28 +295,16 @@ def too_large(needed: list[int], available: int) -> str:
     )
 
 
-def _batch_norm_backward(
-    x: Any,
-    gradient: Any,
-    weight: Any,
-    mean: Any,
-    var: Any,
-    saved_mean: Any,
-    saved_scale: Any,
-    epsilon: float,
-    *_: Any,
-) -> Any:
+def _batch_norm_backward(x: Any, gradient: Any, weight: Any, *rest: Any) -> Any:
+    mean, var, saved_mean, saved_scale, epsilon = rest[:5]
     kept = [True, weight is not None, weight is not None]
     return torch.ops.aten.native_batch_norm_backward(
         gradient, x, weight, mean, var, saved_mean, saved_scale, True, epsilon, kept
-    )  # fmt: skip
+    )
 
 
 ON_CPU: dict[str, tuple[str, Callable[..., Any]]] = {
-    "aten::cudnn_batch_norm_backward": (
-        "aten::native_batch_norm_backward",
-        _batch_norm_backward,
-    ),
+    "aten::cudnn_batch_norm_backward": ("aten::native_batch_norm_backward", _batch_norm_backward),
     "aten::pin_memory": ("aten::clone", lambda x, *_: x.clone()),
 }
 """Op -> what it runs as, and the call; both give the same shapes."""

@@ -12,10 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, Number, RankProgram, TensorSpec
-from shardopt.replay.program.tables import MatchedTables
+from shardopt.replay.program.program import Call, RankProgram, TensorSpec
 from shardopt.replay.program.tensors import contiguous
-from shardopt.replay.program.values import fills_of
 
 LISTED = 8
 
@@ -24,14 +22,13 @@ class _UnlikeError(Exception):
     """Two things differ in more than whole numbers that grow; says how."""
 
 
-def scale_by_pair(
-    one: RankProgram, two: RankProgram, times: int, tables: MatchedTables | None = None
-) -> RankProgram:
+def scale_by_pair(one: RankProgram, two: RankProgram, times: int) -> RankProgram:
     """The program at `times` the batch of `one`; recorded times are dropped.
+
+    What its tensors hold is as before: `shardopt.replay.program.values.fills_of` makes it anew.
 
     Args:
         two: of the same rank at twice the batch of `one`.
-        tables: that its lookups read, where a summary of them is given.
 
     Raises:
         InputError: the programs are not of one job, or something in them does not scale; lists the
@@ -65,23 +62,16 @@ def scale_by_pair(
             f"{listed}",
             inputs=("scale",),
         )
-    scaled = replace(one, calls=calls, made=made)
-    return replace(scaled, fills=fills_of(scaled, tables))
+    return replace(one, calls=calls, made=made)
 
 
 def _call(one: Call, two: Call, times: int) -> Call:
-    if (one.outputs, one.frees, one.section) != (two.outputs, two.frees, two.section):
+    alike = [(of.outputs, of.frees, of.section, of.waits) for of in (one, two)]
+    if alike[0] != alike[1]:
         raise _UnlikeError("gives other tensors")
-    if one.op == "wait":
-        return one
-    return replace(
-        one,
-        arguments=_pair(one.arguments, two.arguments, times),
-        keywords=_pair(one.keywords, two.keywords, times),
-        specs=_pair(one.specs, two.specs, times),
-        bytes=_pair(one.bytes, two.bytes, times),
-        us=None,
-    )
+    names = ("arguments", "keywords", "specs", "bytes")
+    scaled = {name: _pair(getattr(one, name), getattr(two, name), times) for name in names}
+    return replace(one, **scaled, us=None)
 
 
 def _pair(one: Any, two: Any, times: int) -> Any:
@@ -89,12 +79,10 @@ def _pair(one: Any, two: Any, times: int) -> Any:
     if one == two:
         return one
     if type(one) is type(two):
-        if isinstance(one, (tuple, list)) and len(one) == len(two):
-            return type(one)(_pair(a, b, times) for a, b in zip(one, two, strict=True))
+        if isinstance(one, tuple) and len(one) == len(two):
+            return tuple(_pair(a, b, times) for a, b in zip(one, two, strict=True))
         if isinstance(one, dict) and one.keys() == two.keys():  # keywords
             return {key: _pair(value, two[key], times) for key, value in one.items()}
-        if isinstance(one, Number):
-            return Number(_pair(one.value, two.value, times))
         if isinstance(one, TensorSpec):
             return _spec(one, two, times)
         if type(one) is int:

@@ -1,7 +1,7 @@
 """A program at another batch size, out of one trace of it. The spine.
 
 Sizes become symbols (`walk`), the symbols that are the batch's are separated from the rest
-(`decide`), and what comes out is run again on fake tensors, op by op (`check`).
+(`decide`), and what comes out is run again on fake tensors, op by op.
 """
 
 from __future__ import annotations
@@ -19,133 +19,117 @@ from predictor.errors import InputError
 from shardopt.replay.program.build import RECEIVED, SENT
 from shardopt.replay.program.program import (
     Call,
-    Number,
     RankProgram,
     Slot,
     TensorSpec,
-    Term,
     nested,
     number_outputs,
     slots,
 )
-from shardopt.replay.program.schema import find_op
-from shardopt.replay.program.tables import MatchedTables
+from shardopt.replay.program.schema import find_op, ops_of
 from shardopt.replay.program.tensors import contiguous
-from shardopt.replay.program.values import fills_of, is_lookup
-from shardopt.replay.scale.decide import Symbols, decide_growth, grow
+from shardopt.replay.program.values import is_lookup
+from shardopt.replay.scale.decide import Growth
+from shardopt.replay.scale.rules import find_ids
 from shardopt.replay.scale.sizes import UndecidedError, batch_unclear
-from shardopt.replay.scale.walk import BAGS, FAILS, IDLE, SymbolicProgram, run, walk_program
+from shardopt.replay.scale.walk import BAGS, FAILS, IDLE, run, walk_program
 
-DIVISIONS = frozenset({"aten::div", "aten::div_"})
+DIVISIONS = ops_of("aten div div_")
+TRANSPOSES = ops_of("aten t transpose numpy_T mT")
+LENGTHS = "fbgemm::permute_2D_sparse_data"
+"""Takes a row of lengths a feature, with one of each sample."""
+FOREIGN = ("backward of ", "c10d::", "fbgemm::")
+"""Calls that fake tensors know nothing of."""
+Shape = tuple[int, ...]
+Specs = Mapping[int, TensorSpec]
 
 
-def scale_alone(
-    program: RankProgram,
-    times: int,
-    given: int | None = None,
-    tables: MatchedTables | None = None,
-) -> RankProgram:
+def scale_alone(program: RankProgram, times: int, given: int | None = None) -> RankProgram:
     """The program at `times` the batch of its trace; recorded times are dropped.
+
+    What its tensors hold is as before: `shardopt.replay.program.values.fills_of` makes it anew.
 
     Args:
         given: samples of a rank in the trace, where its lookups do not tell.
-        tables: that its lookups read, where a summary of them is given.
 
     Raises:
         InputError: the trace does not tell which sizes are the batch's; lists the ops.
     """
+    program = name_transposes(program)
     samples = samples_of(program, given)
-    if times == 1:
-        return program
     try:
         walk = walk_program(program, samples)
     except UndecidedError as error:
         raise batch_unclear(str(error)) from error
-    known = decide_growth(walk, program)
-    made = _Scaled(walk, program, known, times).run()
-    before, after = (_restore_transposes(of, walk.transposes.found) for of in (program, made))
-    after = check_scaled(before, after)
-    return replace(after, fills=fills_of(after, tables))
+    growth = Growth(walk)
 
+    def sized(term: Any) -> Any:
+        return growth.at(term, times) if isinstance(term, torch.SymInt) else term
 
-class _Scaled:
-    def __init__(
-        self, walk: SymbolicProgram, program: RankProgram, known: Symbols, times: int
-    ) -> None:
-        self.walk, self.program, self.known, self.times = walk, program, known, times
-        self.specs = program.specs()
+    def shaped(spec: TensorSpec | None, shape: Any) -> TensorSpec | None:
+        known = spec is not None and shape is not None
+        return restride(spec, nested(sized, shape)) if spec and known else spec
 
-    def run(self) -> RankProgram:
-        """The program with numbers for symbols."""
-        shapes = {n: self._shape(shape) for n, shape in self.walk.made.items()}
-        now = place_storages(self.program.made, shapes)
-        made = dict(now)
-        calls = []
-        for call, of, outputs in zip(
-            self.program.calls, self.walk.calls, self.walk.shapes, strict=True
-        ):
-            calls.append(self._call(call, of, outputs, now))
-            now.update(number_outputs(call.outputs, calls[-1].specs))
-        return replace(self.program, calls=calls, made=made)
-
-    def _call(
-        self, call: Call, of: Call, outputs: tuple[Any, ...], now: dict[int, TensorSpec]
-    ) -> Call:
-        if call.op == "wait":
-            return call
-        arguments = nested(self._term, of.arguments)
-        if call.op in DIVISIONS:
-            arguments = self._divide(arguments, now)
-        given = (*outputs, *[None] * (len(call.specs) - len(outputs)))
-        return replace(
+    olds, news = (
+        program.specs(),
+        place_storages(program.made, nested(sized, (*walk.made.values(),))),
+    )
+    made, calls = dict(news), []
+    for call, walked, shapes in zip(program.calls, walk.calls, walk.outputs, strict=True):
+        specs = nested(shaped, call.specs, (*shapes, *[None] * (len(call.specs) - len(shapes))))
+        scaled = replace(
             call,
-            arguments=arguments,
-            keywords={name: nested(self._term, term) for name, term in of.keywords.items()},
-            specs=nested(self._spec, call.specs, given),
-            bytes=None if call.bytes is None else self._bytes(call, now),
+            arguments=nested(sized, walked.arguments),
+            keywords={name: nested(sized, term) for name, term in walked.keywords.items()},
+            specs=specs,
             us=None,
         )
+        calls.append(_with_totals(scaled, olds, news))
+        news.update(number_outputs(call.outputs, specs))
+    return check_scaled(program, replace(program, calls=calls, made=made))
 
-    def _shape(self, shape: Any) -> tuple[int, ...]:
-        return tuple(grow(self.walk, self.known, size, self.times) for size in shape)
 
-    def _term(self, term: Term) -> Term:
-        if isinstance(term, Number) and not isinstance(term.value, (bool, int, float)):
-            return Number(grow(self.walk, self.known, term.value, self.times))
-        return term
+def name_transposes(program: RankProgram) -> RankProgram:
+    """The program with numbers of their own for transposes of square matrices.
 
-    def _divide(self, terms: tuple[Term, ...], now: dict[int, TensorSpec]) -> tuple[Term, ...]:
-        """A mean's gradient is divided by as many numbers as the mean is of."""
-        number = slots(terms[0])[0]
-        by = terms[1]
-        before, after = (prod(of[number].shape) for of in (self.specs, now))
-        if isinstance(by, Number) and before > 1 and by.value == before:
-            return (terms[0], Number(type(by.value)(after)), *terms[2:])
-        return terms
+    Traces without strides do not tell the transpose of a square matrix from the matrix, and where
+    the batch is as large as a width, a gradient of both is square. The next op that reads the
+    matrix reads the transpose.
+    """
+    specs, calls = program.specs(), list(program.calls)
+    last = max(program.numbers(), default=0)
+    pending: dict[int, int] = {}
+    for at, call in enumerate(calls):
+        for number in pending.keys() & call.reads():
+            last, place = last + 1, pending.pop(number)
+            calls[place] = replace(calls[place], outputs=(last,))
+            reader = call.renumber({number: last})
+            call = calls[at] = replace(reader, outputs=call.outputs, frees=(*call.frees, last))
+        first = call.arguments[0] if call.arguments else None
+        if call.op in TRANSPOSES and isinstance(first, Slot) and not call.gives():
+            spec = specs[first.number]
+            square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1]
+            if square and spec.strides == call.specs[0].strides:
+                pending[first.number] = at
+    return replace(program, calls=calls)
 
-    def _spec(self, spec: Any, shape: Any) -> Any:
-        if spec is None or shape is None:
-            return spec
-        return restride(spec, self._shape(shape))
 
-    def _bytes(self, call: Call, now: dict[int, TensorSpec]) -> int:
-        """Of what a rank gives to a collective."""
-        assert call.bytes is not None
-        sent = [
-            number
-            for name, term in call.named().items()
-            if name in SENT and call.collective not in RECEIVED
-            for number in slots(term)
-        ]
+def _with_totals(call: Call, olds: Specs, news: Specs) -> Call:
+    """A scaled call with the bytes of a collective, and the divisor of a mean, of its new sizes."""
+    if call.bytes is not None and call.collective not in RECEIVED:
+        sent = [n for name, term in call.named().items() if name in SENT for n in slots(term)]
         before, after = (
-            sum(prod(of[n].shape) * item_bytes(of[n].dtype) for n in sent)
-            for of in (self.specs, now)
+            sum(prod(of[n].shape) * getattr(torch, of[n].dtype).itemsize for n in sent)
+            for of in (olds, news)
         )
-        return call.bytes if not before else call.bytes * after // before
-
-
-LENGTHS = "fbgemm::permute_2D_sparse_data"
-"""Takes a row of lengths a feature, with one of each sample."""
+        return replace(call, bytes=call.bytes * after // before) if before else call
+    if call.op in DIVISIONS:
+        # a mean's gradient is divided by as many numbers as the mean is of
+        of, by, *rest = call.arguments
+        before, after = (prod(specs[slots(of)[0]].shape) for specs in (olds, news))
+        if isinstance(by, (int, float)) and by == before > 1:
+            return replace(call, arguments=(of, type(by)(after), *rest))
+    return call
 
 
 def samples_of(program: RankProgram, given: int | None) -> int:
@@ -190,24 +174,14 @@ def _bags(program: RankProgram) -> Iterator[int]:
             yield specs[lengths.number].shape[-1]
 
 
-def _pools(call: Call, rows: int, program: RankProgram, specs: Mapping[int, TensorSpec]) -> bool:
+def _pools(call: Call, rows: int, program: RankProgram, specs: Specs) -> bool:
     """Whether a lookup of FBGEMM gives a row a bag: its offsets, behind its ids, have that many."""
     if not is_lookup(call.op) or "backward" in call.op:
         return False
-    slots = [term.number for term in call.arguments if isinstance(term, Slot)]
-    kinds = [program.fills.get(n, {}).get("kind") for n in slots]
-    if "table_ids" not in kinds[:-1]:
-        return False
-    offsets = specs.get(slots[kinds.index("table_ids") + 1])
+    given = [term for term in call.arguments if isinstance(term, Slot)]
+    at = find_ids(program.fills, given)
+    offsets = None if at is None else specs.get(given[at + 1].number)
     return offsets is not None and bool(rows) and (offsets.shape[0] - 1) % rows == 0
-
-
-Shape = tuple[int, ...]
-
-
-def item_bytes(dtype: str) -> int:
-    """Of an item of a tensor."""
-    return int(getattr(torch, dtype).itemsize)
 
 
 def restride(spec: TensorSpec, shape: Shape) -> TensorSpec:
@@ -218,69 +192,50 @@ def restride(spec: TensorSpec, shape: Shape) -> TensorSpec:
     """
     if shape == spec.shape:
         return spec
-    strides = _strides(spec, shape)
-    if strides is None:
-        raise batch_unclear(
-            f"a tensor of shape {list(spec.shape)} and strides {list(spec.strides)} has gaps"
-        )
-    return replace(spec, shape=shape, strides=strides)
-
-
-def _strides(spec: TensorSpec, shape: Shape) -> Shape | None:
     if spec.strides == contiguous(spec.shape):
-        return contiguous(shape)
-    order = sorted(range(len(shape)), key=lambda i: (-spec.strides[i], -spec.shape[i], i))
-    real = [i for i in order if spec.shape[i] != 1 and spec.strides[i] != 0]
-    dense = tuple(spec.shape[i] for i in real)
-    kept = [i for i in range(len(shape)) if i not in real]
-    if tuple(spec.strides[i] for i in real) == contiguous(dense):
-        made = dict(zip(real, contiguous(tuple(shape[i] for i in real)), strict=True))
-        old = {spec.strides[i]: made[i] for i in reversed(real)}
-        old |= {spec.strides[i] * spec.shape[i]: made[i] * shape[i] for i in real[:1]}
-        for i in kept:
-            made[i] = old.get(spec.strides[i], spec.strides[i])
-        return tuple(made[i] for i in range(len(shape)))
-    if all(shape[i] == spec.shape[i] for i in real[1:]):
-        return spec.strides
-    return None
+        return replace(spec, shape=shape, strides=contiguous(shape))
+    order = sorted(range(len(shape)), key=lambda i: (spec.strides[i], spec.shape[i], -i))
+    real = [i for i in order if spec.shape[i] != 1 and spec.strides[i]]
+    strides = [*spec.strides]
+    step = now = 1
+    for i in order:
+        if spec.strides[i] == step:
+            strides[i] = now
+        elif i in real:
+            if all(shape[j] == spec.shape[j] for j in real[:-1]):
+                return replace(spec, shape=shape)
+            raise batch_unclear(
+                f"a tensor of shape {list(spec.shape)} and strides {list(spec.strides)} has gaps"
+            )
+        if spec.strides[i]:
+            step, now = step * spec.shape[i], now * shape[i]
+    return replace(spec, shape=shape, strides=tuple(strides))
 
 
-def place_storages(
-    made: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]
-) -> dict[int, TensorSpec]:
+def place_storages(made: Specs, shapes: tuple[Shape, ...]) -> dict[int, TensorSpec]:
     """Specs of tensors made up front, with their places in the storages that they share.
 
     Raises:
         InputError: a storage holds both what grows and what does not.
     """
+    pairs = zip(made.items(), shapes, strict=True)
+    found = {number: restride(spec, shape) for (number, spec), shape in pairs}
     members: dict[tuple[int, str], list[int]] = defaultdict(list)
     for number, spec in made.items():
         members[spec.storage, spec.dtype].append(number)
-    found: dict[int, TensorSpec] = {}
     for numbers in members.values():
-        found |= _place({n: made[n] for n in numbers}, shapes)
-    return {number: found[number] for number in made}
-
-
-def _place(specs: Mapping[int, TensorSpec], shapes: Mapping[int, Shape]) -> dict[int, TensorSpec]:
-    made = {number: restride(spec, shapes[number]) for number, spec in specs.items()}
-    if all(made[n] == spec for n, spec in specs.items()) or not any(
-        spec.offset for spec in specs.values()
-    ):
-        return made
-    ratios = {
-        (made[n].extent - made[n].offset) / max(spec.extent - spec.offset, 1)
-        for n, spec in specs.items()
-    }
-    ratio = ratios.pop()
-    if ratios or ratio != int(ratio):
-        raise batch_unclear("tensors that grow share their memory with others that do not")
-    return {n: replace(spec, offset=spec.offset * int(ratio)) for n, spec in made.items()}
-
-
-FOREIGN = ("wait", "backward of ", "c10d::", "fbgemm::")
-"""Calls that fake tensors know nothing of."""
-Specs = Mapping[int, TensorSpec]
+        if all(found[n] == made[n] for n in numbers) or not any(made[n].offset for n in numbers):
+            continue
+        ratios = {
+            (found[n].extent - made[n].offset) / max(made[n].extent - made[n].offset, 1)
+            for n in numbers
+        }
+        ratio = ratios.pop()
+        if ratios or ratio != int(ratio):
+            raise batch_unclear("tensors that grow share their memory with others that do not")
+        for n in numbers:
+            found[n] = replace(found[n], offset=made[n].offset * int(ratio))
+    return found
 
 
 def check_scaled(before: RankProgram, after: RankProgram) -> RankProgram:
@@ -310,36 +265,34 @@ def _check_call(at: int, old: Call, new: Call, olds: Specs, news: Specs) -> Call
     if op is None:
         return new
     try:
-        base = _outputs(run(op, old, lambda n: _fake(olds, n)), old)
+        base = _outputs(op, old, olds)
     except FAILS:
         return new
     if not _alike(base, old.specs):
         return new
+    where = f"op {at}, {new.op}, does not run at the sizes that follow from one trace"
     try:
-        made = _outputs(run(op, new, lambda n: _fake(news, n)), new)
+        made = _outputs(op, new, news)
     except FAILS as error:
-        raise _refusal(at, new, str(error).split("\n")[0][:120]) from error
+        first = str(error).split("\n")[0][:120]
+        raise batch_unclear(f"{where}: {first}") from error
     if not _alike(made, new.specs):
-        raise _refusal(at, new, "it gives other shapes than what follows takes")
+        raise batch_unclear(f"{where}: it gives other shapes than what follows takes")
     specs = zip(new.specs, old.specs, base, made, strict=False)
     return replace(new, specs=tuple(nested(_with_strides, *of) for of in specs))
 
 
-def _refusal(at: int, call: Call, why: str) -> InputError:
-    return batch_unclear(
-        f"op {at}, {call.op}, does not run at the sizes that follow from one trace: {why}"
-    )
+def _outputs(op: Any, call: Call, specs: Specs) -> tuple[Any, ...]:
+    """What a call gives on fake tensors."""
 
+    def fake(number: int) -> torch.Tensor:
+        spec = specs[number]
+        return torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype))
 
-def _fake(specs: Specs, number: int) -> torch.Tensor:
-    spec = specs[number]
-    return torch.empty_strided(spec.shape, spec.strides, dtype=getattr(torch, spec.dtype))
-
-
-def _outputs(output: Any, call: Call) -> tuple[Any, ...]:
+    output = run(op, call, fake)
     listed = isinstance(output, (tuple, list))
-    one = len(call.specs) == 1 and not (listed and not isinstance(call.specs[0], tuple))
-    return (output,) if one else tuple(output) if listed else (output,)
+    one = len(call.specs) == 1 and (not listed or isinstance(call.specs[0], tuple))
+    return (output,) if one or not listed else tuple(output)
 
 
 def _alike(outputs: Any, specs: Any) -> bool:
@@ -359,20 +312,3 @@ def _with_strides(new: Any, old: Any, base: Any, made: Any) -> Any:
     # where the tensor begins in its storage
     offset = made.storage_offset() if old.offset == base.storage_offset() else old.offset
     return replace(new, strides=tuple(made.stride()), offset=int(offset))
-
-
-def _restore_transposes(
-    program: RankProgram, found: Mapping[int, list[tuple[int, int]]]
-) -> RankProgram:
-    """The program with numbers for the transposes that ops read."""
-    calls = list(program.calls)
-    last = max(program.numbers())
-    for at, pairs in found.items():
-        for transpose, number in pairs:
-            last += 1
-            calls[transpose] = replace(calls[transpose], outputs=(last,))
-            reader = calls[at]
-            turned = reader.renumber({number: last})
-            frees = (*reader.frees, last)
-            calls[at] = replace(turned, outputs=reader.outputs, frees=frees)
-    return replace(program, calls=calls)

@@ -1,49 +1,52 @@
-"""Sizes of a program as symbols, and which of them grow with the batch.
+"""Sizes of a program as symbols: each that may be the batch's is one of PyTorch's `ShapeEnv`.
 
-Each size that may be the batch's is a symbol of PyTorch's `ShapeEnv`. Ops that run on tensors of
-such sizes tell which sizes must be equal (`torch.fx.experimental.symbolic_shapes`); what is left is
-decided by constraints, each symbol being as recorded or `times` as large.
+Ops that run on tensors of such sizes tell which of them must be equal
+(`torch.fx.experimental.symbolic_shapes`); `decide` settles the rest.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import Call, Number, Slot, Term, nested
+from shardopt.replay.program.program import Call, RankProgram, Slot, Term
 
 Size = Any
 """A whole number, or a `torch.SymInt`."""
 Shape = tuple[Size, ...]
 PRIME = 10007
 """The multiple at which constraints are solved: what fits by chance at 2 or 3 does not at this."""
-ENUMERATED = 10
-"""Symbols of one constraint that are tried in all combinations."""
 
 
 class UndecidedError(Exception):
     """Sizes contradict each other; says where."""
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """Two expressions are equal at any batch.
+def batch_unclear(why: str) -> InputError:
+    """One trace is not enough to scale the batch."""
+    return InputError(
+        f"the batch cannot be scaled: {why}; give a trace of the same job at twice the batch too",
+        inputs=("doubled",),
+    )
 
-    Args:
-        op: that says so.
-    """
+
+class Constraint(NamedTuple):
+    """Two expressions are equal at any batch, as an op says."""
 
     left: sympy.Expr
     right: sympy.Expr
     op: str
+
+    @property
+    def symbols(self) -> set[sympy.Symbol]:
+        """All in it."""
+        return set(self.left.free_symbols | self.right.free_symbols)
 
 
 class _Env(ShapeEnv):
@@ -58,6 +61,8 @@ class _Env(ShapeEnv):
 class Sizes:
     """The symbols of one program; `at` is the op that is under way.
 
+    `counted` are numbers of ids that are no numbers of bags.
+
     Args:
         samples: of a rank. Sizes that are no multiple of it are numbers, but for ids and offsets.
     """
@@ -68,11 +73,9 @@ class Sizes:
         self.at = ""
         self.origin: dict[sympy.Symbol, str] = {}
         self.hints: dict[sympy.Symbol, int] = {}
-        self.growing: list[tuple[sympy.Expr, str]] = []
-        self.ops: list[tuple[int, str]] = []
-        self.id_counts: list[sympy.Expr] = []
-        self.bag_counts: list[sympy.Expr] = []
+        self.growing: list[tuple[sympy.Expr, str, bool]] = []
         self.counted: set[sympy.Symbol] = set()
+        self._sources: list[str] = []
 
     def fresh(self, value: int, *, ids: bool = False) -> Size:
         """A size of its own; 0 and 1 are no batch.
@@ -97,8 +100,8 @@ class Sizes:
 
     def begin(self, op: str) -> None:
         """What follows is said by this op."""
+        self._sources += [self.at] * (len(self.env.guards) - len(self._sources))
         self.at = op
-        self.ops.append((len(self.env.guards), op))
 
     def equal(self, left: Size, right: Size) -> None:
         """Two sizes are one.
@@ -116,16 +119,20 @@ class Sizes:
             ids: it is a number of ids, which need be no multiple of the samples.
         """
         if self.hint(size) > 0:
-            self.growing.append((self.expression(size), self.at))
-            (self.id_counts if ids else self.bag_counts).append(self.growing[-1][0])
+            self.growing.append((self.expression(size), self.at, ids))
 
-    def stays(self, size: Size) -> None:
-        """A size has nothing to do with the batch."""
-        self.equal(size, self.hint(size))
+    def stays(self, *sizes: Size) -> None:
+        """Sizes have nothing to do with the batch."""
+        for size in sizes:
+            self.equal(size, self.hint(size))
 
     def hint(self, size: Size) -> int:
         """The size as recorded."""
         return size if isinstance(size, int) else int(size.node.hint)
+
+    def hints_of(self, shape: Iterable[Size]) -> list[int]:
+        """A shape as recorded."""
+        return list(map(self.hint, shape))
 
     def expression(self, size: Size) -> sympy.Expr:
         """The size in symbols that no other stands for."""
@@ -141,136 +148,60 @@ class Sizes:
 
     def constraints(self) -> list[Constraint]:
         """What the ops said that no replacement of a symbol tells."""
+        self.begin("")
         found: dict[Any, str] = {}
-        for i, guard in enumerate(self.env.guards):
+        for guard, op in zip(self.env.guards, self._sources, strict=True):
             if not isinstance(guard.expr, sympy.Eq):
                 continue
             left, right = (self.env.simplify(side) for side in guard.expr.args)
             if left != right and (left.free_symbols or right.free_symbols):
-                found.setdefault((left, right), self._op(i))
-        self.counted = self._symbols(self.id_counts) - self._symbols(self.bag_counts)
-        made = [Constraint(left, right, op) for (left, right), op in found.items()]
-        for expression, op in self.growing:
-            now = self.env.simplify(expression)
-            grown = sympy.Integer(PRIME * self.value(now, {}, 1))
-            made.append(Constraint(now, grown, op))
-        return made
-
-    def _op(self, guard: int) -> str:
-        return next((op for start, op in reversed(self.ops) if start <= guard), "")
-
-    def value(self, expression: sympy.Expr, known: dict[sympy.Symbol, bool], times: int) -> int:
-        """A size at `times` the batch; symbols that are not known to grow are as recorded."""
-        at = {
-            symbol: sympy.Integer(self._grow(symbol, times if known.get(symbol) else 1))
-            for symbol in expression.free_symbols
-        }
-        return int(expression.xreplace(at))
-
-    def _symbols(self, expressions: Iterable[sympy.Expr]) -> set[sympy.Symbol]:
-        return {s for e in expressions for s in self.env.simplify(e).free_symbols}
-
-    def _grow(self, symbol: sympy.Symbol, times: int) -> int:
-        size = self.hints[symbol]
-        if size % self.samples == 1 and symbol not in self.counted:
-            # offsets have one entry more than there are bags
-            return (size - 1) * times + 1
-        return size * times
-
-
-def propagate(
-    sizes: Sizes, constraints: Iterable[Constraint], known: dict[sympy.Symbol, bool]
-) -> None:
-    """Add to `known` what the constraints leave no choice of.
-
-    Raises:
-        InputError: they cannot all hold.
-    """
-    open_ones = list(constraints)
-    changed = True
-    while changed:
-        changed = False
-        for constraint in list(open_ones):
-            before = len(known)
-            unknown = _unknown(constraint, known)
-            if len(unknown) > ENUMERATED:
-                _bound(sizes, constraint, unknown, known)
-            else:
-                _narrow(sizes, constraint, unknown, known)
-            changed |= len(known) > before
-            if not _unknown(constraint, known):
-                open_ones.remove(constraint)
-
-
-def _unknown(constraint: Constraint, known: dict[sympy.Symbol, bool]) -> list[sympy.Symbol]:
-    symbols = constraint.left.free_symbols | constraint.right.free_symbols
-    return sorted(symbols - known.keys(), key=str)
-
-
-def batch_unclear(why: str) -> InputError:
-    """One trace is not enough to scale the batch."""
-    return InputError(
-        f"the batch cannot be scaled: {why}; give a trace of the same job at twice the batch too",
-        inputs=("doubled",),
-    )
-
-
-def _narrow(
-    sizes: Sizes,
-    constraint: Constraint,
-    unknown: list[sympy.Symbol],
-    known: dict[sympy.Symbol, bool],
-) -> None:
-    fitting: list[tuple[bool, ...]] = []
-    for choice in itertools.product((False, True), repeat=len(unknown)):
-        trial = known | dict(zip(unknown, choice, strict=True))
-        sides = (sizes.value(e, trial, PRIME) for e in (constraint.left, constraint.right))
-        if len(set(sides)) == 1:
-            fitting.append(choice)
-    if not fitting:
-        raise batch_unclear(
-            f"no size of {constraint.op} can grow so that the ops around it still fit"
+                found.setdefault((left, right), op)
+        growing = [(self.env.simplify(now), op, ids) for now, op, ids in self.growing]
+        of_ids, of_bags = (
+            {s for now, _, kind in growing if kind == ids for s in now.free_symbols}
+            for ids in (True, False)
         )
-    for symbol, column in zip(unknown, zip(*fitting, strict=True), strict=True):
-        if len(set(column)) == 1:
-            known[symbol] = column[0]
+        self.counted = of_ids - of_bags
+        return [
+            *(Constraint(left, right, op) for (left, right), op in found.items()),
+            *(Constraint(now, PRIME * self.value(now, {}, 1), op) for now, op, _ in growing),
+        ]
+
+    def value(
+        self, expression: sympy.Expr, known: dict[sympy.Symbol, bool], times: int
+    ) -> sympy.Integer:
+        """A size at `times` the batch; symbols that are not known to grow are as recorded."""
+        at = {}
+        for symbol in expression.free_symbols:
+            size, n = self.hints[symbol], times if known.get(symbol) else 1
+            # offsets have one entry more than there are bags
+            over = size % self.samples == 1 and symbol not in self.counted
+            at[symbol] = sympy.Integer((size - over) * n + over)
+        return sympy.Integer(int(expression.xreplace(at)))
 
 
-def _bound(
-    sizes: Sizes,
-    constraint: Constraint,
-    unknown: list[sympy.Symbol],
-    known: dict[sympy.Symbol, bool],
-) -> None:
-    """Sums of positive terms: at the least or the most that they can be there is one choice."""
-    for side, other in ((constraint.left, constraint.right), (constraint.right, constraint.left)):
-        if not (_is_positive(side) and _is_positive(other)):
-            return
-        least = sizes.value(side, known, PRIME)
-        most = sizes.value(side, known | dict.fromkeys(unknown, True), PRIME)
-        if least == sizes.value(other, known | dict.fromkeys(unknown, True), PRIME):
-            known |= dict.fromkeys(side.free_symbols - known.keys(), False)
-        elif most == sizes.value(other, known, PRIME):
-            known |= dict.fromkeys(side.free_symbols - known.keys(), True)
+class SymbolicProgram:
+    """A program with sizes as symbols, as far as it was walked through.
 
+    `calls` have symbols in their arguments, `outputs` are the shapes of what each gives, nested as
+    its specs, and `shapes` and `specs` those of all tensors so far. `saved` has shapes of lookups
+    whose gradients come later, `bags` rows of lookups' outputs in the trace, `empty` extents of
+    tensors without items, which TorchRec views as if a lookup gave them.
 
-def _is_positive(expression: sympy.Expr) -> bool:
-    """Whether an expression is a sum of products of symbols and positive numbers."""
-    if expression.is_Symbol or (expression.is_Integer and expression >= 0):
-        return True
-    return bool(expression.is_Add or expression.is_Mul) and all(map(_is_positive, expression.args))
-
-
-class KnownShapes:
-    """Shapes of the tensors so far.
-
-    `saved` has those of lookups whose gradients come later, `bags` rows of lookups' outputs in the
-    trace, `empty` extents of tensors without items, which TorchRec views as if a lookup gave them.
+    Args:
+        fixed: of the tensors made up front, what keeps its sizes.
     """
 
-    def __init__(self, sizes: Sizes, ids: frozenset[int]) -> None:
-        self.sizes, self.ids = sizes, ids
-        self.shapes: dict[int, Shape] = {}
+    def __init__(self, program: RankProgram, sizes: Sizes, fixed: frozenset[int]) -> None:
+        self.program, self.sizes, self.fixed = program, sizes, fixed
+        self.specs = dict(program.made)
+        self.made: dict[int, Shape] = {}
+        for number, spec in program.made.items():
+            sizes.at = f"tensor {number}"
+            self.made[number] = spec.shape if number in fixed else sizes.shape(spec.shape)
+        self.shapes = dict(self.made)
+        self.calls: list[Call] = []
+        self.outputs: list[tuple[Any, ...]] = []
         self.saved: dict[int, tuple[Shape, Shape]] = {}
         self.bags: set[int] = set()
         self.empty: list[Size] = []
@@ -313,10 +244,9 @@ class KnownShapes:
         found: dict[Any, Shape] = {}
         for shape in self.shapes.values():
             real = tuple(size for size in shape if sizes.hint(size) != 1)
-            hints = tuple(map(sizes.hint, real))
             for i in range(len(real) - count + 1):
-                if hints[i : i + count] == tuple(wanted):
-                    part = real[i : i + count]
+                part = real[i : i + count]
+                if sizes.hints_of(part) == list(wanted):
                     found.setdefault(tuple(map(sizes.expression, part)), part)
         fitting = [
             part
@@ -324,30 +254,3 @@ class KnownShapes:
             if sizes.env.simplify(prod(key)) == sizes.expression(whole)
         ]
         return fitting[0] if len(fitting) == 1 else None
-
-
-Rule = Callable[[KnownShapes, Call], tuple[Call, tuple[Any, ...]]]
-"""A call -> the call with sizes in place of numbers, and the shapes of its outputs."""
-
-
-def shapes_of(specs: Any) -> Any:
-    """Recorded shapes of outputs, nested as they are."""
-    return nested(lambda spec: None if spec is None else spec.shape, specs)
-
-
-def with_argument(call: Call, at: int, term: Term) -> Call:
-    """The call with one of its arguments replaced."""
-    arguments = (*call.arguments[:at], term, *call.arguments[at + 1 :])
-    return replace(call, arguments=arguments)
-
-
-def whole_number(call: Call, at: int, default: int = 0) -> int:
-    """An argument that is one."""
-    term = call.arguments[at] if at < len(call.arguments) else None
-    return int(term.value) if isinstance(term, Number) else default
-
-
-def whole_numbers(term: Term) -> list[int]:
-    """Those in a list."""
-    assert isinstance(term, tuple)
-    return [int(item.value) for item in term if isinstance(item, Number)]

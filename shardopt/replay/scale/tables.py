@@ -6,22 +6,14 @@ reads the first alone.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import (
-    WHOLE,
-    Call,
-    Number,
-    RankProgram,
-    TensorSpec,
-    Term,
-    slots,
-)
-from shardopt.replay.program.schema import find_op
+from shardopt.replay.program.program import WHOLE, Call, RankProgram, TensorSpec, slots
+from shardopt.replay.program.schema import find_op, ops_of
 from shardopt.replay.program.values import is_lookup
 
 LISTED = 5
@@ -47,7 +39,7 @@ def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgr
         )
     slices = _agree(slices)
     problems = {
-        f"rank {of.program.rank}: {problem}": None for of in slices for problem in of.problems
+        f"rank {of.program.rank}: {problem}": None for of in slices for problem in of.problems()
     }
     if problems:
         raise InputError(
@@ -61,26 +53,22 @@ def repeat_tables(programs: Sequence[RankProgram], times: int) -> list[RankProgr
 def _agree(slices: Sequence[SparseSlice]) -> list[SparseSlice]:
     """A rank without tables runs the collectives of those that have some."""
     orders = [_order(of.program) for of in slices]
-    sparse = {
-        nth
-        for of, order in zip(slices, orders, strict=True)
-        for at, nth in order.items()
-        if at in of.collectives
-    }
+    pairs = list(zip(slices, orders, strict=True))
+    sparse = {nth for of, order in pairs for at, nth in order.items() if at in of.calls}
     found = []
-    for of, order in zip(slices, orders, strict=True):
+    for of, order in pairs:
         also = {at for at, nth in order.items() if nth in sparse and at not in of.calls}
         found.append(SparseSlice(of.program, also) if also else of)
     return found
 
 
 def _order(program: RankProgram) -> dict[int, Nth]:
-    counts: dict[tuple[int, ...], int] = defaultdict(int)
+    """Place of each collective of a program -> which it is to all ranks."""
+    counts: Counter[tuple[int, ...]] = Counter()
     found = {}
     for at, call in enumerate(program.calls):
-        group = call.keywords.get("group")
-        if call.is_collective and isinstance(group, Number):
-            ranks = program.groups[int(group.value)]
+        if call.is_collective:
+            ranks = program.groups[call.group]
             found[at] = (ranks, counts[ranks])
             counts[ranks] += 1
     return found
@@ -91,33 +79,25 @@ def _repeat(of: SparseSlice, times: int) -> RankProgram:
     copies = [_Copy(of, nth) for nth in range(1, times)]
     own = {n for at in of.calls for n in program.calls[at].gives()}
     calls: list[Call] = []
-    moved: dict[int, list[int]] = {}
+    numbers: list[list[int]] = []
+    count = 0
     for at, call in enumerate(program.calls):
-        if call.op == "wait":
-            target = call.arguments[0]
-            assert isinstance(target, Number)
-            for place in moved[int(target.value)]:
-                calls.append(replace(call, arguments=(Number(place),)))
-            continue
-        same = [call]
-        if at in of.calls:
-            same = [call, *(copy.call(at) for copy in copies)]
-            _free_last(same, own)
-        moved[at] = list(range(len(calls), len(calls) + len(same)))
-        calls += same
+        repeated = copies if at in of.calls else []
+        if call.is_collective:
+            numbers.append([*range(count, count + 1 + len(repeated))])
+            count += 1 + len(repeated)
+        # what the copies share with the first is freed, and collectives are waited for, at the last
+        waits = tuple(n for nth in call.waits for n in numbers[nth])
+        shared = tuple(n for n in call.frees if n not in own) if repeated else ()
+        kept = tuple(n for n in call.frees if n not in shared)
+        calls.append(replace(call, frees=kept, waits=()))
+        calls += [copy.call(at) for copy in repeated]
+        calls[-1] = replace(calls[-1], frees=(*calls[-1].frees, *shared), waits=waits)
     made, fills = dict(program.made), dict(program.fills)
     for copy in copies:
         made |= copy.made
         fills |= copy.fills
     return replace(program, calls=calls, made=made, fills=fills)
-
-
-def _free_last(same: list[Call], own: set[int]) -> None:
-    """Free what the copies share with the first only after the last of them."""
-    shared = [n for n in same[0].frees if n not in own]
-    if shared:
-        same[0] = replace(same[0], frees=tuple(n for n in same[0].frees if n in own))
-        same[-1] = replace(same[-1], frees=(*same[-1].frees, *shared))
 
 
 class _Copy:
@@ -131,22 +111,20 @@ class _Copy:
         program, calls = of.program, of.program.calls
         self.program = program
         own = [n for at in sorted(of.calls) for n in calls[at].gives()]
-        read = {n for at in of.calls for n in calls[at].reads() if n in program.made}
-        per_copy = len(own) + len(read)
-        start = 1 + max(program.numbers(), default=-1) + (nth - 1) * per_copy
-        self.numbers = {n: start + i for i, n in enumerate([*own, *sorted(read)])}
+        read = sorted({n for at in of.calls for n in calls[at].reads() if n in program.made})
+        start = 1 + max(program.numbers(), default=-1) + (nth - 1) * (len(own) + len(read))
+        self.numbers = {n: start + i for i, n in enumerate([*own, *read])}
         stores = 1 + max((spec.storage for spec in program.made.values()), default=-1)
         self.made = {
             self.numbers[n]: replace(
                 program.made[n], storage=program.made[n].storage + nth * stores
             )
-            for n in sorted(read)
+            for n in read
         }
-        self.fills = {self.numbers[n]: program.fills[n] for n in sorted(read) if n in program.fills}
-        self.last: dict[int, int] = {}
-        for at in sorted(of.calls):
-            for n in (*calls[at].reads(), *calls[at].gives()):
-                self.last[n] = at
+        self.fills = {self.numbers[n]: program.fills[n] for n in read if n in program.fills}
+        self.last = {
+            n: at for at in sorted(of.calls) for n in (*calls[at].reads(), *calls[at].gives())
+        }
 
     def call(self, at: int) -> Call:
         """The copy of a call."""
@@ -157,28 +135,15 @@ class _Copy:
             for n in touched
             if n in self.numbers and n not in self.program.made and self.last[n] == at
         )
-        return replace(call.renumber(self.numbers), frees=frees)
+        return replace(call.renumber(self.numbers), frees=frees, waits=())
 
 
-FORWARD = frozenset(
-    {
-        "aten::embedding", "aten::embedding_bag", "aten::_embedding_bag",
-        "aten::_embedding_bag_forward_only",
-    }
-)  # fmt: skip
-BACKWARD = frozenset(
-    {
-        "aten::embedding_backward", "aten::embedding_dense_backward",
-        "aten::embedding_sparse_backward", "aten::_embedding_bag_backward",
-        "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward",
-    }
-)  # fmt: skip
-LIKE = frozenset(
-    {
-        "aten::empty_like", "aten::zeros_like", "aten::new_empty", "aten::new_zeros",
-        "aten::new_empty_strided",
-    }
-)  # fmt: skip
+FORWARD = ops_of("aten embedding embedding_bag _embedding_bag _embedding_bag_forward_only")
+BACKWARD = ops_of(
+    "aten embedding_backward embedding_dense_backward embedding_sparse_backward "
+    "_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_sparse_backward"
+)
+LIKE = ops_of("aten empty_like zeros_like new_empty new_zeros new_empty_strided")
 """Ops that take no more of a tensor than its shape."""
 EXCHANGES = ("alltoall", "reduce_scatter", "_reduce_scatter", "allgather", "_allgather")
 """Collectives that move ids, results of lookups and their gradients, by how their names begin."""
@@ -187,8 +152,7 @@ EXCHANGES = ("alltoall", "reduce_scatter", "_reduce_scatter", "allgather", "_all
 class SparseSlice:
     """The sparse part of one rank's program.
 
-    `calls` are its places, `lookups` those of the lookups among them, `problems` say what cannot
-    be told.
+    `calls` are its places, `lookups` those of the lookups among them.
 
     Args:
         also: places of collectives that are of the sparse part because other ranks' are.
@@ -207,12 +171,6 @@ class SparseSlice:
         self.calls |= self._results()
         self.calls |= self._gradients()
         self.calls |= self._buffers()
-        self.problems = list(self._problems())
-
-    @property
-    def collectives(self) -> set[int]:
-        """Places of the collectives in it."""
-        return {at for at in self.calls if self.program.calls[at].is_collective}
 
     def _of_ids(self) -> set[int]:
         """What distributes ids: it only feeds lookups, or no one outside knows its tensors."""
@@ -283,13 +241,11 @@ class SparseSlice:
         return {
             at
             for at, call in enumerate(self.program.calls)
-            if call.op != "wait"
-            and _is_new(call)
-            and self.flow.users[at]
-            and self.flow.users[at] <= self.calls
+            if _is_new(call) and self.flow.users[at] and self.flow.users[at] <= self.calls
         }
 
-    def _problems(self) -> Iterable[str]:
+    def problems(self) -> Iterable[str]:
+        """What cannot be told."""
         calls = self.program.calls
         for at in sorted(self.exchanges - self.calls):
             if not calls[at].collective.startswith("alltoall"):
@@ -309,19 +265,15 @@ class SparseSlice:
     def _whole(self, at: int) -> bool:
         """Whether a call knows tensors of whole numbers alone, at least one."""
         call = self.program.calls[at]
-        types = [_dtype(self.flow, n) for n in (*call.reads(), *call.gives())]
-        types += [spec.dtype for spec in call.specs if hasattr(spec, "dtype")]
+        known = (self.flow.specs.get(n) for n in (*call.reads(), *call.gives()))
+        types = ["" if spec is None else spec.dtype for spec in known]
+        types += [spec.dtype for spec in call.specs if isinstance(spec, TensorSpec)]
         return bool(types) and all(dtype in WHOLE for dtype in types)
 
     def _made_whole(self, at: int) -> bool:
         made = self.program.made
         reads = self.program.calls[at].reads()
         return all(made[n].dtype in WHOLE for n in reads if n in made)
-
-
-def _dtype(flow: Flow, number: int) -> str:
-    spec = flow.specs.get(number)
-    return "" if spec is None else spec.dtype
 
 
 def _closure(start: set[int], of: list[set[int]], goes_on: Callable[[int], bool]) -> set[int]:
@@ -408,20 +360,18 @@ def flow_of(program: RankProgram) -> Flow:
 
 def _aliases(call: Call) -> tuple[list[int], list[int]]:
     """Tensors that a call writes in place, and those that its outputs may be views of."""
+    named = call.named()
     if call.is_collective:
         own = ("output", "tensors") if call.collective != "send" else ("output",)
-        pairs = call.named().items()
-        return [n for name, term in pairs if name.startswith(own) for n in slots(term)], []
+        return [n for name, term in named.items() if name.startswith(own) for n in slots(term)], []
     op = find_op(call.op, call.overload)
     if op is None:
-        first = call.arguments[:1] if call.op.endswith("_") else ()
-        return [n for term in first for n in slots(term)], []
-    named, schema = call.named(), op._schema
+        return slots(call.arguments[:1]) if call.op.endswith("_") else [], []
     written: list[int] = []
     viewed: list[int] = []
-    for argument in schema.arguments:
-        term: Term = named.get(argument.name)
-        if argument.alias_info is not None and term is not None:
-            (written if argument.alias_info.is_write else viewed).extend(slots(term))
-    gives_views = any(of.alias_info is not None for of in schema.returns)
+    for argument in op._schema.arguments:
+        if argument.alias_info is not None:
+            found = written if argument.alias_info.is_write else viewed
+            found.extend(slots(named.get(argument.name)))
+    gives_views = any(of.alias_info is not None for of in op._schema.returns)
     return written, [*viewed, *written] if gives_views else []

@@ -22,6 +22,7 @@ from lab.replay.calls import (
     read_replays,
     write_models,
 )
+from lab.replay.models import CALIBRATIONS, MODELS, ORIGINALS
 
 REPLAYS = Path(__file__).resolve().parents[3] / "configs" / "bench" / "replay"
 
@@ -111,9 +112,6 @@ def test_a_call_of_several_ops_is_split_by_their_bytes() -> None:
 
 
 def test_no_tested_shape_is_fitted_on() -> None:
-    pytest.importorskip("torchrec")
-    from lab.replay.originals import CALIBRATIONS, MODELS, ORIGINALS
-
     shapes = list(MODELS.values())
     assert len(set(shapes)) == len(shapes)
     parts = {of.name: of.part for of in read_replays(REPLAYS)}

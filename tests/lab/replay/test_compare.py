@@ -48,13 +48,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(f"measure {name}")
         return [timed(10.0, 5.0 + len(found))]
 
-    op = {"call": 0, "kind": "mul c>1", "sizes": [1, 8, 8, 0], "reuse": [0.0] * 12}
-    listed = {"ops": [op], "events": [], "replaced": [], "groups": [], "left_out": []}
+    ops = [["mul c>1", [1, 8, 8, 0], [0.0] * 12]]
+    listed = {"calls": [[0, "aten::mul", 1.0, ops]], "events": [], "left_out": []}
     monkeypatch.setattr(compare, "capture", captured)
     monkeypatch.setattr(compare, "measure", measured)
-    monkeypatch.setattr(
-        compare, "list_ranks", lambda _: [{**listed, "calls": [["aten::mul", 1.0, None]]}]
-    )
+    monkeypatch.setattr(compare, "list_ranks", lambda _: [listed])
     return found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from shardopt.replay.program.program import RankProgram, Slot, Term
+from shardopt.replay.program.program import RankProgram, Slot, TensorSpec, nested
+from shardopt.replay.program.values import fills_of
 
 Signature = tuple[Any, ...]
 LISTED = 5
@@ -14,19 +16,23 @@ LISTED = 5
 
 def signatures(program: RankProgram) -> list[Signature]:
     """Op, shapes, strides and types of what each call takes and gives, and a collective's bytes."""
-    specs = dict(program.made)
-    found = []
-    for call in program.calls:
-        if call.op == "wait":
-            continue
-        outputs = tuple(_spec(spec) for spec in call.specs)
-        for number, spec in zip(call.gives(), _numbered(call.outputs, call.specs), strict=False):
-            if spec is not None:
-                specs[number] = spec
-        terms = (*call.arguments, *call.keywords.values())
-        inputs = tuple(_term(term, specs) for term in terms)
-        found.append((call.op, call.overload, inputs, outputs, call.bytes))
-    return found
+    specs = program.specs()
+
+    def of(leaf: Any) -> Any:
+        spec = specs.get(leaf.number, "tensor") if isinstance(leaf, Slot) else leaf
+        known = isinstance(spec, TensorSpec)
+        return (spec.shape, spec.strides, spec.dtype) if known else repr(spec)
+
+    return [
+        (
+            call.op,
+            call.overload,
+            nested(of, (*call.arguments, *call.keywords.values())),
+            nested(of, call.specs),
+            call.bytes,
+        )
+        for call in program.calls
+    ]
 
 
 def differences(first: Sequence[Any], second: Sequence[Any]) -> Iterator[str]:
@@ -40,25 +46,11 @@ def differences(first: Sequence[Any], second: Sequence[Any]) -> Iterator[str]:
             yield f"{tag} at {a}: {left[a:b][:LISTED]} -> {right[c:d][:LISTED]}"
 
 
-def _term(term: Term, specs: dict[int, Any]) -> Any:
-    if isinstance(term, Slot):
-        spec = specs.get(term.number)
-        return _spec(spec) if spec is not None else "tensor"
-    if isinstance(term, tuple):
-        return tuple(_term(item, specs) for item in term)
-    return repr(term)
-
-
-def _spec(spec: Any) -> Any:
-    if isinstance(spec, tuple):
-        return tuple(_spec(item) for item in spec)
-    return None if spec is None else (spec.shape, spec.strides, spec.dtype)
-
-
-def _numbered(outputs: Any, specs: Any) -> Iterator[Any]:
-    """Specs of the outputs that have numbers, in the order of the numbers."""
-    for output, spec in zip(outputs, specs, strict=False):
-        if isinstance(output, tuple):
-            yield from _numbered(output, spec if isinstance(spec, tuple) else ())
-        elif output is not None:
-            yield spec
+def check_equal(made: RankProgram, whole: RankProgram) -> None:
+    """A scaled program is one that was captured: calls, tensors made up front, what these hold."""
+    found = list(differences(signatures(made), signatures(whole)))
+    assert not found, "\n".join(found)
+    specs = [{n: replace(s, storage=0) for n, s in of.made.items()} for of in (made, whole)]
+    assert specs[0] == specs[1]
+    assert fills_of(made) == whole.fills
+    assert all(call.us is None for call in made.calls)

@@ -27,12 +27,6 @@ def test_other_distributions_are_refused_by_name(text: str) -> None:
     assert repr(text) in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["zipf", "zipf:", "zipf:nan", "zipf:-1", "zipf:11", "Uniform", ""])
-def test_what_is_no_distribution(text: str) -> None:
-    with pytest.raises(InputError, match="give uniform or zipf"):
-        check_indices(text)
-
-
 def test_folders_that_may_be_written(tmp_path: Path) -> None:
     check_folder(tmp_path)
     check_folder(tmp_path / "new")

@@ -1,7 +1,9 @@
 """Programs as source: what the written lines call when they run."""
 
+import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -10,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predictor.trace.read import TraceSet
 from shardopt.replay.program.program import (
     WITH_GRAD,
     Call,
-    Number,
     RankProgram,
     Slot,
     TensorSpec,
     Term,
     Word,
 )
-from shardopt.replay.write import MAX_CALLS, Source, file_of, source_of
+from shardopt.replay.write import HEADER, MAX_LINES, source_of, write
 
 WORDS = {"torch.float32": "float32", "device": "the device", "cpu": "the host", "'sum'": "sum"}
 Made = tuple[Any, ...]
@@ -31,7 +33,7 @@ class Recorder:
 
     def __init__(self, program: RankProgram) -> None:
         self.calls: list[Made] = []
-        self.gives = iter([call.outputs for call in program.calls if call.op != "wait"])
+        self.gives = iter([call.outputs for call in program.calls])
 
     def _run(self, *what: Any, **keywords: Any) -> Any:
         self.calls.append((*what, keywords))
@@ -66,9 +68,7 @@ def value_of(term: Term) -> Any:
         return [value_of(item) for item in term]
     if isinstance(term, Slot):
         return f"tensor {term.number}"
-    if isinstance(term, Word):
-        return WORDS[term.text]
-    return None if term is None else term.value
+    return WORDS[term.text] if isinstance(term, Word) else term
 
 
 def wanted(program: RankProgram) -> list[Made]:
@@ -93,9 +93,7 @@ def call(op: str, *terms: Term, gives: Made = (), overload: str = "default", **k
     return Call(op, overload, terms, kept.pop("keywords", {}), gives, section, 1, **kept)
 
 
-def run(
-    program: RankProgram, source: Source, varying: dict[int, int], constants: list[Any]
-) -> tuple[list[Made], dict[int, Any]]:
+def run(program: RankProgram) -> tuple[list[Made], dict[int, Any]]:
     """The calls that a written file makes, and the tensors that are left."""
     recorder = Recorder(program)
     names = {"": {}, "ops": {"Ops": lambda: recorder}, "run": {"main": None}}
@@ -107,12 +105,13 @@ def run(
         vars(module).update(members)
         modules[module.__name__] = module
     space: dict[str, Any] = {"__name__": "written"}
+    text = HEADER.format(who="rank 0", ranks=1) + source_of(program).body
     with mock.patch.dict(sys.modules, modules):
-        exec(compile(file_of(source, varying, "Title", 1), "benchmark.py", "exec"), space)
+        exec(compile(text, "benchmark.py", "exec"), space)
     tensors = {n: f"tensor {n}" for n in program.made}
-    works: list[Any] = []
+    works: dict[int, Any] = {}
     for _, part in space["ITERATION"]:
-        part(tensors, constants, works)
+        part(tensors, works)
     return recorder.calls, tensors
 
 
@@ -127,9 +126,9 @@ def programs(draw: st.DrawFn) -> RankProgram:
     for _ in range(draw(st.integers(1, 8))):
         simple = st.one_of(
             st.sampled_from(live).map(Slot),
-            st.integers().map(Number),
-            st.floats(allow_nan=False, allow_infinity=False).map(Number),
-            st.booleans().map(Number),
+            st.integers(),
+            st.floats(allow_nan=False, allow_infinity=False),
+            st.booleans(),
             texts.map(Word),
             st.none(),
         )
@@ -157,16 +156,10 @@ def programs(draw: st.DrawFn) -> RankProgram:
     return program_of(*calls, made=3)
 
 
-@given(programs(), st.data())
+@given(programs())
 @settings(max_examples=40)
-def test_a_file_makes_the_calls_of_its_program(program: RankProgram, data: st.DataObject) -> None:
-    source = source_of(program)
-    numbers = source.numbers
-    positions = range(len(numbers))
-    moved = data.draw(st.lists(st.sampled_from(positions), unique=True) if numbers else st.just([]))
-    varying = {position: place for place, position in enumerate(sorted(moved))}
-    constants = [numbers[position] for position in sorted(moved)]
-    calls, tensors = run(program, source, varying, constants)
+def test_a_file_makes_the_calls_of_its_program(program: RankProgram) -> None:
+    calls, tensors = run(program)
     assert calls == wanted(program)
     freed = {n for of in program.calls for n in of.frees}
     given_ = {n for of in program.calls for n in of.gives()} | set(program.made)
@@ -174,12 +167,16 @@ def test_a_file_makes_the_calls_of_its_program(program: RankProgram, data: st.Da
 
 
 def test_sections_and_parts_count_ops() -> None:
-    calls = [call("aten::mm", Slot(0), gives=(None,), section=("a",)) for _ in range(MAX_CALLS + 5)]
+    calls = [call("aten::mm", Slot(0), gives=(None,), section=("a",)) for _ in range(MAX_LINES + 5)]
     calls.append(call("aten::mm", Slot(0), gives=(None,), section=("b",)))
     source = source_of(program_of(*calls, made=1))
-    assert [names for names, _ in source.sections] == [("a",), ("a",), ("b",)]
-    last = MAX_CALLS + 5
-    assert source.parts == ((0, MAX_CALLS), (MAX_CALLS, last), (last, last + 1))
+    assert [line[4:12] for line in source.body.splitlines() if line.startswith("    ((")] == [
+        "(('a',),",
+        "(('a',),",
+        "(('b',),",
+    ]
+    last = MAX_LINES + 5
+    assert source.parts == ((0, MAX_LINES), (MAX_LINES, last), (last, last + 1))
 
 
 def test_names_of_ops_that_look_alike_stay_apart() -> None:
@@ -189,7 +186,7 @@ def test_names_of_ops_that_look_alike_stay_apart() -> None:
         call("my::add_Tensor", Slot(0), gives=(None,)),
         made=1,
     )
-    calls, _ = run(program, source_of(program), {}, [])
+    calls, _ = run(program)
     assert calls == wanted(program)
 
 
@@ -199,13 +196,12 @@ def test_collectives_are_waited_for_where_the_program_says() -> None:
         (Slot(0),),
         overload="",
         collective="allreduce_",
-        keywords={"group": Number(0)},
+        keywords={"group": 0},
     )
-    wait = call("wait", Number(0), overload="")
-    program = program_of(sent, call("aten::mm", Slot(0), gives=(1,)), wait, made=1)
-    source = source_of(program)
-    assert source.parts == ((0, 2),)
-    calls, _ = run(program, source, {}, [])
+    product = call("aten::mm", Slot(0), gives=(1,), waits=(0,))
+    program = program_of(sent, product, made=1)
+    assert source_of(program).parts == ((0, 2),)
+    calls, _ = run(program)
     assert calls == [
         ("allreduce_", "", [["tensor 0"]], {"group": 0}),
         ("aten::mm", "default", ["tensor 0"], {}),
@@ -219,25 +215,28 @@ def test_backward_functions_take_what_the_forward_op_kept() -> None:
         call("backward of fbgemm::lookup", Slot(2), Slot(1), gives=(3,), overload=""),
         made=1,
     )
-    calls, tensors = run(program, source_of(program), {}, [])
+    calls, tensors = run(program)
     assert calls[1] == ("backward", "tensor 2", "tensor 1", {})
     assert tensors[3] == "tensor 3"
 
 
-def test_ranks_of_one_pattern_differ_in_numbers_alone() -> None:
-    def source(size: Number, op: str = "aten::view") -> Source:
-        return source_of(program_of(call(op, Slot(0), (size, Number(2)), gives=(1,)), made=1))
+def test_ranks_of_one_program_share_a_file(tmp_path: Path) -> None:
+    def rank(index: int, size: int) -> RankProgram:
+        made = program_of(call("aten::view", Slot(0), (size, 2), gives=(1,)), made=1)
+        return replace(made, rank=index)
 
-    assert source(Number(3)).pattern == source(Number(4)).pattern
-    assert source(Number(3)).numbers == (3, 2)
-    # a type of a number is no number: True is written, 1 may be read from a file
-    for other in (source(Number(True)), source(Number(3.0)), source(Number(3), "aten::reshape")):
-        assert source(Number(3)).pattern != other.pattern
+    job = TraceSet((), ())
+    names = write(tmp_path, [rank(0, 3), rank(1, 4), rank(2, 3)], [job], "uniform")
+    assert names == ["benchmark.py", "benchmark_1.py"]
+    assert "ranks 0, 2 of" in (tmp_path / "benchmark.py").read_text()
+    of = [json.loads((tmp_path / f"rank{i}.json").read_text())["program"] for i in range(3)]
+    assert of == ["benchmark.py", "benchmark_1.py", "benchmark.py"]
 
 
 @pytest.mark.parametrize("name", ['a "quoted" name', "back\\slash", "tail\\", "zwei\nlines", "x²"])
 def test_names_of_annotations_make_legal_source(name: str) -> None:
-    program = program_of(call("aten::mm", Slot(0), gives=(1,), section=(name,)), made=1)
-    text = file_of(source_of(program), {}, "Title", 1)
-    compile(text, "benchmark.py", "exec")
-    assert f"{(name,)!r}" in text
+    body = source_of(
+        program_of(call("aten::mm", Slot(0), gives=(1,), section=(name,)), made=1)
+    ).body
+    compile(body, "benchmark.py", "exec")
+    assert f"{(name,)!r}" in body

@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from predictor.trace.events import CollectiveCall
 from predictor.trace.execution import COMMS, Node
 from shardopt.replay.generate import generate
-from shardopt.replay.program.build import PUBLIC, Annotations, NativePairs
-from shardopt.replay.program.select import ChosenOp
+from shardopt.replay.program.build import (
+    PUBLIC,
+    Annotations,
+    gradient_of,
+    pair_lookups,
+    recorded_collective,
+)
+from shardopt.replay.program.select import ChosenOp, Tree
 from tests.shardopt.cli.fuzz import check_programs
 from tests.shardopt.replay.nodes import note, op, plain, tensor, trace
 
@@ -106,25 +112,20 @@ def backward(number: int, kind: str, shape: tuple[int, ...]) -> Node:
     return note(number, name, scope=1, inputs=[tensor(number, 300, shape)])
 
 
-def pairs(*nodes: Node) -> NativePairs:
-    chosen = [ChosenOp(n, (), native=n.scope == 1) for n in nodes if not n.parent]
-    return NativePairs(chosen, trace(*nodes))
-
-
-def of(node: Node) -> ChosenOp:
-    return ChosenOp(node, (), native=True)
+def pairs(*nodes: Node) -> dict[int, int]:
+    """Backward function -> lookup, by their ids."""
+    found = pair_lookups(ChosenOp(n, (), native=n.scope == 1) for n in nodes)
+    return {number: node.id for number, node in found.items()}
 
 
 def test_a_backward_function_belongs_to_the_last_lookup_of_its_kind_and_shape() -> None:
-    first, second = lookup(1, SGD, (4, 8)), lookup(2, SGD, (4, 8))
-    wide, adam = lookup(3, SGD, (4, 16)), lookup(4, ADAM, (4, 8))
+    lookups = [lookup(1, SGD, (4, 8)), lookup(2, SGD, (4, 8)), lookup(3, SGD, (4, 16))]
     back = [backward(n, "SplitLookupFunction_sgd_Op", (4, 8)) for n in (10, 11)]
-    found = pairs(first, second, wide, adam, *back)
-    found.handles = {1: 71, 2: 72, 3: 73, 4: 74}
     # backward functions run in the opposite order
-    assert [found.handle_of(of(node)) for node in back] == [72, 71]
-    assert found.forward.keys() == {1, 2}
-    assert found.name_of(of(back[0])) == f"backward of {SGD}"
+    assert pairs(*lookups, lookup(4, ADAM, (4, 8)), *back) == {10: 2, 11: 1}
+    assert not pairs(lookup(1, SGD, (4, 9)), back[0])
+    # a lookup after it is none of its own
+    assert not pairs(back[0], lookup(11, SGD, (4, 8)))
 
 
 @pytest.mark.parametrize(
@@ -137,17 +138,8 @@ def test_a_backward_function_belongs_to_the_last_lookup_of_its_kind_and_shape() 
 )
 def test_kinds(name: str, kind: str) -> None:
     back = backward(10, kind, (4, 8))
-    assert pairs(lookup(1, name, (4, 8)), back).forward.keys() == {1}
-    assert not pairs(lookup(1, SGD, (4, 8)), back).forward
-
-
-def test_a_backward_function_without_its_lookup() -> None:
-    back = backward(10, "SplitLookupFunction_sgd_Op", (4, 8))
-    found = pairs(lookup(1, SGD, (4, 9)), back)
-    assert not found.forward
-    assert found.handle_of(of(back)) is None
-    # a lookup after it is none of its own
-    assert not pairs(back, lookup(11, SGD, (4, 8))).forward
+    assert pairs(lookup(1, name, (4, 8)), back) == {10: 1}
+    assert not pairs(lookup(1, SGD, (4, 8)), back)
 
 
 def test_the_gradient_of_the_weights() -> None:
@@ -155,28 +147,26 @@ def test_the_gradient_of_the_weights() -> None:
     other = op(11, "aten::empty", [], [tensor(20, 400, (4, 8))], parent=10)
     zeros = op(12, "aten::zeros", [], [tensor(21, 401, (60,))], parent=10)
     forward = lookup(1, DENSE, (4, 8))
-    found = pairs(forward, back, other, zeros).gradient(of(back))
+    found = gradient_of(Tree(trace(forward, back, other, zeros)), back, forward)
     assert found is not None
     assert found.tensor.storage == 401
-    assert pairs(forward, back, other).gradient(of(back)) is None
+    assert gradient_of(Tree(trace(forward, back, other)), back, forward) is None
     # the fused kinds step the weights themselves: they make none
     empty = op(12, "aten::zeros", [], [tensor(21, 401, (0,))], parent=10)
-    assert pairs(lookup(1, DENSE, (4, 8), weights=0), back, empty).gradient(of(back)) is None
+    fused = lookup(1, DENSE, (4, 8), weights=0)
+    assert gradient_of(Tree(trace(fused, back, empty)), back, fused) is None
 
 
 def test_what_a_collective_says_of_its_group_and_number() -> None:
     sent = op(1, "c10d::allreduce_", [tensor(1, 2)])
+    inner = note(2, "inner", parent=1)
     record = note(3, COMMS, parent=2, scope=0, inputs=[tensor(1, 2), plain(17), plain("pg", "S")])
     told = replace(record, comm=CollectiveCall("all_reduce", 24, (0, 2), output_bytes=24))
-    found = pairs(sent, note(2, "inner", parent=1), told)
-    assert found.tree_comm(sent) == (0, 2)
-    assert found.sequence(sent) == 17
-    bare = pairs(sent, note(2, "inner", parent=1))
-    assert bare.tree_comm(sent) == ()
-    assert bare.sequence(sent) is None
+    assert recorded_collective(Tree(trace(sent, inner, told)), sent) == ((0, 2), 17)
+    assert recorded_collective(Tree(trace(sent, inner)), sent) == ((), None)
     # older traces have no number in that place
     named = replace(told, inputs=(tensor(1, 2), plain("pg", "String")))
-    assert pairs(sent, note(2, "inner", parent=1), named).sequence(sent) is None
+    assert recorded_collective(Tree(trace(sent, inner, named)), sent) == ((0, 2), None)
 
 
 LIBRARY = [
@@ -201,18 +191,11 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("name", LIBRARY)
-def test_names_of_the_libraries_stay(name: str) -> None:
+@pytest.mark.parametrize("name", [*LIBRARY, *OWN])
+def test_only_names_of_the_libraries_stay(name: str) -> None:
     annotations = Annotations()
-    assert annotations(name) == name
-    assert annotations.replaced == 0
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_other_names_do_not(name: str) -> None:
-    annotations = Annotations()
-    assert annotations(name) == "annotation 1"
-    assert annotations.replaced == 1
+    assert annotations(name) == (name if name in LIBRARY else "annotation 1")
+    assert annotations.replaced == (name in OWN)
     assert Annotations([name])(name) == name
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.trace.execution import Argument
-from shardopt.replay.program.tensors import Key, Tensors, TensorUse, contiguous, tensors_of
+from shardopt.replay.program.tensors import Tensors, TensorUse, View, contiguous, tensors_of
 from tests.shardopt.replay.nodes import plain, tensor
 
 
@@ -16,20 +16,10 @@ def one(argument: Argument) -> TensorUse:
     return found
 
 
-def taking(*arguments: Argument) -> dict[int, dict[int, Key]]:
+def taking(*arguments: Argument) -> dict[int, dict[int, View]]:
     """What an op took, each of a storage of its own."""
     found = [one(argument) for argument in arguments]
-    return {of.tensor.storage: {of.tensor.id: of.key} for of in found}
-
-
-def test_an_object_and_a_storage_of_before_name_no_tensor_of_now() -> None:
-    """Autograd hands the second tensor back as an object that has the id of the first."""
-    tensors = Tensors()
-    first = tensors.give(one(tensor(5, 9)), {})
-    second = tensors.give(one(tensor(6, 9)), {})
-    assert first != second
-    assert tensors.take(one(tensor(5, 9))) == second
-    assert not tensors.made
+    return {of.tensor.storage: {of.tensor.id: of.view} for of in found}
 
 
 def test_another_view_under_the_id_of_a_dead_one_hides_nothing() -> None:
@@ -50,14 +40,6 @@ def test_a_tensor_reshaped_in_place_is_another() -> None:
     turned = tensors.give(one(after), taking(tensor(5, 9, (2, 3))))
     assert tensors.find(one(after)) == turned
     assert tensors.find(one(tensor(6, 9, (2, 3)))) is None
-
-
-def test_an_op_that_gives_what_it_took_gives_nothing_new() -> None:
-    tensors = Tensors()
-    number = tensors.take(one(tensor(5, 9)))
-    assert tensors.give(one(tensor(5, 9)), taking(tensor(5, 9))) is None
-    assert tensors.take(one(tensor(8, 9))) == number
-    assert tensors.made.keys() == {number}
 
 
 def test_views_that_no_op_gave_share_memory() -> None:

