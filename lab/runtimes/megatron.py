@@ -437,7 +437,8 @@ class MegatronStep:
 
     def _profile_ms(self, kernel: Kernel) -> float:
         if kernel.kind == "gemm":
-            return batched_ms(self.hardware, kernel.count, *kernel.shape, DATA_TYPE)
+            m, n, k = kernel.shape
+            return batched_ms(self.hardware, kernel.count, m, n, k, DATA_TYPE)
         return float(memory_ms(self.hardware, kernel.bytes_moved))
 
     def tensor_ms(self, model: GptTraining, kernel: Kernel) -> float:

@@ -133,7 +133,7 @@ def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _call(call: Call) -> dict[str, Any]:
     gives = call.gives()
-    entries = {
+    entries: dict[str, Any] = {
         "keywords": {name: _term(of) for name, of in call.keywords.items()},
         "targets": gives and [output if flat(output) else None for output in call.outputs],
         "frees": call.frees,
@@ -144,7 +144,7 @@ def _call(call: Call) -> dict[str, Any]:
         "outputs": nested(lambda s: s and [s.shape, s.strides, s.dtype], call.specs),
         "waits": call.waits,
     }
-    kept = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
+    kept: dict[str, Any] = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
     kept |= {name: value for name, value in entries.items() if value}
     if call.us is not None:
         kept["us"] = round(call.us, 3)

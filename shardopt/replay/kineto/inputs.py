@@ -114,7 +114,8 @@ def _tensors(dims: Sequence[Any], strides: Any) -> tuple[tuple[Shape, ...], tupl
         fits = isinstance(step, list) and len(step) == len(shape)
         known = _sizes(step) if fits else contiguous(shape)
         reach = 1 + sum((n - 1) * s for n, s in zip(shape, known, strict=True))
-        if prod(shape) > MAX_ELEMENTS or (prod(shape) and reach > MAX_ELEMENTS):
+        count: int = prod(shape)
+        if count > MAX_ELEMENTS or (count and reach > MAX_ELEMENTS):
             raise UnreadableError("a tensor that fits into no memory")
         shapes.append(shape)
         steps.append(known)

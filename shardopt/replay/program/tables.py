@@ -74,8 +74,12 @@ def join_tables(
         total_rows += count
         elements += count * width
     columns: list[list[Any]] = [list(column) for column in zip(*features, strict=True)]
-    columns[4:] = columns[4:] if known else [[], []]
-    return LookupTables(*columns, total_rows, elements)
+    rows, widths, first_rows, first_elements, shares, skews = columns
+    if not known:
+        shares, skews = [], []
+    return LookupTables(
+        rows, widths, first_rows, first_elements, shares, skews, total_rows, elements
+    )
 
 
 @dataclass(frozen=True)

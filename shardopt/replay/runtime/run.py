@@ -119,7 +119,7 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
 def _check(replay: Replay, together: bool) -> None:
     """Before any rank fills its tensors: something runs, and has place in the memory there is."""
     host, own = platform.node(), needed_bytes(replay.mine, replay.counted)
-    told = {"host": host, "needed": own, "ran": len(replay.counted)}
+    told: dict[str, Any] = {"host": host, "needed": own, "ran": len(replay.counted)}
     every = gather(told) if together else [told]
     if replay.ran and not any(of["ran"] for of in every):
         known = {replay.calls[at]["op"] for at in replay.ran}

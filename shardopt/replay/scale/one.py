@@ -55,8 +55,8 @@ def scale_alone(program: RankProgram, times: int, given: int | None = None) -> R
     Raises:
         InputError: the trace does not tell which sizes are the batch's; lists the ops.
     """
-    program = name_transposes(program)
     samples = samples_of(program, given)
+    program = name_transposes(program, samples)
     try:
         walk = walk_program(program, samples)
     except UndecidedError as error:
@@ -89,8 +89,8 @@ def scale_alone(program: RankProgram, times: int, given: int | None = None) -> R
     return check_scaled(program, replace(program, calls=calls, made=made))
 
 
-def name_transposes(program: RankProgram) -> RankProgram:
-    """The program with numbers of their own for transposes of square matrices.
+def name_transposes(program: RankProgram, samples: int) -> RankProgram:
+    """The program with numbers of their own for transposes of matrices of samples by samples.
 
     Traces without strides do not tell the transpose of a square matrix from the matrix, and where
     the batch is as large as a width, a gradient of both is square. The next op that reads the
@@ -107,9 +107,9 @@ def name_transposes(program: RankProgram) -> RankProgram:
             call = calls[at] = replace(reader, outputs=call.outputs, frees=(*call.frees, last))
         first = call.arguments[0] if call.arguments else None
         if call.op in TRANSPOSES and isinstance(first, Slot) and not call.gives():
-            spec = specs[first.number]
-            square = len(spec.shape) == 2 and spec.shape[0] == spec.shape[1]
-            if square and spec.strides == call.specs[0].strides:
+            spec = specs.get(first.number)
+            square = spec is not None and spec.shape == (samples, samples)
+            if square and spec.strides == call.specs[0].strides == (samples, 1):
                 pending[first.number] = at
     return replace(program, calls=calls)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
@@ -152,30 +152,64 @@ EXCHANGES = ("alltoall", "reduce_scatter", "_reduce_scatter", "allgather", "_all
 class SparseSlice:
     """The sparse part of one rank's program.
 
-    `calls` are its places, `lookups` those of the lookups among them.
+    `calls` are its places, `lookups` those of the lookups among them. Of each call, `needs` are the
+    calls whose results it takes, `users` the reverse, `writes` the memories that it writes in
+    place. `memory` names the memory that a tensor lies in, the same for views of it, and `touched`
+    are the calls that take or give a memory.
 
     Args:
         also: places of collectives that are of the sparse part because other ranks' are.
     """
 
     def __init__(self, program: RankProgram, also: Iterable[int] = ()) -> None:
-        self.program, self.flow = program, flow_of(program)
-        self.also = set(also)
+        self.program, self.specs = program, program.specs()
         calls = program.calls
+        self.needs: list[set[int]] = []
+        self.users: list[set[int]] = [set() for _ in calls]
+        self.writes: list[set[Any]] = []
+        self.memory: dict[int, Any] = {n: ("made", of.storage) for n, of in program.made.items()}
+        self.touched: dict[Any, set[int]] = defaultdict(set)
+        self._follow()
         self.lookups = {at for at, call in enumerate(calls) if _is_forward(call)}
         self.backward = {at for at, call in enumerate(calls) if _is_backward(call)}
         self.exchanges = {at for at, call in enumerate(calls) if _is_exchange(call)}
         ids = {at for at in self.exchanges if self._whole(at)}
-        self.ends = self.lookups | ids | self.also
+        self.ends = self.lookups | ids | set(also)
         self.calls = self._of_ids() | self.ends | self.backward
         self.calls |= self._results()
         self.calls |= self._gradients()
         self.calls |= self._buffers()
 
+    def _follow(self) -> None:
+        """Follow the tensors from start to end."""
+        memory = self.memory
+        last: dict[Any, int] = {}
+        viewed: dict[int, int] = {}
+        for at, call in enumerate(self.program.calls):
+            written, whole = _aliases(call)
+            reads = call.reads()
+            needs = {last[memory[n]] for n in reads if memory.get(n) in last}
+            needs |= {viewed[n] for n in reads if n in viewed}
+            writes = {memory[n] for n in written if n in memory}
+            for number in call.gives():
+                if whole:
+                    memory[number] = memory.get(whole[0], ("given", whole[0]))
+                    viewed[number] = at
+                else:
+                    memory[number] = ("given", number)
+                    last[memory[number]] = at
+            last |= dict.fromkeys(writes, at)
+            for name in {memory[n] for n in (*reads, *call.gives()) if n in memory}:
+                self.touched[name].add(at)
+            for need in needs:
+                self.users[need].add(at)
+            self.needs.append(needs)
+            self.writes.append(writes)
+
     def _of_ids(self) -> set[int]:
         """What distributes ids: it only feeds lookups, or no one outside knows its tensors."""
-        flow, calls = self.flow, self.program.calls
-        feeding = _closure(self.ends, flow.needs, lambda at: not calls[at].is_collective)
+        calls = self.program.calls
+        feeding = _closure(self.ends, self.needs, lambda at: not calls[at].is_collective)
         feeding -= self.backward
         # from here to there: counters of the dense part are whole numbers, too
         span = sorted(feeding | self.ends)
@@ -184,7 +218,7 @@ class SparseSlice:
             for at in range(*((span[0], span[-1]) if span else (0,)))
             if self._whole(at) and not calls[at].is_collective
         }
-        for at, needs in enumerate(flow.needs):
+        for at, needs in enumerate(self.needs):
             if needs and needs <= found - self.lookups and self._made_whole(at):
                 found.add(at)
         while True:
@@ -192,7 +226,7 @@ class SparseSlice:
             gone = {
                 at
                 for at in found - self.ends
-                if not flow.users[at] <= inside | self.backward
+                if not self.users[at] <= inside | self.backward
                 or (at not in feeding and not self._alone(at, inside))
             }
             if not gone:
@@ -202,15 +236,15 @@ class SparseSlice:
     def _alone(self, at: int, inside: set[int]) -> bool:
         """Whether no call outside takes or gives any memory that a call takes or gives."""
         call = self.program.calls[at]
-        names = {self.flow.memory.get(n) for n in (*call.reads(), *call.gives())}
-        return all(self.flow.touched[name] <= inside | self.backward for name in names)
+        names = {self.memory.get(n) for n in (*call.reads(), *call.gives())}
+        return all(self.touched[name] <= inside | self.backward for name in names)
 
     def _results(self) -> set[int]:
         """From the lookups to the collectives that return their results."""
-        flow, calls = self.flow, self.program.calls
+        calls = self.program.calls
         reached = set(self.lookups)
         last: set[int] = set()
-        for at, needs in enumerate(flow.needs):
+        for at, needs in enumerate(self.needs):
             own = needs & (reached - last)
             rest = all(n in self.calls or _is_new(calls[n]) for n in needs - own)
             if at in self.calls or not own or not rest:
@@ -219,21 +253,21 @@ class SparseSlice:
                 last.add(at)
             elif not any(n in self.program.made for n in calls[at].reads()):
                 reached.add(at)
-        before = _closure(last, flow.needs, lambda at: at in reached)
+        before = _closure(last, self.needs, lambda at: at in reached)
         return before | last
 
     def _gradients(self) -> set[int]:
         """From the first collective of the lookups' gradients to their backward ops."""
-        flow, calls = self.flow, self.program.calls
+        calls = self.program.calls
         found: set[int] = set()
         for at in reversed(range(len(calls))):
-            ahead = flow.users[at] & (found | self.backward)
-            if at in self.calls or not ahead or not flow.users[at] <= found | self.calls:
+            ahead = self.users[at] & (found | self.backward)
+            if at in self.calls or not ahead or not self.users[at] <= found | self.calls:
                 continue
             if not all(user in self.exchanges for user in ahead):
                 found.add(at)
         first = found & self.exchanges
-        after = _closure(first, flow.users, lambda at: at in found)
+        after = _closure(first, self.users, lambda at: at in found)
         return first | after
 
     def _buffers(self) -> set[int]:
@@ -241,7 +275,7 @@ class SparseSlice:
         return {
             at
             for at, call in enumerate(self.program.calls)
-            if _is_new(call) and self.flow.users[at] and self.flow.users[at] <= self.calls
+            if _is_new(call) and self.users[at] and self.users[at] <= self.calls
         }
 
     def problems(self) -> Iterable[str]:
@@ -256,7 +290,7 @@ class SparseSlice:
             )
         own = {("given", n) for at in self.calls for n in calls[at].gives()}
         for at in sorted(self.calls):
-            if any(name[0] == "given" and name not in own for name in self.flow.writes[at]):
+            if any(name[0] == "given" and name not in own for name in self.writes[at]):
                 yield f"{calls[at].op} writes a tensor that the dense part gives"
 
     def _nth(self, at: int) -> int:
@@ -265,7 +299,7 @@ class SparseSlice:
     def _whole(self, at: int) -> bool:
         """Whether a call knows tensors of whole numbers alone, at least one."""
         call = self.program.calls[at]
-        known = (self.flow.specs.get(n) for n in (*call.reads(), *call.gives()))
+        known = (self.specs.get(n) for n in (*call.reads(), *call.gives()))
         types = ["" if spec is None else spec.dtype for spec in known]
         types += [spec.dtype for spec in call.specs if isinstance(spec, TensorSpec)]
         return bool(types) and all(dtype in WHOLE for dtype in types)
@@ -304,58 +338,6 @@ def _is_new(call: Call) -> bool:
 
 def _is_exchange(call: Call) -> bool:
     return call.is_collective and call.collective.startswith(EXCHANGES)
-
-
-@dataclass(frozen=True)
-class Flow:
-    """What depends on what in a program, by the places of its calls.
-
-    Args:
-        needs: of each call, the calls whose results it takes.
-        users: the reverse.
-        specs: of all tensors that the program says, by number.
-        memory: number -> a name of the memory that it lies in, the same for views of it.
-        touched: name of a memory -> the calls that take or give it.
-        writes: of each call, the memories that it writes in place.
-    """
-
-    needs: list[set[int]]
-    users: list[set[int]]
-    specs: dict[int, TensorSpec]
-    memory: dict[int, Any]
-    touched: dict[Any, set[int]]
-    writes: list[set[Any]]
-
-
-def flow_of(program: RankProgram) -> Flow:
-    """Follow the tensors of a program from start to end."""
-    specs = program.specs()
-    memory: dict[int, Any] = {n: ("made", spec.storage) for n, spec in program.made.items()}
-    flow = Flow([], [set() for _ in program.calls], specs, memory, defaultdict(set), [])
-    last: dict[Any, int] = {}
-    viewed: dict[int, int] = {}
-    for at, call in enumerate(program.calls):
-        written, whole = _aliases(call)
-        reads = call.reads()
-        needs = {last[memory[n]] for n in reads if memory.get(n) in last}
-        needs |= {viewed[n] for n in reads if n in viewed}
-        writes = {memory[n] for n in written if n in memory}
-        for number in call.gives():
-            if whole:
-                memory[number] = memory.get(whole[0], ("given", whole[0]))
-                viewed[number] = at
-            else:
-                memory[number] = ("given", number)
-                last[memory[number]] = at
-        for name in writes:
-            last[name] = at
-        for name in {memory[n] for n in (*reads, *call.gives()) if n in memory}:
-            flow.touched[name].add(at)
-        for need in needs:
-            flow.users[need].add(at)
-        flow.needs.append(needs)
-        flow.writes.append(writes)
-    return flow
 
 
 def _aliases(call: Call) -> tuple[list[int], list[int]]:
