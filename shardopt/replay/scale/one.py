@@ -97,6 +97,7 @@ def name_transposes(program: RankProgram, samples: int) -> RankProgram:
     """
     specs, calls = program.specs(), list(program.calls)
     last = max(program.numbers(), default=0)
+    square = ((samples, samples), (samples, 1))
     pending: dict[int, int] = {}
     for at, call in enumerate(calls):
         for number in pending.keys() & call.reads():
@@ -106,9 +107,8 @@ def name_transposes(program: RankProgram, samples: int) -> RankProgram:
             call = calls[at] = replace(reader, outputs=call.outputs, frees=(*call.frees, last))
         first = call.arguments[0] if call.arguments else None
         if call.op in TRANSPOSES and isinstance(first, Slot) and not call.gives():
-            spec = specs.get(first.number)
-            square = spec is not None and spec.shape == (samples, samples)
-            if square and spec.strides == call.specs[0].strides == (samples, 1):
+            both = (specs.get(first.number), call.specs[0])
+            if all(of and (of.shape, of.strides) == square for of in both):
                 pending[first.number] = at
     return replace(program, calls=calls)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,39 +88,6 @@ def test_a_python_number_in_memory_of_before_opens_nothing(kind: str) -> None:
         9, "aten::mul_", [tensor(1, 2), tensor(7, 6, (), kind)], [tensor(1, 2)], schema=MUL
     )
     assert composite(hidden, reads=numbered) == [MADE, "aten::mul_"]
-
-
-def test_reused_memory_in_a_captured_trace(traces: Path, tmp_path: Path) -> None:
-    """An embedding bag frees whole numbers of no dimension, whose memory Adam's numbers get."""
-    pytest.importorskip("torch")
-    from tests.shardopt.replay.captured import program
-
-    data = json.loads((traces / "rank0.et.json").read_text())
-    nodes = sorted(data["nodes"], key=lambda node: node["id"])
-    bag = next(n["id"] for n in nodes if n["name"] == "aten::_embedding_bag")
-    scalar = next(n for n in nodes if n["ctrl_deps"] == bag and n["name"] == "aten::empty_like")
-    storage = scalar["outputs"]["values"][0][1]
-    made = {v[1] for n in nodes for v in n["outputs"]["values"] if isinstance(v, list) and v[5:]}
-    changed = 0
-
-    def number(value: Any, kind: str, shape: list[int]) -> bool:
-        plain = kind in ("Tensor(double)", "Tensor(long int)") and not shape
-        return plain and value[1] not in made
-
-    for node in nodes:
-        values, kinds, shapes = (node["inputs"][k] for k in ("values", "types", "shapes"))
-        for value, kind, shape in zip(values, kinds, shapes, strict=True):
-            if node["id"] > scalar["id"] and number(value, kind, shape):
-                value[1] = storage
-                changed += 1
-    assert changed > 20
-    (tmp_path / "rank0.et.json").write_text(json.dumps(data))
-    before, after = program(traces), program(tmp_path)
-    assert [c.op for c in after.calls] == [c.op for c in before.calls]
-    assert [(c.arguments, c.outputs, c.frees) for c in after.calls] == [
-        (c.arguments, c.outputs, c.frees) for c in before.calls
-    ]
-    assert (after.made, after.fills) == (before.made, before.fills)
 
 
 GLOO = note(90, "gloo:all_reduce", scope=0)
