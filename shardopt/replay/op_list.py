@@ -125,7 +125,9 @@ class _Listing(Recorder):
         if at in self.lookups:
             kind, sizes = call.name, self.lookups[at].sizes
         elif "::" in call.name:
-            kind, sizes = call.name, (_elements(call.outputs), _elements(call.inputs))
+            # kernel models of lookups go by tables: without them there is none
+            kind = f"unsplit {call.name}" if is_lookup(call.name) else call.name
+            sizes = (_elements(call.outputs), _elements(call.inputs))
         return kind, sizes, reuse
 
     def _place(self, target: Any, of: Any) -> None:
