@@ -20,14 +20,9 @@ from typing import Any
 from lab.replay.op_fit import CapturedStep, fit_models
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
-from predictor.iteration.op_graph import (
-    CallGroup,
-    CollectiveStart,
-    CollectiveWait,
-    Event,
-    RankCalls,
-)
+from predictor.iteration.op_graph import CallGroup, CollectiveWait, RankCalls
 from shardopt.measure.store import Fields, RowKind, read_rows, write_rows
+from shardopt.replay.predict import events_of
 
 FILE = "calls.jsonl"
 FIT, TEST = "fit", "test"
@@ -92,14 +87,13 @@ def _rank_object(rank: RankCalls) -> dict[str, Any]:
         [c.segment, c.op, c.count, _round(c.us), _round(c.ms), list(map(_row_object, c.rows))]
         for c in rank.calls
     ]
-    events = list(map(_event_object, rank.events))
+    events = [
+        {"waits_for": event.start}
+        if isinstance(event, CollectiveWait)
+        else {"kind": event.kind, "bytes": event.bytes, "group": event.group}
+        for event in rank.events
+    ]
     return {"events": events, "left_out": rank.left_out, "calls": calls}
-
-
-def _event_object(event: Event) -> dict[str, Any]:
-    if isinstance(event, CollectiveWait):
-        return {"waits_for": event.start}
-    return {"kind": event.kind, "bytes": event.bytes, "group": event.group}
 
 
 def _row_object(row: OpRow) -> list[Any]:
@@ -123,13 +117,7 @@ def _parse_rank(of: Mapping[str, Any]) -> RankCalls:
         if not all(math.isfinite(value or 0.0) for value in (call.us, call.ms)):
             raise ValueError(f"a time of {call.op} is not a number")
     left_out = tuple((str(op), us) for op, us in of["left_out"])
-    return RankCalls(calls, tuple(map(_parse_event, of["events"])), left_out)
-
-
-def _parse_event(of: Mapping[str, Any]) -> Event:
-    if "kind" not in of:
-        return CollectiveWait(int(of["waits_for"]))
-    return CollectiveStart(str(of["kind"]), int(of["bytes"]), tuple(map(int, of["group"])))
+    return RankCalls(calls, events_of(of["events"]), left_out)
 
 
 def _parse_row(of: Sequence[Any], count: int) -> OpRow:

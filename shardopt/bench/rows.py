@@ -15,7 +15,7 @@ History of the format, which `SCHEMA` names:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,13 @@ from shardopt.ranks.realtime import Runtime
 SCHEMA = "shardopt.bench-rows/1"
 _TIMES = ("lead_ms", "ranks_ms", "reference_ms")
 _ROUNDED = (*_TIMES, "ms")
-_ROUND_KEYS = ("round", "session", "at", "load", "other_cores", "order", *_TIMES)
 _HEAD = ("schema", "model", "settings")
-_LISTS = ("plans", "sessions", "rounds")
+_PARTS = {
+    "plans": ("name", "plan"),
+    "sessions": ("environment", "started", "load", "warmup"),
+    "rounds": ("round", "session", "at", "load", "other_cores", "order", *_TIMES),
+}
+"""Lists of the file, and what each of their entries has."""
 MOST = 1e12
 """Above any load, and any milliseconds: 30 years."""
 
@@ -67,7 +71,7 @@ def write_rows(path: Path, rows: BenchRows) -> None:
     """Replace the file by one with all rows; it never holds half of them."""
     head = {"schema": SCHEMA, "model": rows.model, "settings": rows.settings}
     parts = [f" {json.dumps(key)}: {_line(value)}" for key, value in head.items()]
-    for key in _LISTS:
+    for key in _PARTS:
         entries = ",\n".join(f"  {_line(entry)}" for entry in getattr(rows, key))
         parts.append(f" {json.dumps(key)}: [\n{entries}\n ]" if entries else f' "{key}": []')
     atomic_write_text(path, "{\n" + ",\n".join(parts) + "\n}\n", update=True)
@@ -105,38 +109,37 @@ def read_rows(path: Path) -> BenchRows:
     Raises:
         InputError: it is not JSON, of another schema, or a part is missing; names the line.
     """
-    kinds = {**dict.fromkeys(_HEAD[1:], dict), **dict.fromkeys(_LISTS, list)}
+    kinds = {**dict.fromkeys(_HEAD[1:], dict), **dict.fromkeys(_PARTS, list)}
     file = read_json(path, "rows file", SCHEMA, kinds, "restore the file, or measure into another")
     rows = BenchRows(**{key: file.data[key] for key in kinds})
     rows.settings.setdefault("runtime", Runtime.TUNED.value)
-    checks: dict[str, Callable[[object, int], str | None]] = {
-        "plans": lambda entry, _: _plan_problem(entry),
-        "sessions": lambda entry, _: _session_problem(entry),
-        "rounds": lambda entry, index: _round_problem(entry, rows, index),
-    }
-    for key, check in checks.items():  # rounds are checked against the plans
+    for key in _PARTS:  # rounds are checked against the plans
         for index, entry in enumerate(getattr(rows, key)):
-            if problem := check(entry, index):
+            if problem := _problem(key, entry, index, rows):
                 file.refuse(problem, key, index)
     return rows
 
 
-def _plan_problem(entry: object) -> str | None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        return "a plan has a 'name'"
-    if not isinstance(plan := entry.get("plan"), dict):
-        return "the 'plan' itself is missing"
-    tables = plan.get("tables", {})
+def _problem(key: str, entry: object, index: int, rows: BenchRows) -> str | None:
+    if not isinstance(entry, dict):
+        return f"one of the {key} is an object, not {type(entry).__name__}"
+    lacks = [name for name in _PARTS[key] if name not in entry]
+    if lacks:
+        return f"'{lacks[0]}' is missing"
+    if key == "plans":
+        return _plan_problem(entry)
+    return _session_problem(entry) if key == "sessions" else _round_problem(entry, rows, index)
+
+
+def _plan_problem(entry: Mapping[str, Any]) -> str | None:
+    if not isinstance(entry["name"], str) or not isinstance(entry["plan"], dict):
+        return "the 'name' is a text, and the 'plan' an object"
+    tables = entry["plan"].get("tables", {})
     whole = isinstance(tables, dict) and all(isinstance(of, dict) for of in tables.values())
     return None if whole else "the tables of the 'plan' are no objects"
 
 
-def _session_problem(entry: object) -> str | None:
-    if not isinstance(entry, dict):
-        return f"a session is an object, not {type(entry).__name__}"
-    lacks = [key for key in ("environment", "started", "load", "warmup") if key not in entry]
-    if lacks:
-        return f"'{lacks[0]}' is missing"
+def _session_problem(entry: Mapping[str, Any]) -> str | None:
     if not _is_number(entry["load"]):
         return f"load is {entry['load']!r}, no number"
     warmup = entry["warmup"]
@@ -144,12 +147,7 @@ def _session_problem(entry: object) -> str | None:
     return None if whole else "warmup does not say its 'rounds' and whether they 'settled'"
 
 
-def _round_problem(entry: object, rows: BenchRows, index: int) -> str | None:
-    if not isinstance(entry, dict):
-        return f"a round is an object, not {type(entry).__name__}"
-    lacks = [key for key in _ROUND_KEYS if key not in entry]
-    if lacks:
-        return f"'{lacks[0]}' is missing"
+def _round_problem(entry: Mapping[str, Any], rows: BenchRows, index: int) -> str | None:
     if entry["round"] != index:
         return f"round is {entry['round']!r}, but {index} is next"
     if not (isinstance(entry["session"], int) and 0 <= entry["session"] < len(rows.sessions)):

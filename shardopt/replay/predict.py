@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,7 @@ from predictor.iteration.op_graph import (
     CallGroup,
     CollectiveStart,
     CollectiveWait,
+    Event,
     RankCalls,
     RankTimes,
     op_graph,
@@ -168,14 +169,18 @@ def group_calls(of: Mapping[str, Any], calls_us: Sequence[float] | None = None) 
         one = CallGroup(segment, op, rows, 1, us, ms)
         key = (segment, op, tuple((row.kind, row.sizes) for row in rows), us is None)
         found[key] = _add(found[key], one) if key in found else one
-    events = tuple(
-        CollectiveStart(event["kind"], event["bytes"], tuple(event["group"]))
-        if "kind" in event
-        else CollectiveWait(event["waits_for"])
-        for event in of["events"]
-    )
     left_out = tuple((op, us) for op, us in of["left_out"])
-    return RankCalls(tuple(found.values()), events, left_out)
+    return RankCalls(tuple(found.values()), events_of(of["events"]), left_out)
+
+
+def events_of(listed: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Collectives, and the waits for them, as `shardopt.replay.op_list` lists them."""
+    return tuple(
+        CollectiveStart(str(event["kind"]), int(event["bytes"]), tuple(map(int, event["group"])))
+        if "kind" in event
+        else CollectiveWait(int(event["waits_for"]))
+        for event in listed
+    )
 
 
 def _add(first: CallGroup, second: CallGroup) -> CallGroup:

@@ -87,7 +87,9 @@ class Arguments:
         for parameter, given in zip(schema.parameters, inputs, strict=False):
             host = parameter.name == on_host or not self.on_gpu
             if given.kind == "tensor":
-                made.append(_tensor(parameter, given, host))
+                shape, strides = given.shapes[0], given.strides[0]
+                number = parameter.name in NUMBERS and given.dtype in PYTHON and not shape
+                made.append(one_tensor(shape, strides, given.dtype, host or number))
             elif given.kind == "tensors":
                 guesses[given.kind] += 1
                 made.append(self._tensors(schema, parameter, given, inputs, host))
@@ -141,13 +143,6 @@ class Arguments:
         return other or (votes.most_common(1)[0][0] if votes else "float")
 
 
-def _tensor(parameter: Parameter, given: Input, host: bool) -> Argument:
-    shape, strides = given.shapes[0], given.strides[0]
-    number = parameter.name in NUMBERS and given.dtype in PYTHON and not shape
-    made = tensor_of(shape, given.dtype, host or number)
-    return Argument(made, shape, f"Tensor({given.dtype})", strides)
-
-
 def _fill_in(parameter: Parameter, given: Input, has_values: bool) -> Value:
     """What stands for a value that nothing tells."""
     base, default = parameter.base, parameter.default
@@ -171,8 +166,14 @@ def _fill_in(parameter: Parameter, given: Input, has_values: bool) -> Value:
     )
 
 
-def tensor_of(shape: Sequence[int], dtype: str, host: bool) -> Tensor:
-    """A tensor that is in no memory yet."""
+def one_tensor(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, host: bool
+) -> Argument:
+    """A tensor that is in no memory yet, as an execution trace has it."""
+    return Argument(_tensor(shape, dtype, host), shape, f"Tensor({dtype})", strides)
+
+
+def _tensor(shape: Sequence[int], dtype: str, host: bool) -> Tensor:
     return Tensor(1, 1, 0, prod(shape), BYTES.get(ITEMS[dtype], 1), HOST if host else DEVICE)
 
 
@@ -184,7 +185,7 @@ def tensor_list(
 ) -> Argument:
     """A list of tensors as an execution trace has it; one of no type is not defined."""
     pairs = zip(shapes, types, strict=True)
-    values = tuple(tensor_of(shape, dtype, host) if dtype else None for shape, dtype in pairs)
+    values = tuple(_tensor(shape, dtype, host) if dtype else None for shape, dtype in pairs)
     kinds = ",".join(f"Tensor({dtype})" if dtype else "None" for dtype in types)
     return Argument(values, tuple(shapes), f"GenericList[{kinds}]", tuple(strides))
 

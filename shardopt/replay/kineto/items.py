@@ -18,7 +18,7 @@ from typing import Any
 from predictor.trace.comms import MAX_RANKS, collective_kind, info_of_args, int_list
 from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.execution import WAITS, Argument
-from shardopt.replay.kineto.arguments import Arguments, tensor_list, tensor_of
+from shardopt.replay.kineto.arguments import Arguments, one_tensor, tensor_list
 from shardopt.replay.kineto.inputs import (
     MAX_ELEMENTS,
     Autograd,
@@ -123,8 +123,7 @@ class Reader:
         if lookups:
             forward = self.forward_of[id(span)] = lookups.pop()
             dtype = next((of for of in span.event.dtypes or () if of in ITEMS), "float")
-            tensor = tensor_of(shape, dtype, not self.on_gpu)
-            gradient = Argument(tensor, shape, f"Tensor({dtype})", contiguous(shape))
+            gradient = one_tensor(shape, contiguous(shape), dtype, not self.on_gpu)
             self.gradients[id(forward)] = gradient
 
     def items(self, span: Span, within: Autograd | None = None) -> list[Item]:
@@ -469,6 +468,5 @@ def _tensors(
     if dtype not in ITEMS:
         raise UnwritableError("a tensor of a type that is not known")
     if parameter.type == "Tensor":
-        made = tensor_of(shapes[0], dtype, False)
-        return Argument(made, shapes[0], f"Tensor({dtype})", strides[0])
+        return one_tensor(shapes[0], strides[0], dtype, False)
     return tensor_list(shapes, strides, [dtype] * len(shapes), False)

@@ -121,5 +121,5 @@ def test_a_plan_without_a_name_is_found_before_its_rounds(tmp_path: Path) -> Non
     data = json.loads(path.read_text())
     del data["plans"][0]["name"]
     path.write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"plans\[0\]: a plan has a 'name'"):
+    with pytest.raises(InputError, match=r"plans\[0\]: 'name' is missing"):
         read_rows(path)
