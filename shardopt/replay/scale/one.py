@@ -66,13 +66,12 @@ def scale_alone(program: RankProgram, times: int, given: int | None = None) -> R
         return growth.at(term, times) if isinstance(term, torch.SymInt) else term
 
     def shaped(spec: TensorSpec | None, shape: Any) -> TensorSpec | None:
-        known = spec is not None and shape is not None
-        return restride(spec, nested(sized, shape)) if spec and known else spec
+        if spec is None or shape is None:
+            return spec
+        return restride(spec, nested(sized, shape))
 
-    olds, news = (
-        program.specs(),
-        place_storages(program.made, nested(sized, (*walk.made.values(),))),
-    )
+    olds = program.specs()
+    news = place_storages(program.made, nested(sized, tuple(walk.made.values())))
     made, calls = dict(news), []
     for call, walked, shapes in zip(program.calls, walk.calls, walk.outputs, strict=True):
         specs = nested(shaped, call.specs, (*shapes, *[None] * (len(call.specs) - len(shapes))))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.trace.execution import Argument
-from shardopt.replay.program.tensors import Tensors, TensorUse, View, contiguous, tensors_of
+from shardopt.replay.program.tensors import Tensors, TensorUse, View, tensors_of
 from tests.shardopt.replay.nodes import plain, tensor
 
 
@@ -83,15 +83,6 @@ def test_lists_keep_the_place_of_what_is_no_tensor() -> None:
         ((), "int64"),
     ]
     assert tensors_of(plain(3)) == [None]
-
-
-@given(st.lists(st.integers(0, 5), max_size=4))
-def test_contiguous_strides(shape: list[int]) -> None:
-    strides = contiguous(shape)
-    assert len(strides) == len(shape)
-    for i, step in enumerate(strides[:-1]):
-        assert step == strides[i + 1] * max(shape[i + 1], 1)
-    assert not shape or strides[-1] == 1
 
 
 @dataclass
