@@ -37,24 +37,6 @@ class CommandError(ShardoptError):
 
 
 @dataclass(frozen=True)
-class ComparisonSettings:
-    """What is measured.
-
-    Args:
-        words: of the `shardopt plan` command that does the same search.
-        effort, time_limit_s: of the search's `Stop`.
-        repeat: rounds, >= 1.
-    """
-
-    problem: Problem
-    words: Sequence[str]
-    seed: int = 0
-    effort: float = 1.0
-    time_limit_s: float | None = None
-    repeat: int = 3
-
-
-@dataclass(frozen=True)
 class Answer:
     """One planner's plan, and its prediction by shardopt; both None where there is no plan."""
 
@@ -90,9 +72,17 @@ class Comparison:
 
 
 def compare(
-    settings: ComparisonSettings, on_start: Callable[[str, int], None] = lambda name, round_: None
+    problem: Problem,
+    words: Sequence[str],
+    stop: Callable[[], Stop],
+    seed: int,
+    rounds: int,
+    on_start: Callable[[str, int], None],
 ) -> Comparison:
     """Run both planners and the command, alternating.
+
+    Args:
+        words: of the `shardopt plan` command that does the same search.
 
     Raises:
         InfeasibleError: shardopt finds no plan that fits.
@@ -101,7 +91,6 @@ def compare(
         CallError: TorchRec's planner did.
         MissingPackageError: TorchRec is not installed.
     """
-    problem = settings.problem
     server = CallServer(["shardopt.training.torchrec_planner"])
     # what TorchRec cannot build is said before time is spent
     server.call(None, _build, problem.workload)
@@ -111,8 +100,7 @@ def compare(
 
     def search() -> float:
         start = time.perf_counter()
-        stop = Stop(effort=settings.effort, time_limit_s=settings.time_limit_s)
-        results.append(solve(problem, stop, settings.seed))
+        results.append(solve(problem, stop(), seed))
         return time.perf_counter() - start
 
     def torchrec() -> float:
@@ -120,8 +108,8 @@ def compare(
         answers.append(server.call(None, ask_torchrec, *inputs))
         return answers[-1].seconds
 
-    calls = {SEARCH: search, COMMAND: lambda: _time_command(settings.words), TORCHREC: torchrec}
-    times = interleave(calls, settings.repeat, on_start)
+    calls = {SEARCH: search, COMMAND: lambda: _time_command(words), TORCHREC: torchrec}
+    times = interleave(calls, rounds, on_start)
     ours, theirs = (_answer(problem, plan) for plan in (results[-1].best.plan, answers[-1].plan))
     return Comparison(times, results[-1], ours, theirs, answers[-1].rating_ms, where)
 

@@ -36,7 +36,7 @@ def search(
     setting = resolve(model, machine)
 
     # torch, torchrec and the solvers, once the input is known to be good
-    from shardopt.bench.planners import ComparisonSettings, compare
+    from shardopt.bench.planners import compare
     from shardopt.report.bench.planners import bench_object, show_bench, show_headline
     from shardopt.report.console import make_console
     from shardopt.report.prediction import show_setting
@@ -47,10 +47,14 @@ def search(
     for name, value in options.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    settings = ComparisonSettings(setting.problem(), words, seed, effort, time_limit, repeat)
     note(setting.notes, quiet=quiet)
     found = compare(
-        settings, lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet)
+        setting.problem(),
+        words,
+        lambda: Stop(effort, time_limit),
+        seed,
+        repeat,
+        lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet),
     )
     if json:
         head = {**setting.facts(), "seed": seed, "effort": effort, "repeat": repeat}
