@@ -43,6 +43,19 @@ def _places(value: object) -> object:
     raise refuse(value, "give the host's part of each level, such as {rail: a}")
 
 
+def _hosts(value: object) -> object:
+    """So many alike, or a list of names or mappings."""
+    if isinstance(value, list):
+        return [{"name": item} if isinstance(item, str) else item for item in value]
+    count = as_number(value)
+    if count is None or count != int(count) or not 1 <= count <= MOST_RANKS:
+        raise refuse(
+            value,
+            f"give the number of hosts, at least 1 and at most {MOST_RANKS}, or a list of hosts",
+        )
+    return [{"name": f"{number}"} for number in range(int(count))]
+
+
 class HostSection(Section):
     """One host of a list: its profile if the file's own does not hold, and the part of each level
     that it is in."""
@@ -71,19 +84,19 @@ class FabricSection(Section):
 
 
 class ClusterSection(Section):
-    """The keys of a cluster file."""
-
     schema_: SchemaVersion = Field(
         alias="schema", description="the version of this file format: 'schema: 1'"
     )
     name: Name | None = None
-    hosts: Any = Field(description="the number of hosts, or a list of them")
+    hosts: Annotated[list[HostSection], BeforeValidator(_hosts), Field(min_length=1)] = Field(
+        description="the number of hosts, or a list of them"
+    )
     ranks_per_host: Ranks = Field(description="the number of ranks (GPUs) of a host")
     nvlink_domain: Ranks | None = None
     nics_per_host: Ranks | None = None
     hardware: Name | None = None
     network: FabricSection | None = None
-    levels: Any = None
+    levels: list[LevelSection] = Field(default=[], min_length=1, max_length=MOST_LEVELS)
     hbm_gib: Any = None
     ddr_gib: Any = None
 
@@ -119,7 +132,6 @@ class ClusterConfig:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self.hosts * self.ranks_per_host
 
     def joined(self, hardware: HardwareProfile) -> HardwareProfile:
@@ -149,10 +161,9 @@ def load_cluster(path: str | Path) -> ClusterConfig:
             f"{path}:1: got {shown(raw)}; a cluster file is a mapping that starts with 'schema: 1'"
         )
     section = check(ClusterSection, raw, (), problems)
-    hosts = _hosts(raw["hosts"], problems) if raw.get("hosts") is not None else []
-    levels = _levels(raw["levels"], problems) if raw.get("levels") is not None else []
-    local = section.ranks_per_host if section else 0
-    ranks = len(hosts) * local
+    ranks = len(section.hosts) * section.ranks_per_host if section else 0
+    if section is not None:
+        _check_lists(section, problems)
     if ranks > MOST_RANKS:
         problems.add(("hosts",), f"hosts x ranks_per_host is {ranks}; at most {MOST_RANKS} ranks")
         ranks = 0
@@ -160,9 +171,10 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     ddr = _caps(raw.get("ddr_gib"), "ddr_gib", ranks, problems)
     problems.raise_if_any()
     assert section is not None
-    domain = _domain(section, levels, ranks, problems)
+    hosts, levels, local = section.hosts, section.levels, section.ranks_per_host
+    domain = _domain(section, ranks, problems)
     shared = max(1.0, local / (section.nics_per_host or local))
-    if shared > 1 and len(hosts) * local > domain and all(of.link == "nvlink" for of in levels):
+    if shared > 1 and ranks > domain and all(of.link == "nvlink" for of in levels):
         levels = [*levels, LevelSection(name="hosts")]
     network = _network_levels(levels, hosts, local, domain, shared, problems)
 
@@ -175,13 +187,9 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     mixed: tuple[str, ...] = ()
     if any(host.hardware is not None for host in hosts):
         mixed = tuple(profile_of(host.hardware) or own or "" for host in hosts)
-    for number, name in enumerate(mixed):
-        if not name:
-            problems.add(
-                ("hosts", number),
-                "other hosts name their hardware; name this one's, or one for the file",
-            )
-    problems.raise_if_any()
+    if "" in mixed:
+        what = "other hosts name their hardware; name this one's, or one for the file"
+        problems.fail(("hosts", mixed.index("")), what)
     return ClusterConfig(
         name=section.name or Path(path).stem,
         hosts=len(hosts),
@@ -196,41 +204,15 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     )
 
 
-def _hosts(raw: object, problems: Problems) -> list[HostSection]:
-    """The hosts of a file: so many alike, or a list of names or mappings."""
-    if not isinstance(raw, list):
-        count = as_number(raw)
-        if count is None or count != int(count) or not 1 <= count <= MOST_RANKS:
-            problems.add(
-                ("hosts",),
-                f"got {shown(raw)}; give the number of hosts, at least 1 and at most {MOST_RANKS}, "
-                "or a list of hosts",
-            )
-            return []
-        return [HostSection(name="any")] * int(count)
-    found: dict[str, HostSection] = {}
-    for number, item in enumerate(raw):
-        given = {"name": item} if isinstance(item, str) else item
-        host = check(HostSection, given, ("hosts", number), problems)
-        if host is not None and host.name in found:
+def _check_lists(section: ClusterSection, problems: Problems) -> None:
+    """Record what is wrong between the keys of a host or a level, and between several."""
+    hosts, names = set[str](), [level.name for level in section.levels]
+    for number, host in enumerate(section.hosts):
+        if host.name in hosts:
             problems.add(("hosts", number), f"host '{host.name}' is there twice")
-        if host is not None:
-            found[host.name] = host
-    if not raw:
-        problems.add(("hosts",), "got an empty list; give at least one host")
-    return list(found.values())
-
-
-def _levels(raw: object, problems: Problems) -> list[LevelSection]:
-    """The levels of a file, the innermost first; the first may be NVLink."""
-    if not isinstance(raw, list) or not 1 <= len(raw) <= MOST_LEVELS:
-        problems.add(("levels",), f"got {shown(raw)}; it must be a list of 1 to {MOST_LEVELS}")
-        return []
-    found: list[LevelSection] = []
-    for i, item in enumerate(raw):
-        level, path = check(LevelSection, item, ("levels", i), problems), ("levels", i)
-        if level is None:
-            continue
+        hosts.add(host.name)
+    for i, level in enumerate(section.levels):
+        path = ("levels", i)
         if level.link == "nvlink":
             if i:
                 problems.add((*path, "link"), "only the innermost level can be NVLink")
@@ -241,21 +223,18 @@ def _levels(raw: object, problems: Problems) -> list[LevelSection]:
                     problems.add((*path, key), "NVLink costs what the profile says; leave it out")
         elif level.oversubscription is not None and level.gbit_s is not None:
             problems.add(path, "has oversubscription and gbit_s; give one of them")
-        if level.name in [other.name for other in found]:
+        if level.name in names[:i]:
             problems.add(("levels",), f"'{level.name}' is there twice; rename one")
-        found.append(level)
-    return found
 
 
-def _domain(
-    section: ClusterSection, levels: Sequence[LevelSection], world: int, problems: Problems
-) -> int:
+def _domain(section: ClusterSection, world: int, problems: Problems) -> int:
     """Ranks joined by NVLink, by the rule of `predictor.model.topology.Topology`, checked here to
     name file and line."""
     host, given = section.ranks_per_host, section.nvlink_domain
-    size = levels[0].size if levels and levels[0].link == "nvlink" else None
-    if given is not None and size is not None and given != size:
-        problems.fail(("nvlink_domain",), f"got {given}, but level '{levels[0].name}' has {size}")
+    inner = next((level for level in section.levels if level.link == "nvlink"), None)
+    size = inner.size if inner else None
+    if given is not None and inner and given != size:
+        problems.fail(("nvlink_domain",), f"got {given}, but level '{inner.name}' has {size}")
     domain = given or size or host
     if host % domain and (domain % host or world % domain):
         problems.fail(
@@ -346,24 +325,21 @@ def _caps(raw: object, key: str, ranks: int, problems: Problems) -> tuple[int, .
     """GiB per rank as bytes of every rank; a single number holds for all."""
     if raw is None:
         return None
-    if isinstance(raw, list):
-        if ranks and len(raw) != ranks:
-            problems.add((key,), f"got {len(raw)} numbers for {ranks} ranks; give one per rank")
-        caps = [_cap(value, (key, i), problems) for i, value in enumerate(raw)]
-    else:
-        caps = [_cap(raw, (key,), problems)] * (ranks or 1)
-    return tuple(caps)
-
-
-def _cap(value: object, path: tuple[str | int, ...], problems: Problems) -> int:
-    number = as_number(value)
-    # 0 is a cap too: CPU ranks have no device memory, and hosts may have none to spare
-    if number is None or not 0 <= number <= MAX_GIB:
-        problems.add(
-            path, f"got {shown(value)}; it must be GiB per rank, at least 0 and at most {MAX_GIB:g}"
-        )
-        return 0
-    return gib(number)
+    several = isinstance(raw, list)
+    given = raw if isinstance(raw, list) else [raw] * (ranks or 1)
+    if several and ranks and len(given) != ranks:
+        problems.add((key,), f"got {len(given)} numbers for {ranks} ranks; give one per rank")
+    numbers = [as_number(value) for value in given]
+    for i, number in enumerate(numbers):
+        # 0 is a cap too: CPU ranks have no device memory, and hosts may have none to spare
+        if number is None or not 0 <= number <= MAX_GIB:
+            problems.add(
+                (key, i) if several else (key,),
+                f"got {shown(given[i])}; it must be GiB per rank, at least 0 and at most "
+                f"{MAX_GIB:g}",
+            )
+            return None
+    return tuple(gib(number) for number in numbers if number is not None)
 
 
 def hardware_of(cluster: ClusterConfig) -> tuple[str, HardwareProfile] | None:

@@ -123,52 +123,40 @@ def read_host(path: str | Path) -> HostTopology:
             line.
     """
     text = _COLOUR.sub("", decode(read_bytes(path, "output of nvidia-smi"), path))
-    lines = text.splitlines()
-    head, columns = _header(path, lines)
-    gpus = [name for name in columns if _GPU.fullmatch(name)]
-    joined = {gpus[row]: _joined(path, lines, head, row, gpus) for row in range(len(gpus))}
-    names = [match["name"] for line in lines if (match := _NAME.fullmatch(line.strip()))]
-    if len(set(names)) > 1:
+    lines = [line.split() for line in text.splitlines()]
+    heads = (i for i, words in enumerate(lines) if words[:1] == ["GPU0"] and "X" not in words)
+    head = next(heads, None)
+    if head is None:
+        raise InputError(f"{path}: has no line that starts with GPU0 GPU1 ...; {HINT}")
+    gpus = [word for word in lines[head] if _GPU.fullmatch(word)]
+    if len(gpus) > MOST_GPUS or len(set(gpus)) < len(gpus):
+        raise InputError(f"{path}:{head + 1}: got {len(gpus)} GPUs, or one twice; {HINT}")
+    # the GPUs that NVLink joins to each, itself included
+    joined: dict[str, set[str]] = {}
+    for row, gpu in enumerate(gpus):
+        words = lines[head + 1 + row] if head + 1 + row < len(lines) else []
+        cells = words[1 : len(gpus) + 1]
+        if words[:1] != [gpu] or len(cells) < len(gpus) or cells[row] != "X":
+            raise InputError(
+                f"{path}:{head + 2 + row}: got {' '.join(words)[:60]!r}; here the row of {gpu} is "
+                f"due, with a link to each of {len(gpus)} GPUs and an X for itself; {HINT}"
+            )
+        linked = zip(gpus, cells, strict=True)
+        joined[gpu] = {gpu, *(other for other, cell in linked if _NVLINK.fullmatch(cell))}
+    names = {
+        match["name"] for line in text.splitlines() if (match := _NAME.fullmatch(line.strip()))
+    }
+    if len(names) > 1:
         raise InputError(
-            f"{path}: names GPUs of {len(set(names))} kinds ({', '.join(sorted(set(names)))}); a "
-            "cluster has one: give a file of one kind"
+            f"{path}: names GPUs of {len(names)} kinds ({', '.join(sorted(names))}); a cluster has "
+            "one: give a file of one kind"
         )
-    nics = sum(bool(_NIC.fullmatch(name)) for name in columns)
-    return HostTopology(len(gpus), _domain(path, joined), nics, names[0] if names else None)
+    nics = sum(bool(_NIC.fullmatch(name)) for name in lines[head])
+    return HostTopology(len(gpus), _domain(path, joined), nics, next(iter(names), None))
 
 
-def _header(path: str | Path, lines: Sequence[str]) -> tuple[int, list[str]]:
-    """Number of the line above the matrix, and its words."""
-    for number, line in enumerate(lines):
-        words = line.split()
-        if words and words[0] == "GPU0" and "X" not in words:
-            gpus = [word for word in words if _GPU.fullmatch(word)]
-            if len(gpus) > MOST_GPUS or len(set(gpus)) < len(gpus):
-                raise InputError(f"{path}:{number + 1}: got {len(gpus)} GPUs, or one twice; {HINT}")
-            return number, words
-    raise InputError(f"{path}: has no line that starts with GPU0 GPU1 ...; {HINT}")
-
-
-def _joined(
-    path: str | Path, lines: Sequence[str], head: int, row: int, gpus: Sequence[str]
-) -> frozenset[str]:
-    """The GPUs that NVLink joins to one of them, itself included."""
-    number = head + 1 + row
-    words = lines[number].split() if number < len(lines) else []
-    cells = words[1 : len(gpus) + 1]
-    if not words or words[0] != gpus[row] or len(cells) < len(gpus) or cells[row] != "X":
-        given = repr(lines[number][:60]) if number < len(lines) else "the end of the file"
-        raise InputError(
-            f"{path}:{number + 1}: got {given}; here the row of {gpus[row]} is due, with a link to "
-            f"each of {len(gpus)} GPUs and an X for itself; {HINT}"
-        )
-    linked = {gpu for gpu, cell in zip(gpus, cells, strict=True) if _NVLINK.fullmatch(cell)}
-    return frozenset(linked | {gpus[row]})
-
-
-def _domain(path: str | Path, joined: dict[str, frozenset[str]]) -> int:
+def _domain(path: str | Path, joined: Mapping[str, set[str]]) -> int:
     """GPUs of a group all of which NVLink joins; the topology knows groups of one size only."""
-    sizes = set()
     for gpu, group in joined.items():
         if any(joined[other] != group for other in group):
             # a mesh, as of a DGX-1: every GPU reaches only some of the others directly
@@ -177,13 +165,13 @@ def _domain(path: str | Path, joined: dict[str, frozenset[str]]) -> int:
                 "each other; only groups in which each reaches each are modelled: write the "
                 "cluster file by hand, with the nvlink_domain that comes nearest"
             )
-        sizes.add(len(group))
+    sizes = sorted({len(group) for group in joined.values()})
     if len(sizes) > 1:
         raise InputError(
-            f"{path}: NVLink joins groups of {', '.join(map(str, sorted(sizes)))} GPUs; groups "
-            "must have one size: write the cluster file by hand"
+            f"{path}: NVLink joins groups of {', '.join(map(str, sizes))} GPUs; groups must have "
+            "one size: write the cluster file by hand"
         )
-    return sizes.pop()
+    return sizes[0]
 
 
 def hosts_of(text: str) -> list[tuple[str, int | None]]:
@@ -258,5 +246,4 @@ def describe(
 
 
 def write_cluster(keys: Mapping[str, Any]) -> str:
-    """The text of a cluster file."""
     return yaml.safe_dump(dict(keys), sort_keys=False)

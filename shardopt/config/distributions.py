@@ -75,10 +75,8 @@ class DistributionReader:
             feature: name of the feature it describes.
         """
         self.total += 1
-        if raw is None:
-            self.left_out += 1
-            return Uniform()
-        if raw == "uniform":
+        self.left_out += raw is None
+        if raw is None or raw == "uniform":
             return Uniform()
         if isinstance(raw, dict):
             return self._mapping(raw, path, feature) or Uniform()
@@ -96,7 +94,14 @@ class DistributionReader:
             zipf = check(ZipfSection, raw["zipf"], (*path, "zipf"), self.problems)
             return Zipf(zipf.alpha, zipf.q) if zipf else None
         if list(raw) == ["reuse_histogram"]:
-            return self._histogram(raw["reuse_histogram"], (*path, "reuse_histogram"))
+            path = (*path, "reuse_histogram")
+            section = check(HistogramSection, raw["reuse_histogram"], path, self.problems)
+            if section is not None and sum(section.fractions) > 0:
+                return ReuseHistogram(section.lookups, tuple(section.fractions))
+            if section is not None:
+                why = "all are 0; give at least one above 0"
+                self.problems.add((*path, "fractions"), why)
+            return None
         known = ["zipf", "reuse_histogram", "file", "files"]
         hints = [did_you_mean(key, known) for key in raw if key not in known]
         self.problems.add(path, f"got {shown(raw)}; allowed is one of {KINDS}{''.join(hints[:1])}")
@@ -108,18 +113,16 @@ class DistributionReader:
             return None
         files = tuple(found.files)
         self.windows = self.windows or files
-        problem = ""
-        if len({*files}) < 2:
-            problem = "windows are two or more different files; write {file: ...} for one"
-        elif len(files) != len(self.windows):
+        if len({*files}) >= 2 and len(files) == len(self.windows):
+            return self._measured(files[self.window], found.feature or feature, path, "files")
+        problem = "windows are two or more different files; write {file: ...} for one"
+        if len({*files}) >= 2:
             problem = (
                 f"has {len(files)} windows, but the first feature with windows has "
                 f"{len(self.windows)} ({', '.join(self.windows)})"
             )
-        if problem:
-            self.problems.add((*path, "files"), problem)
-            return None
-        return self._measured(files[self.window], found.feature or feature, path, "files")
+        self.problems.add((*path, "files"), problem)
+        return None
 
     def pooling_ratio(self, raw: object, feature: str) -> float:
         """By what the window's pooling factor differs from the first window's; 1 where the files do
@@ -140,15 +143,6 @@ class DistributionReader:
         arrays = self._files.get(file) or {}
         there, deviation = _lengths(arrays, str(raw.get("feature") or feature))
         return deviation * mean / there if deviation is not None and there else None
-
-    def _histogram(self, raw: object, path: KeyPath) -> Distribution | None:
-        section = check(HistogramSection, raw, path, self.problems)
-        if section is None:
-            return None
-        if sum(section.fractions) <= 0:
-            self.problems.add((*path, "fractions"), "all are 0; give at least one above 0")
-            return None
-        return ReuseHistogram(section.lookups, tuple(section.fractions))
 
     def _measured(
         self, file: str, feature: str, path: KeyPath, key: str = "file"
@@ -279,9 +273,23 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
         raise InputError(f"{', '.join(names)}: a window is given twice", inputs=("stats",))
     measured = [read_stats(file) for file in files]
     known = {f.name for table in workload.tables for f in table.features}
-    inside = [known & {*found} for found in measured]
-    for file, mine in zip(files, inside, strict=True):
-        _check_features(file, mine, files[0], inside[0], known)
+    first = known & {*measured[0]}
+    for file, of_window in zip(files, measured, strict=True):
+        mine = known & {*of_window}
+        if not mine:
+            raise InputError(
+                f"{file} has none of the model's features ({', '.join(sorted(known)[:10])}); "
+                "give statistics of this model's data",
+                inputs=("stats",),
+            )
+        if mine != first:
+            name = min(mine ^ first)
+            one, other = (file, files[0]) if name in mine else (files[0], file)
+            raise InputError(
+                f"{other} has no feature '{name}', which {one} has"
+                f"{did_you_mean(name, sorted(mine & first))}; windows are of the same features",
+                inputs=("stats",),
+            )
     found = {
         name: _with_stats(workload, of_window)
         for name, of_window in zip(names, measured, strict=True)
@@ -290,37 +298,12 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
     return found
 
 
-def _check_features(
-    file: Path, mine: set[str], first: Path, others: set[str], known: set[str]
-) -> None:
-    if not mine:
-        raise InputError(
-            f"{file} has none of the model's features ({', '.join(sorted(known)[:10])}); "
-            "give statistics of this model's data",
-            inputs=("stats",),
-        )
-    if mine != others:
-        name = min(mine ^ others)
-        one, other = (file, first) if name in mine else (first, file)
-        hint = did_you_mean(name, sorted(mine & others))
-        raise InputError(
-            f"{other} has no feature '{name}', which {one} has{hint}; windows are of the same "
-            "features",
-            inputs=("stats",),
-        )
-
-
 def _with_stats(workload: Workload, measured: Mapping[str, Feature]) -> Workload:
+    fields = ("pooling_factor", "pooling_factor_std", "distribution")
+
     def known(feature: Feature) -> Feature:
-        found = measured.get(feature.name)
-        if found is None:
-            return feature
-        return replace(
-            feature,
-            pooling_factor=found.pooling_factor,
-            pooling_factor_std=found.pooling_factor_std,
-            distribution=found.distribution,
-        )
+        by = measured.get(feature.name, feature)
+        return replace(feature, **{field: getattr(by, field) for field in fields})
 
     tables = (replace(t, features=tuple(map(known, t.features))) for t in workload.tables)
     return replace(workload, tables=tuple(tables))

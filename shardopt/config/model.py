@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
-from predictor.model.distribution import Empirical, EmpiricalByRange
+from predictor.model.distribution import Distribution, Empirical, EmpiricalByRange
 from predictor.model.plan import ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
@@ -28,18 +28,13 @@ from predictor.units import gib, mib
 from shardopt.config.distributions import DistributionReader, check_windows, window_names
 from shardopt.config.ops_file import other_model, read_ops
 from shardopt.config.schema import (
-    AnySection,
-    ConstraintsSection,
     CsvSection,
     DcnSection,
     DenseSection,
     FeatureSection,
     MeasuredDenseSection,
-    MeasuredSection,
     ModelSection,
     OpsSection,
-    QCommSection,
-    ReplicaGroupsSection,
     TableSection,
     check,
     nearest,
@@ -84,201 +79,184 @@ def read_model(
         )
     if raw.get("schema") == PLAN_SCHEMA:
         raise InputError(f"{path}: is a plan, not a model file; the model comes first, then plans")
-    reader = _Reader(Path(path).parent, problems)
-    workload = reader.read(raw, content, batch_size)
-    problems.raise_if_any()
-    assert workload is not None
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch size is {batch_size}; it must be at least 1 per rank")
+    directory = Path(path).parent
+    dense: Dense | None = None
+    ops = csv = b""
+    if raw.get("dense") is not None:
+        dense, ops = read_dense(raw["dense"], directory, problems)
+    if isinstance(raw.get("tables"), dict):
+        section = check(CsvSection, raw["tables"], ("tables",), problems)
+        tables, csv = read_tables_csv(directory / section.csv, problems) if section else ([], b"")
+        raw = {**raw, "tables": tables}
+    elif raw.get("tables") == []:
+        problems.add(("tables",), "the list is empty; give at least one table")
+    reader = _Reader(raw, dense, hashlib.sha256(content + ops + csv).hexdigest(), problems)
+    workload = reader.read(directory, batch_size)
     notes = list(problems.notes)
-    windows: dict[str, Workload] = {}
     names = window_names(reader.distributions.windows)
-    for number, name in enumerate(names):
-        of_window: Workload | None = workload
-        if number:
-            reader = _Reader(Path(path).parent, problems)
-            reader.distributions.window = number
-            of_window = reader.read(raw, content, batch_size)
-            problems.raise_if_any()
-        assert of_window is not None
-        windows[name] = of_window
+    windows = {
+        name: workload if number == 0 else reader.workload(number)
+        for number, name in enumerate(names)
+    }
     check_windows(windows)
     return workload, notes, windows
 
 
 class _Reader:
-    """Walks one file, section by section; a section with problems leaves None behind."""
+    """Makes workloads of one file.
 
-    def __init__(self, directory: Path, problems: Problems) -> None:
-        self.directory = directory
-        self.problems = problems
+    Args:
+        raw: the file, its tables as a list.
+        dense: None if it has problems.
+        sha256: of all files.
+    """
+
+    def __init__(
+        self, raw: dict[str, Any], dense: Dense | None, sha256: str, problems: Problems
+    ) -> None:
+        self.raw, self.dense, self.sha256, self.problems = raw, dense, sha256, problems
+
+    def read(self, directory: Path, batch_size: int | None) -> Workload:
+        """The workload, or that of the first window.
+
+        Raises:
+            InputError: every problem of the file.
+        """
+        problems, dense = self.problems, self.dense
         self.distributions = DistributionReader(directory, problems)
-        self.optimizer = ""
-        self.content = b""
-
-    def read(self, raw: dict[str, Any], content: bytes, batch_size: int | None) -> Workload | None:
-        """The workload, or None when something is wrong."""
-        self.content = content
-        top = check(ModelSection, raw, (), self.problems)
-        if top is not None:
-            self.optimizer = top.optimizer
-        batch = self._batch_size(raw, top, batch_size)
-        precision = self._check(QCommSection, raw.get("qcomm"), ("qcomm",))
-        qcomm = QComm(**precision.values()) if precision else None
-        groups = self._replica_groups(raw.get("replica_groups"))
-        dense = None
-        if raw.get("dense") is not None:
-            dense, ops = read_dense(raw["dense"], self.directory, self.problems)
-            self.content += ops
-        raw_tables = self._raw_tables(raw.get("tables"))
-        tables = [self._table(item, ("tables", i)) for i, item in enumerate(raw_tables)]
-        good = [(i, table) for i, table in enumerate(tables) if table is not None]
-        check_consistency(raw_tables, good, dense, self.problems)
-        self._note_guesses(dense, batch)
-        if top is None or batch is None or qcomm is None or dense is None:
-            return None
-        if len(good) < len(tables) or self.problems.found:
-            return None
-        workload = Workload(
-            name=top.name or Path(self.problems.file).stem,
-            batch_size=batch,
-            tables=tuple(table for _, table in good),
-            dense=dense,
-            train_pipeline=top.train_pipeline,
-            qcomm=qcomm,
-            replica_groups=groups,
-            sha256=hashlib.sha256(self.content).hexdigest(),
-        )
-        if isinstance(dense, CapturedDense):
-            # ops are made for the workload's batch once here, where their file can be named
+        top = check(ModelSection, self.raw, (), problems)
+        if batch_size is None and self.raw.get("batch_size") is None:
+            what = "missing; give the samples per rank and iteration"
+            problems.add(("batch_size",), what, inputs=("batch_size",))
+        groups = None
+        if top is not None and top.replica_groups is not None:
             try:
-                dense.program(workload)
-            except InputError as error:
-                self.problems.add(("dense", "ops"), str(error), inputs=error.inputs)
-        return workload
-
-    def _check(self, section: type[AnySection], raw: object, path: KeyPath) -> AnySection | None:
-        """As `check`, of a section that may be left out."""
-        return check(section, {} if raw is None else raw, path, self.problems)
-
-    def _batch_size(
-        self, raw: dict[str, Any], top: ModelSection | None, override: int | None
-    ) -> int | None:
-        if override is not None:
-            if override < 1:
-                raise InputError(f"batch size is {override}; it must be at least 1 per rank")
-            return override
-        if raw.get("batch_size") is None:
-            self.problems.add(
-                ("batch_size",),
-                "missing; give the samples per rank and iteration",
-                inputs=("batch_size",),
-            )
-        return top.batch_size if top else None
-
-    def _replica_groups(self, raw: object) -> ReplicaGroups | None:
-        if raw is None:
-            return None
-        if isinstance(raw, dict) and "modules" in raw:
-            self.problems.add(
-                ("replica_groups", "modules"),
-                "a group size of its own for a module (DMPCollectionConfig) is not modelled; give "
-                "one size for the whole model",
-            )
-            return None
-        section = check(ReplicaGroupsSection, raw, ("replica_groups",), self.problems)
-        try:
-            return ReplicaGroups(**section.values()) if section else None
-        except InputError as error:  # settings that exclude each other
-            self.problems.add(("replica_groups",), str(error))
-            return None
-
-    def _raw_tables(self, raw: object) -> list[Any]:
-        if isinstance(raw, dict):
-            section = check(CsvSection, raw, ("tables",), self.problems)
-            if section is None:
-                return []
-            rows, content = read_tables_csv(self.directory / section.csv, self.problems)
-            self.content += content
-            return rows
-        if isinstance(raw, list):
-            if not raw:
-                self.problems.add(("tables",), "the list is empty; give at least one table")
-            return raw
-        if raw is not None:
-            self.problems.add(
-                ("tables",), f"got {shown(raw)}; it must be a list of tables or {{csv: tables.csv}}"
-            )
-        return []
-
-    def _table(self, raw: Any, path: KeyPath) -> Table | None:
-        section = check(TableSection, raw, path, self.problems)
-        if not isinstance(raw, dict):
-            return None
-        features = self._features(raw.get("features"), (*path, "features"))
-        constraints = self._constraints(raw.get("constraints"), (*path, "constraints"))
-        if section is None or features is None or constraints is None:
-            return None
-        parts = {"features": features, "constraints": constraints}
-        return Table(
-            **{**section.values(), **parts, "optimizer": section.optimizer or self.optimizer}
-        )
-
-    def _features(self, raw: object, path: KeyPath) -> tuple[Feature, ...] | None:
-        if raw is None:
-            return None
-        if not isinstance(raw, list) or not raw:
-            self.problems.add(path, f"got {shown(raw)}; it must be a list of at least one feature")
-            return None
-        features = [self._feature(item, (*path, i)) for i, item in enumerate(raw)]
-        good = tuple(feature for feature in features if feature is not None)
-        return good if len(good) == len(features) else None
-
-    def _feature(self, raw: Any, path: KeyPath) -> Feature | None:
-        section = check(FeatureSection, raw, path, self.problems)
-        if not isinstance(raw, dict):
-            return None
-        given, name = raw.get("index_distribution"), str(raw.get("name"))
-        distribution = self.distributions.read(given, (*path, "index_distribution"), name)
-        ratio = self.distributions.pooling_ratio(given, name)
-        if section is None:
-            return None
-        values = section.values()
-        del values["index_distribution"]
-        values["pooling_factor"] = mean = section.pooling_factor * ratio
-        if section.pooling_factor_std is None and isinstance(
-            distribution, Empirical | EmpiricalByRange
-        ):
-            values["pooling_factor_std"] = self.distributions.deviation(given, name, mean)
-        return Feature(**values, distribution=distribution)
-
-    def _constraints(self, raw: object, path: KeyPath) -> Constraints | None:
-        section = self._check(ConstraintsSection, raw, path)
-        if section is None:
-            return None
-        values = section.values()
-        if section.sharding_types:
-            values["sharding_types"] = tuple(map(ShardingType, section.sharding_types))
-        return Constraints(**values)
-
-    def _note_guesses(self, dense: object, batch: int | None) -> None:
-        """What the answer will rest on that nobody has measured."""
+                groups = ReplicaGroups(**top.replica_groups.values())
+            except InputError as error:  # settings that exclude each other
+                problems.add(("replica_groups",), str(error))
+        tables = self.raw.get("tables")
+        self.given = list(_features(tables if isinstance(tables, list) else []))
+        _check_names(tables if isinstance(tables, list) else [], problems)
+        found = self._distributions(0)
+        if top is not None:
+            check_consistency(top.tables, dense, problems)
         if self.distributions.left_out:
             missing, total = self.distributions.left_out, self.distributions.total
-            self.problems.notes.append(
-                f"{self.problems.file}: index_distribution is missing for {missing} of {total} "
+            problems.notes.append(
+                f"{problems.file}: index_distribution is missing for {missing} of {total} "
                 "features, which count as uniform; real ids are skewed, which makes lookups faster"
             )
+        batch = batch_size or (top.batch_size if top else None)
         if isinstance(dense, MeasuredDense) and batch and batch != dense.batch_size:
-            self.problems.notes.append(
-                f"{self.problems.file}: the dense part was measured at a batch of "
+            problems.notes.append(
+                f"{problems.file}: the dense part was measured at a batch of "
                 f"{dense.batch_size}; at {batch} its times are scaled in proportion, which is an "
                 "extrapolation"
             )
+        problems.raise_if_any()
+        assert top is not None
+        assert batch is not None
+        self.top, self.batch, self.groups = top, batch, groups
+        return self._workload(found)
+
+    def workload(self, window: int) -> Workload:
+        """That of another window.
+
+        Raises:
+            InputError: every problem of its stats files.
+        """
+        found = self._distributions(window)
+        self.problems.raise_if_any()
+        return self._workload(found)
+
+    def _distributions(self, window: int) -> dict[KeyPath, Distribution]:
+        """Index distributions by the path of their features."""
+        self.distributions.window = window
+        return {
+            path: self.distributions.read(
+                raw.get("index_distribution"), (*path, "index_distribution"), str(raw.get("name"))
+            )
+            for path, _, raw in self.given
+        }
+
+    def _workload(self, distributions: Mapping[KeyPath, Distribution]) -> Workload:
+        top, problems = self.top, self.problems
+        assert self.dense is not None
+        tables = []
+        for i, table in enumerate(top.tables):
+            limits = table.constraints.values()
+            if limits["sharding_types"]:
+                limits["sharding_types"] = tuple(map(ShardingType, limits["sharding_types"]))
+            features = tuple(
+                self._feature(feature, distributions["tables", i, "features", j])
+                for j, feature in enumerate(table.features)
+            )
+            own = {**table.values(), "features": features, "constraints": Constraints(**limits)}
+            tables.append(Table(**{**own, "optimizer": table.optimizer or top.optimizer}))
+        workload = Workload(
+            name=top.name or Path(problems.file).stem,
+            batch_size=self.batch,
+            tables=tuple(tables),
+            dense=self.dense,
+            train_pipeline=top.train_pipeline,
+            qcomm=QComm(**top.qcomm.values()),
+            replica_groups=self.groups,
+            sha256=self.sha256,
+        )
+        if isinstance(self.dense, CapturedDense):
+            # ops are made for the workload's batch once here, where their file can be named
+            try:
+                self.dense.program(workload)
+            except InputError as error:
+                problems.add(("dense", "ops"), str(error), inputs=error.inputs)
+                problems.raise_if_any()
+        return workload
+
+    def _feature(self, section: FeatureSection, distribution: Distribution) -> Feature:
+        values = section.values()
+        given = values.pop("index_distribution")
+        mean = section.pooling_factor * self.distributions.pooling_ratio(given, section.name)
+        values["pooling_factor"] = mean
+        measured = isinstance(distribution, Empirical | EmpiricalByRange)
+        if section.pooling_factor_std is None and measured:
+            deviation = self.distributions.deviation(given, section.name, mean)
+            values["pooling_factor_std"] = deviation
+        return Feature(**values, distribution=distribution)
+
+
+def _features(tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, dict[str, Any]]]:
+    """Path, module and text of all features, whatever is wrong with their tables."""
+    for i, table in enumerate(tables):
+        features = table.get("features") if isinstance(table, dict) else None
+        for j, feature in enumerate(features if isinstance(features, list) else []):
+            if isinstance(feature, dict):
+                yield ("tables", i, "features", j), str(table.get("module") or "ebc"), feature
+
+
+def _check_names(tables: Sequence[Any], problems: Problems) -> None:
+    """Names of tables, and of features, are unique in their modules."""
+    known: list[tuple[str, KeyPath, str, dict[str, Any]]] = [
+        ("table", ("tables", i), str(table.get("module") or "ebc"), table)
+        for i, table in enumerate(tables)
+        if isinstance(table, dict)
+    ]
+    known += [("feature", *found) for found in _features(tables)]
+    first: dict[tuple[str, str, str], KeyPath] = {}
+    for what, path, module, raw in known:
+        name, at = raw.get("name"), (*path, "name")
+        if not isinstance(name, str) or first.setdefault((what, module, name), at) == at:
+            continue
+        problems.add(
+            at,
+            f"duplicate {what} '{name}' in module '{module}', first at "
+            f"{problems.place(first[what, module, name])}; rename one or put it into another "
+            "module",
+        )
 
 
 INTERACTIONS = ("dot", "concat", "dcn_v2")
-PATH: KeyPath = ("dense",)
-
-
 Dense = DenseArch | CapturedDense | MeasuredDense
 
 
@@ -292,64 +270,47 @@ def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense 
     if isinstance(raw, dict) and "ops" in raw:
         return _captured(raw, directory, problems)
     if isinstance(raw, dict) and "measured" in raw:
-        return _measured(raw, problems), b""
-    if isinstance(raw, dict) and "linears" in raw:
-        problems.add(
-            (*PATH, "linears"),
-            "is no longer read: it counted each linear layer once a sample and nothing else; run "
-            "to_yaml on the module again, which writes 'ops', or give in_features, bottom_mlp and "
-            "top_mlp",
-        )
+        form = check(MeasuredDenseSection, raw, ("dense",), problems)
+        if form is None:
+            return None, b""
+        values = {**form.values(), **form.measured.values()}
+        activations = values.pop("activation_gib")
+        del values["measured"]
+        return MeasuredDense(
+            gradient_bytes=mib(values.pop("gradient_mib")),
+            activation_bytes=None if activations is None else gib(activations),
+            **values,
+        ), b""
+    section = check(DenseSection, raw, ("dense",), problems)
+    interaction = None
+    if isinstance(raw, dict):
+        interaction = _interaction(raw.get("interaction"), ("dense", "interaction"), problems)
+    if section is None or interaction is None:
         return None, b""
-    return _layers(raw, problems), b""
+    return DenseArch(**{**section.values(), "interaction": interaction}), b""
 
 
 def _captured(
     raw: dict[str, object], directory: Path, problems: Problems
 ) -> tuple[CapturedDense | None, bytes]:
-    section = check(OpsSection, raw, PATH, problems)
+    section = check(OpsSection, raw, ("dense",), problems)
     if section is None:
         return None, b""
     try:
         refuse_streams(directory / section.ops, "ops file")
         captured, content = read_ops(directory / section.ops)
     except InputError as error:
-        problems.add((*PATH, "ops"), str(error))
+        problems.add(("dense", "ops"), str(error))
         return None, b""
     if section.optimizer not in (None, captured.optimizer_name):
         problems.add(
-            (*PATH, "optimizer"),
+            ("dense", "optimizer"),
             f"got {shown(section.optimizer)}, but the ops in {section.ops} are those of "
             f"{captured.optimizer_name}; run to_yaml with dense_optimizer={section.optimizer!r}",
         )
     values = section.values()
     del values["ops"], values["optimizer"]
     return CapturedDense(captured, file=section.ops, **values), content
-
-
-def _measured(raw: dict[str, object], problems: Problems) -> MeasuredDense | None:
-    form = check(MeasuredDenseSection, raw, PATH, problems)
-    section = check(MeasuredSection, raw["measured"], (*PATH, "measured"), problems)
-    if form is None or section is None:
-        return None
-    values = {**form.values(), **section.values()}
-    activations = values.pop("activation_gib")
-    del values["measured"]
-    return MeasuredDense(
-        gradient_bytes=mib(values.pop("gradient_mib")),
-        activation_bytes=None if activations is None else gib(activations),
-        **values,
-    )
-
-
-def _layers(raw: object, problems: Problems) -> DenseArch | None:
-    section = check(DenseSection, raw, PATH, problems)
-    interaction = None
-    if isinstance(raw, dict):
-        interaction = _interaction(raw.get("interaction"), (*PATH, "interaction"), problems)
-    if section is None or interaction is None:
-        return None
-    return DenseArch(**{**section.values(), "interaction": interaction})
 
 
 def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 | None:
@@ -369,31 +330,17 @@ def _interaction(raw: object, path: KeyPath, problems: Problems) -> str | DcnV2 
     return None
 
 
-IndexedTables = Sequence[tuple[int, Table]]
-
-
 def check_consistency(
-    raw_tables: Sequence[Any],
-    tables: IndexedTables,
-    dense: DenseArch | CapturedDense | MeasuredDense | None,
-    problems: Problems,
+    tables: Sequence[TableSection], dense: Dense | None, problems: Problems
 ) -> None:
-    """Record what does not fit together.
-
-    Args:
-        raw_tables: all tables as written; names are compared even where the rest has problems.
-        tables: the good ones with their place in the list.
-        dense: the dense part, None if it has problems.
-        problems: where errors and notes go.
-    """
-    _unique("table", _table_names(raw_tables), problems)
-    _unique("feature", _feature_names(raw_tables), problems)
+    """Record what does not fit together; ``dense`` is None if it has problems."""
     if isinstance(dense, DenseArch) and dense.interaction == "dot":
         _one_dim(tables, dense, problems)
     if isinstance(dense, CapturedDense):
         _same_model(tables, dense, problems)
-    for index, table in tables:
-        if table.weighted and not table.is_pooled:
+    for index, table in enumerate(tables):
+        pooled = table.pooling != "none"
+        if table.weighted and not pooled:
             problems.add(
                 ("tables", index, "weighted"),
                 "got True with pooling none; per-sample weights need pooling sum or mean",
@@ -405,19 +352,28 @@ def check_consistency(
                     f"got {feature.position_weights}, but the table is not weighted; a feature "
                     "processor needs weighted: true for all tables of its module",
                 )
-        if table.index_dedup and table.is_pooled:
+        if table.index_dedup and pooled:
             problems.add(
                 ("tables", index, "index_dedup"),
                 f"got True with pooling {table.pooling}; TorchRec deduplicates the ids of "
                 "EmbeddingCollections only, tables with pooling none",
             )
-    _note_mixed_modules(tables, problems)
-    read = [table for _, table in tables]
-    found = variable_batches(read) + hash_tables(read)
+    # TorchRec pools, or weights, all tables of a module or none
+    kinds: dict[str, set[tuple[bool, ...]]] = {}
+    for table in tables:
+        kind = table.pooling == "none", table.weighted, table.index_dedup
+        kinds.setdefault(table.module, set()).add(kind)
+    problems.notes.extend(
+        f"{problems.file}: module '{module}' mixes tables with and without pooling, weights or "
+        "index_dedup, which TorchRec keeps in modules of their own; give each kind a 'module'"
+        for module, found in kinds.items()
+        if len(found) > 1
+    )
+    found = variable_batches(tables) + hash_tables(tables)
     problems.notes.extend(f"{problems.file}: {what}" for what in found)
 
 
-def hash_tables(tables: Sequence[Table]) -> list[str]:
+def hash_tables(tables: Sequence[Table | TableSection]) -> list[str]:
     """How far the prices of dynamicemb tables can be trusted, in a sentence; none without them."""
     names = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
     if not names:
@@ -428,7 +384,7 @@ def hash_tables(tables: Sequence[Table]) -> list[str]:
     ]
 
 
-def variable_batches(tables: Sequence[Table]) -> list[str]:
+def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:
     """What is not priced of features with a batch of their own (VBE), in a sentence; none if there
     are none."""
     names = [f.name for t in tables for f in t.features if f.num_poolings != 1]
@@ -441,86 +397,42 @@ def variable_batches(tables: Sequence[Table]) -> list[str]:
     ]
 
 
-def _table_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:
-    for i, raw in enumerate(raw_tables):
-        if isinstance(raw, dict) and isinstance(raw.get("name"), str):
-            yield ("tables", i, "name"), str(raw.get("module") or "ebc"), raw["name"]
-
-
-def _feature_names(raw_tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, str]]:
-    for i, raw in enumerate(raw_tables):
-        features = raw.get("features") if isinstance(raw, dict) else None
-        for j, feature in enumerate(features if isinstance(features, list) else []):
-            if isinstance(feature, dict) and isinstance(feature.get("name"), str):
-                module = str(raw.get("module") or "ebc")
-                yield ("tables", i, "features", j, "name"), module, feature["name"]
-
-
-def _unique(what: str, names: Iterator[tuple[KeyPath, str, str]], problems: Problems) -> None:
-    first: dict[tuple[str, str], KeyPath] = {}
-    for path, module, name in names:
-        if (module, name) not in first:
-            first[module, name] = path
-            continue
-        problems.add(
-            path,
-            f"duplicate {what} '{name}' in module '{module}', first at "
-            f"{problems.place(first[module, name])}; rename one or put it into another module",
-        )
-
-
-def _one_dim(tables: IndexedTables, dense: DenseArch, problems: Problems) -> None:
+def _one_dim(tables: Sequence[TableSection], dense: DenseArch, problems: Problems) -> None:
     """``dot`` takes the product of every pair of vectors, so all have one width."""
     if not tables:
         return
-    width = dense.bottom_mlp[-1]
-    dims = list(dict.fromkeys(table.embedding_dim for _, table in tables))
-    if len(dims) > 1:
-        odd = next(table for _, table in tables if table.embedding_dim != dims[0])
+    width, first = dense.bottom_mlp[-1], tables[0]
+    odd = next((of for of in tables if of.embedding_dim != first.embedding_dim), None)
+    if odd is not None:
         problems.add(
             ("dense", "interaction"),
-            f"dot needs one embedding_dim for all tables, but '{tables[0][1].name}' has {dims[0]} "
-            f"and '{odd.name}' has {odd.embedding_dim}; make them equal or use concat",
+            f"dot needs one embedding_dim for all tables, but '{first.name}' has "
+            f"{first.embedding_dim} and '{odd.name}' has {odd.embedding_dim}; make them equal or "
+            "use concat",
         )
-    elif width != dims[0]:
+    elif width != first.embedding_dim:
         problems.add(
             ("dense", "bottom_mlp"),
             f"the last width is {width}, but interaction dot needs the tables' embedding_dim, "
-            f"{dims[0]} ('{tables[0][1].name}'); make them equal or use concat",
+            f"{first.embedding_dim} ('{first.name}'); make them equal or use concat",
         )
 
 
-def _same_model(tables: IndexedTables, dense: CapturedDense, problems: Problems) -> None:
+def _same_model(tables: Sequence[TableSection], dense: CapturedDense, problems: Problems) -> None:
     features: dict[str, list[str]] = {}
-    for _, table in tables:
+    for table in tables:
         features.setdefault(table.module, []).extend(f.name for f in table.features)
     difference = other_model(dense.captured, features)
     if difference:
         problems.add(
             ("dense", "ops"), f"{dense.file}: {difference}; run to_yaml on this model's module"
         )
-    problems.notes.extend(
-        f"{problems.file}: feature '{feature.name}' has {feature.lookups_per_sample:g} ids a "
-        f"sample, but {dense.file} is of {there:g}, from which its tensors cannot be scaled: the "
-        "dense part is priced as captured; run to_yaml with the new pooling factor"
-        for _, table in tables
-        if not table.is_pooled
-        for feature in table.features
-        if (there := dense.captured.tied_ids.get(feature.name, feature.lookups_per_sample))
-        != feature.lookups_per_sample
-    )
-
-
-def _note_mixed_modules(tables: IndexedTables, problems: Problems) -> None:
-    """TorchRec pools, or weights, all tables of a module or none."""
-    kinds: dict[str, set[tuple[bool, ...]]] = {}
-    for _, table in tables:
-        kind = table.is_pooled, table.weighted, table.index_dedup
-        kinds.setdefault(table.module, set()).add(kind)
-    for module, found in kinds.items():
-        if len(found) > 1:
+    for feature in (f for table in tables if table.pooling == "none" for f in table.features):
+        ids = feature.pooling_factor * feature.num_poolings
+        there = dense.captured.tied_ids.get(feature.name, ids)
+        if there != ids:
             problems.notes.append(
-                f"{problems.file}: module '{module}' mixes tables with and without pooling, "
-                "weights or index_dedup, which TorchRec keeps in modules of their own; "
-                "give each kind a 'module'"
+                f"{problems.file}: feature '{feature.name}' has {ids:g} ids a sample, but "
+                f"{dense.file} is of {there:g}, from which its tensors cannot be scaled: the dense "
+                "part is priced as captured; run to_yaml with the new pooling factor"
             )

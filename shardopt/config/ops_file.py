@@ -122,10 +122,9 @@ def read_ops_content(content: bytes, name: str) -> CapturedProgram:
         file = _OpsFile.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, given = key_text(first["loc"]), first["input"]
         if first["type"] == "json_invalid":
             raise InputError(f"{name}: {first['msg']}; run to_yaml again") from None
-        raise _damaged(name, where, given, first["msg"]) from None
+        raise _damaged(name, key_text(first["loc"]), first["input"], first["msg"]) from None
     return _Reader(name, file).program(hashlib.sha256(content).hexdigest())
 
 
@@ -160,6 +159,9 @@ class _Event(_Strict):
     path: Name = ""
 
 
+Events = Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
+
+
 class _OpsFile(_Strict):
     """The file; files of versions that did not write ``tied_ids`` have none."""
 
@@ -176,9 +178,9 @@ class _OpsFile(_Strict):
     state_bytes: Whole
     storages: Annotated[list[Any], Field(max_length=MOST_EVENTS)]
     resident: Annotated[list[str], Field(max_length=MOST_EVENTS)]
-    forward: Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
-    backward: Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
-    optimizer: Annotated[list[_Event], Field(max_length=MOST_EVENTS)]
+    forward: Events
+    backward: Events
+    optimizer: Events
 
 
 class _Reader:
@@ -193,36 +195,33 @@ class _Reader:
         self.freed: set[int] = set()
 
     def program(self, digest: str) -> CapturedProgram:
-        """The file's content as a program."""
         file = self.file
         known = {(module, feature) for module, of in file.features.items() for feature in of}
         for name, pairs in file.ids.items():
             if not known.issuperset(pairs) or not _IDS.fullmatch(name):
                 allowed = "names are n0, n1, ... with pairs of a module and one of its features"
                 raise self._refuse(f"ids.{name}", [list(pair) for pair in pairs], allowed)
+        sizes = (self._size(size, f"storages[{at}]") for at, size in enumerate(file.storages))
+        parts = {}
+        storages, resident = tuple(sizes), self._tensors(file.resident, "resident")
+        for part in PARTS:
+            events = enumerate(getattr(file, part))
+            parts[part] = tuple(self._event(event, f"{part}[{at}]") for at, event in events)
         return CapturedProgram(
             module=file.module[:300],
             batch_size=file.batch_size,
             scales=file.scales,
             features=file.features,
             ids=file.ids,
-            storages=tuple(
-                self._size(size, f"storages[{at}]") for at, size in enumerate(file.storages)
-            ),
-            resident=self._tensors(file.resident, "resident"),
+            storages=storages,
+            resident=resident,
             optimizer_name=file.optimizer_name[:300],
             state_bytes=file.state_bytes,
             loss=file.loss[:300],
             in_features=file.in_features,
             tied_ids=file.tied_ids,
             digest=digest,
-            **{
-                part: tuple(
-                    self._event(event, f"{part}[{at}]")
-                    for at, event in enumerate(getattr(file, part))
-                )
-                for part in PARTS
-            },
+            **parts,
         )
 
     def _refuse(self, where: str, given: object, rule: str) -> InputError:
@@ -233,27 +232,21 @@ class _Reader:
             return SizedEvent(
                 EventKind.GRADIENT, "", elements=event.gradient, item_bytes=event.item_bytes
             )
-        for kind in (EventKind.OP, EventKind.LOOKUP, EventKind.LOOKUP_BACKWARD):
-            name = getattr(event, str(kind))
-            if name is not None:
-                return SizedEvent(
-                    kind,
-                    name,
-                    self._tensors(event.inputs, f"{where}.in"),
-                    self._tensors(event.outputs, f"{where}.out"),
-                    self._frees(event.frees, f"{where}.frees"),
-                    event.mutates,
-                    path=event.path,
-                )
-        raise self._refuse(where, event, "it must be an op, lookup, lookup_backward or gradient")
-
-    def _frees(self, given: Sequence[int], where: str) -> tuple[int, ...]:
-        if not all(0 <= n < self.storages for n in given):
-            raise self._refuse(where, given, f"storages are 0 to {self.storages - 1}")
-        if self.freed.intersection(given) or len(set(given)) < len(given):
-            raise self._refuse(where, given, "a storage is freed only once")
-        self.freed.update(given)
-        return tuple(given)
+        kinds = (EventKind.OP, EventKind.LOOKUP, EventKind.LOOKUP_BACKWARD)
+        kind = next((kind for kind in kinds if getattr(event, str(kind)) is not None), None)
+        if kind is None:
+            rule = "it must be an op, lookup, lookup_backward or gradient"
+            raise self._refuse(where, event, rule)
+        inputs = self._tensors(event.inputs, f"{where}.in")
+        outputs = self._tensors(event.outputs, f"{where}.out")
+        frees = event.frees
+        if not all(0 <= n < self.storages for n in frees):
+            raise self._refuse(f"{where}.frees", frees, f"storages are 0 to {self.storages - 1}")
+        if self.freed.intersection(frees) or len(set(frees)) < len(frees):
+            raise self._refuse(f"{where}.frees", frees, "a storage is freed only once")
+        self.freed.update(frees)
+        name = getattr(event, str(kind))
+        return SizedEvent(kind, name, inputs, outputs, tuple(frees), event.mutates, path=event.path)
 
     def _tensors(self, given: Sequence[str], where: str) -> tuple[SizedOperand, ...]:
         return tuple(self._tensor(text, f"{where}[{at}]") for at, text in enumerate(given))
@@ -269,17 +262,16 @@ class _Reader:
         shape = self._sizes(match[3], where)
         strides = None if match[4] is None else self._sizes(match[4], where)
         if len(shape) > MOST_AXES or (strides is not None and len(strides) != len(shape)):
-            raise self._refuse(
-                where, text, f"a tensor has at most {MOST_AXES} axes and as many strides"
-            )
+            rule = f"a tensor has at most {MOST_AXES} axes and as many strides"
+            raise self._refuse(where, text, rule)
         offset = self._size(_number(match[5] or "0"), where)
         found = SizedOperand(int(match[1]), match[2], shape, strides, offset)
         self.tensors[text] = found
         return found
 
     def _sizes(self, text: str, where: str) -> tuple[Size, ...]:
-        parts = [part.strip() for part in text.split(",")] if text.strip() else []
-        return tuple(self._size(_number(part), where) for part in parts)
+        parts = text.split(",") if text.strip() else []
+        return tuple(self._size(_number(part.strip()), where) for part in parts)
 
     def _size(self, given: Any, where: str) -> Size:
         if type(given) is int and 0 <= given <= MAX_VALUE:

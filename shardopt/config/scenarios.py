@@ -19,8 +19,6 @@ ROUNDING = 1e-6
 
 
 class ScenarioSection(Section):
-    """One scenario."""
-
     name: Name | None = None
     weight: Annotated[float, real(ROUNDING, 1)] | None = None
     factors: dict[str, Annotated[float, real(0.01, 100)]] = Field(default_factory=dict)
@@ -47,8 +45,7 @@ def load_scenarios(path: str | Path, groups: Iterable[str]) -> list[GivenFactors
             inputs=("scenarios",),
         )
     if not 2 <= len(listed) <= MOST:
-        problems.add(("scenarios",), f"has {len(listed)}; give at least 2 and at most {MOST}")
-        problems.raise_if_any()
+        problems.fail(("scenarios",), f"has {len(listed)}; give at least 2 and at most {MOST}")
     known = sorted({*groups, "collectives"})
     found: dict[str, ScenarioSection] = {}
     for i, item in enumerate(listed):
@@ -73,6 +70,5 @@ def load_scenarios(path: str | Path, groups: Iterable[str]) -> list[GivenFactors
     total = sum(weight or 0.0 for weight in weights)
     if None in weights or abs(total - 1) > ROUNDING:
         lacking = "; give every scenario a weight" if None in weights else ""
-        problems.add(("scenarios",), f"the weights sum to {total:.6g}; they must sum to 1{lacking}")
-        problems.raise_if_any()
+        problems.fail(("scenarios",), f"the weights sum to {total:.6g}; must sum to 1{lacking}")
     return [GivenFactors(n, one.weight or 0.0, one.factors) for n, one in found.items()]

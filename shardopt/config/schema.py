@@ -1,7 +1,7 @@
 """The keys of model.yaml, section by section, and the kinds of values that they take.
 
-Sections are flat models, checked one mapping at a time; `shardopt.config.model` walks the file and
-puts them together. YAML 1.1 reads ``1e6`` as text and ``40_000_000`` as a number, so text that is a
+`check` takes a mapping with all that is in it; `shardopt.config.model` makes a workload of it. YAML
+1.1 reads ``1e6`` as text and ``40_000_000`` as a number, so text that is a
 decimal number counts as one; a boolean never does.
 """
 
@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from predictor.csv_rows import MOST_RANKS
@@ -129,7 +139,12 @@ def text(*, forbidden: Mapping[str, str] | None = None) -> BeforeValidator:
 
     def check(value: object) -> str:
         if not isinstance(value, str):
-            raise refuse(value, f"it must be text; {_text_hint(value)}")
+            hint = "give one word"
+            if isinstance(value, bool):
+                hint = "YAML reads yes, no, on, off, true, false as booleans unless they are quoted"
+            elif isinstance(value, int | float):
+                hint = f'write it in quotes: "{value}"'
+            raise refuse(value, f"it must be text; {hint}")
         if not value.strip():
             raise refuse(value, "it must not be empty")
         for letter, why in (forbidden or {}).items():
@@ -138,14 +153,6 @@ def text(*, forbidden: Mapping[str, str] | None = None) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
-
-
-def _text_hint(value: object) -> str:
-    if isinstance(value, bool):
-        return "YAML reads yes, no, on, off, true, false as booleans unless they stand in quotes"
-    if isinstance(value, int | float):
-        return f'write it in quotes: "{value}"'
-    return "give one word"
 
 
 def flag() -> BeforeValidator:
@@ -204,48 +211,36 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
+def known_keys(section: type[Section]) -> list[str]:
+    """The keys a section takes, in their order."""
+    return list(_fields(section))
+
+
+@cache
+def _fields(section: type[Section]) -> Mapping[str, FieldInfo]:
+    return {info.alias or name: info for name, info in section.model_fields.items()}
+
+
 class Section(BaseModel):
-    """A mapping with known keys only."""
+    """A mapping with known keys only; a key without a value counts as left out."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Keys that a user may expect, each with what to say of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, raw: Any) -> dict[str, Any]:
+        keys = known_keys(cls)
+        if not isinstance(raw, dict):
+            raise refuse(raw, f"it must be a mapping with {', '.join(keys)}")
+        return {k: v for k, v in raw.items() if v is not None or k not in keys}
 
     def values(self) -> dict[str, Any]:
         """Its values by attribute, lists as tuples."""
         found = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: tuple(of) if isinstance(of, list) else of for name, of in found}
-
-
-class ModelSection(Section):
-    """The top level."""
-
-    schema_: SchemaVersion = Field(
-        alias="schema", description="the version of this file format: 'schema: 1'"
-    )
-    name: Name | None = None
-    batch_size: Count | None = None
-    optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
-    train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
-    qcomm: Any = None
-    replica_groups: Any = None
-    tables: Any = Field(description="a list of embedding tables, or {csv: tables.csv}")
-    dense: Any = Field(description="the dense layers: in_features, bottom_mlp, top_mlp")
-
-
-class TableSection(Section):
-    """One embedding table."""
-
-    name: TableName = Field(description="the table's name")
-    module: Name = "ebc"
-    num_embeddings: Rows = Field(description="the table's rows")
-    embedding_dim: Dim = Field(description="the table's columns, a multiple of 4")
-    data_type: EmbeddingType = "fp32"
-    pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
-    weighted: Flag = False
-    optimizer: EmbeddingOptimizer | None = None
-    index_dedup: Flag = False
-    storage: Annotated[str, choice(STORAGES)] = "torchrec"
-    features: Any = Field(description="a list of the sparse features that read this table")
-    constraints: Any = None
 
 
 class FeatureSection(Section):
@@ -286,8 +281,78 @@ class ConstraintsSection(Section):
     device_group: Annotated[str, choice(["cuda", "cpu"])] | None = None
 
 
+class TableSection(Section):
+    """One embedding table."""
+
+    name: TableName = Field(description="the table's name")
+    module: Name = "ebc"
+    num_embeddings: Rows = Field(description="the table's rows")
+    embedding_dim: Dim = Field(description="the table's columns, a multiple of 4")
+    data_type: EmbeddingType = "fp32"
+    pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
+    weighted: Flag = False
+    optimizer: EmbeddingOptimizer | None = None
+    index_dedup: Flag = False
+    storage: Annotated[str, choice(STORAGES)] = "torchrec"
+    features: Annotated[list[FeatureSection], Field(min_length=1)] = Field(
+        description="a list of the sparse features that read this table"
+    )
+    constraints: ConstraintsSection = ConstraintsSection()
+
+
+class QCommSection(Section):
+    """Precision on the wire."""
+
+    forward: EmbeddingType = "fp32"
+    backward: EmbeddingType = "fp32"
+
+
+class ReplicaGroupsSection(Section):
+    """2D sparse parallelism."""
+
+    refused = {
+        "modules": "a group size of its own for a module (DMPCollectionConfig) is not modelled; "
+        "give one size for the whole model"
+    }
+
+    size: Annotated[int, whole(1, MOST_RANKS)] = Field(
+        description="the ranks that a copy of the tables is sharded over"
+    )
+    sync_interval: Count = 1
+    use_inter_host_allreduce: Flag = False
+    sharding_strategy: Annotated[str, choice(STRATEGIES)] = DEFAULT
+
+
+def _tables(value: object) -> object:
+    if isinstance(value, list):
+        return value
+    raise refuse(value, "it must be a list of tables or {csv: tables.csv}")
+
+
+class ModelSection(Section):
+    schema_: SchemaVersion = Field(
+        alias="schema", description="the version of this file format: 'schema: 1'"
+    )
+    name: Name | None = None
+    batch_size: Count | None = None
+    optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
+    train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
+    qcomm: QCommSection = QCommSection()
+    replica_groups: ReplicaGroupsSection | None = None
+    tables: Annotated[list[TableSection], BeforeValidator(_tables)] = Field(
+        description="a list of embedding tables, or {csv: tables.csv}"
+    )
+    dense: Any = Field(description="the dense layers: in_features, bottom_mlp, top_mlp")
+
+
 class DenseSection(Section):
     """The dense layers."""
+
+    refused = {
+        "linears": "is no longer read: it counted each linear layer once a sample and nothing "
+        "else; run to_yaml on the module again, which writes 'ops', or give in_features, "
+        "bottom_mlp and top_mlp"
+    }
 
     in_features: Width = Field(description="the number of dense inputs of a sample")
     bottom_mlp: Annotated[list[Width], Field(min_length=1)] = Field(
@@ -315,15 +380,6 @@ class OpsSection(Section):
     cuda_graphs: Flag = False
 
 
-class MeasuredDenseSection(Section):
-    """A dense part by its measured times."""
-
-    measured: Any
-    in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
-    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
-    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
-
-
 class MeasuredSection(Section):
     """What one rank's dense part took, without lookups and collectives."""
 
@@ -337,29 +393,20 @@ class MeasuredSection(Section):
     activation_gib: Annotated[float, real(0, 1e5)] | None = None
 
 
+class MeasuredDenseSection(Section):
+    """A dense part by its measured times."""
+
+    measured: MeasuredSection
+    in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
+    optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
+    bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+
+
 class DcnSection(Section):
     """The low-rank cross network."""
 
     layers: Annotated[int, whole(1, 1000)] = Field(description="the number of cross layers")
     low_rank_dim: Width = Field(description="the rank of each cross layer")
-
-
-class QCommSection(Section):
-    """Precision on the wire."""
-
-    forward: EmbeddingType = "fp32"
-    backward: EmbeddingType = "fp32"
-
-
-class ReplicaGroupsSection(Section):
-    """2D sparse parallelism."""
-
-    size: Annotated[int, whole(1, MOST_RANKS)] = Field(
-        description="the ranks that a copy of the tables is sharded over"
-    )
-    sync_interval: Count = 1
-    use_inter_host_allreduce: Flag = False
-    sharding_strategy: Annotated[str, choice(STRATEGIES)] = DEFAULT
 
 
 class ZipfSection(Section):
@@ -397,8 +444,6 @@ class WindowsSection(Section):
 
 
 class CsvSection(Section):
-    """Tables in a CSV file."""
-
     csv: Name = Field(description="the file, relative to this one")
 
 
@@ -408,44 +453,41 @@ AnySection = TypeVar("AnySection", bound=Section)
 def check(
     section: type[AnySection], raw: object, path: KeyPath, problems: Problems
 ) -> AnySection | None:
-    """A mapping as a section, or None when it has problems, which are then recorded.
-
-    A key without a value counts as left out.
-    """
-    keys = known_keys(section)
-    if not isinstance(raw, dict):
-        problems.add(path, f"got {shown(raw)}; it must be a mapping with {', '.join(keys)}")
-        return None
-    given = {k: v for k, v in raw.items() if v is not None or k not in keys}
+    """A mapping as a section, or None when it has problems, which are then recorded."""
     try:
-        return section.model_validate(given)
+        return section.model_validate(raw)
     except ValidationError as error:
         for item in error.errors(include_url=False):
-            message, where = _message(dict(item), section)
-            problems.add((*path, *where), message)
+            where = item["loc"]
+            problems.add((*path, *where), _message(dict(item), _inside(section, where[:-1])))
         return None
 
 
-def known_keys(section: type[Section]) -> list[str]:
-    """The keys a section takes, in their order."""
-    return [info.alias or name for name, info in section.model_fields.items()]
+def _inside(section: type[Section], where: Sequence[str | int]) -> type[Section]:
+    """The section that a key path inside a section leads to."""
+    for part in where:
+        info = _fields(section).get(str(part))
+        for kind in (info.annotation, *get_args(info.annotation)) if info else ():
+            if isinstance(kind, type) and issubclass(kind, Section):
+                section = kind
+    return section
 
 
-def _message(item: dict[str, Any], section: type[Section]) -> tuple[str, KeyPath]:
-    """A pydantic error in our words, and the key it belongs to."""
-    where = tuple(part for part in item["loc"] if isinstance(part, int) or part.isidentifier())
-    if item["type"] == "missing":
-        names = {info.alias or name: info for name, info in section.model_fields.items()}
-        info = names.get(str(item["loc"][-1]))
-        about = info.description if info else None
-        return (f"missing; give {about}" if about else "missing"), where
-    if item["type"] == "extra_forbidden":
+def _message(item: dict[str, Any], section: type[Section]) -> str:
+    """A pydantic error in our words.
+
+    Args:
+        section: that has the key.
+    """
+    kind, given = item["type"], item["input"]
+    if kind == "missing":
+        info = _fields(section).get(str(item["loc"][-1]))
+        return f"missing; give {info.description}" if info and info.description else "missing"
+    if kind == "extra_forbidden":
         key, keys = str(item["loc"][-1]), known_keys(section)
-        return f"unknown key{nearest(key, keys)}; known: {', '.join(keys)}", item["loc"]
-    if item["type"] == "list_type":
-        given = item["input"]
+        known = f"unknown key{nearest(key, keys)}; known: {', '.join(keys)}"
+        return section.refused.get(key, known)
+    if kind == "list_type":
         hint = f"; write [{given}]" if isinstance(given, str | int | float) else ""
-        return f"got {shown(given)}; it must be a list{hint}", where
-    if item["type"] == "too_short":
-        return "got an empty list; give at least one", where
-    return str(item["msg"]), where
+        return f"got {shown(given)}; it must be a list{hint}"
+    return "got an empty list; give at least one" if kind == "too_short" else str(item["msg"])

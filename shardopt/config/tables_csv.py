@@ -46,7 +46,7 @@ def read_tables_csv(path: Path, problems: Problems) -> tuple[list[dict[str, Any]
     try:
         refuse_streams(path, "CSV file of tables")
         content = read_bytes(path, "CSV file of tables")
-        rows = list(_rows(decode(content, path), path, problems))
+        rows = _rows(decode(content, path), path, problems)
     except InputError as error:
         problems.add(("tables", "csv"), str(error))
         return [], b""
@@ -96,42 +96,39 @@ def changed_csv(
 def _rows(text: str, path: Path, problems: Problems) -> list[tuple[int, dict[str, str]]]:
     """Line number and named cells of every row that has as many cells as the header."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    found = []
     try:
         header = [name.strip() for name in next(reader, [])]
         if not _header_ok(header, path, problems):
             return []
-        found = []
         for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
+            stripped = [cell.strip() for cell in cells]
+            if any(stripped) and len(cells) != len(header):
                 problems.add_at(
                     Place(str(path), reader.line_num),
                     f"the row has {len(cells)} cells but the header {len(header)}; "
                     "put values that contain commas in double quotes",
                 )
-                continue
-            stripped = (cell.strip() for cell in cells)
-            found.append((reader.line_num, dict(zip(header, stripped, strict=True))))
-        return found
+            elif any(stripped):
+                found.append((reader.line_num, dict(zip(header, stripped, strict=True))))
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: not CSV: {error}") from None
+    return found
 
 
 def _header_ok(header: list[str], path: Path, problems: Problems) -> bool:
-    place = Place(str(path), 1)
-    unknown = [name for name in header if name not in COLUMNS]
-    for name in unknown:
-        problems.add_at(
-            Place(str(path), 1, name),
-            f"unknown column{nearest(name, COLUMNS)}; known: {', '.join(COLUMNS)}",
-        )
+    wrong = {
+        name: f"unknown column{nearest(name, COLUMNS)}; known: {', '.join(COLUMNS)}"
+        for name in header
+        if name not in COLUMNS
+    }
     twice = sorted({name for name in header if header.count(name) > 1})
-    for name in twice:
-        problems.add_at(Place(str(path), 1, name), "the column is there twice; remove one")
+    wrong |= dict.fromkeys(twice, "the column is there twice; remove one")
     if "name" not in header:
-        problems.add_at(place, "the column name (of the table) is missing")
-    return not unknown and not twice and "name" in header
+        wrong[""] = "the column name (of the table) is missing"
+    for name, what in wrong.items():
+        problems.add_at(Place(str(path), 1, name), what)
+    return not wrong
 
 
 class _Tables:
@@ -149,21 +146,25 @@ class _Tables:
     def add(self, line: int, row: dict[str, str]) -> None:
         """One row: a feature, and its table when the row is the table's first."""
         if not row["name"]:
-            self.problems.add_at(Place(self.file, line, "name"), "the table has no name")
+            self._wrong(line, "name", "the table has no name")
             return
         module = row.get("module") or self.modules.get(row["name"], "ebc")
         self.modules[row["name"]] = module
-        key = (module, row["name"])
-        if key not in self.index:
-            self.index[key] = len(self.raw)
+        number = self.index.setdefault((module, row["name"]), len(self.raw))
+        if number == len(self.raw):
             self.first.append((line, row))
             self.raw.append(self._table(line, row))
-        else:
-            self._same_table(line, row, self.index[key])
-        number = self.index[key]
+        first_line, first = self.first[number]
+        for name in (*_TABLE, *_CONSTRAINTS):
+            if row.get(name) and row[name] != first[name]:
+                self._wrong(
+                    line,
+                    name,
+                    f"got {shown(row[name])}, but line {first_line} gives the same table "
+                    f"{shown(first[name])}; make them equal, or leave this cell empty",
+                )
         features = self.raw[number]["features"]
-        path: KeyPath = ("tables", number, "features", len(features))
-        features.append(self._feature(line, row, path))
+        features.append(self._feature(line, row, ("tables", number, "features", len(features))))
 
     def _table(self, line: int, row: dict[str, str]) -> dict[str, Any]:
         path: KeyPath = ("tables", len(self.raw))
@@ -172,35 +173,22 @@ class _Tables:
         if own:
             given = table.get("constraints")
             table["constraints"] = {**(given if isinstance(given, dict) else {}), **own}
-        table["features"] = []
-        return table
-
-    def _same_table(self, line: int, row: dict[str, str], number: int) -> None:
-        first_line, first = self.first[number]
-        for name in (*_TABLE, *_CONSTRAINTS):
-            if row.get(name) and row[name] != first[name]:
-                self.problems.add_at(
-                    Place(self.file, line, name),
-                    f"got {shown(row[name])}, but line {first_line} gives the same table "
-                    f"{shown(first[name])}; make them equal, or leave this cell empty",
-                )
+        return {**table, "features": []}
 
     def _feature(self, line: int, row: dict[str, str], path: KeyPath) -> dict[str, Any]:
         feature = self._values(line, row, _FEATURE, path)
         feature["name"] = feature.pop("feature", row["name"])
-        self._mark((*path, "name"), line, "feature" if "feature" in row else "name")
+        column = "feature" if "feature" in row else "name"
+        self.problems.places[(*path, "name")] = Place(self.file, line, column)
         nested = (*path, "index_distribution", "zipf")
         zipf = self._values(line, row, _ZIPF, nested)
+        if zipf and "index_distribution" in feature:
+            self._wrong(line, "index_distribution", "zipf_alpha is given too")
         if zipf:
-            for name in _ZIPF:
-                self._mark((*nested, name.removeprefix("zipf_")), line, name)
-            if "index_distribution" in feature:
-                self.problems.add_at(
-                    Place(self.file, line, "index_distribution"), "zipf_alpha is given too"
-                )
-            feature["index_distribution"] = {
-                "zipf": {name.removeprefix("zipf_"): value for name, value in zipf.items()}
-            }
+            plain = {name: name.removeprefix("zipf_") for name in _ZIPF}
+            for name, key in plain.items():
+                self.problems.places[(*nested, key)] = Place(self.file, line, name)
+            feature["index_distribution"] = {"zipf": {plain[name]: zipf[name] for name in zipf}}
         return feature
 
     def _values(
@@ -208,29 +196,25 @@ class _Tables:
     ) -> dict[str, Any]:
         """The filled cells of some columns, by column name."""
         self.problems.places[path] = Place(self.file, line)
-        values = {}
-        for name in names:
-            if row.get(name):
-                self._mark((*path, name), line, name)
-                values[name] = self._cell(line, name, row[name])
-        return values
+        given = [name for name in names if row.get(name)]
+        for name in given:
+            self.problems.places[(*path, name)] = Place(self.file, line, name)
+        return {name: self._cell(line, name, row[name]) for name in given}
 
-    def _mark(self, path: KeyPath, line: int, column: str) -> None:
-        self.problems.places[path] = Place(self.file, line, column)
+    def _wrong(self, line: int, column: str, message: str) -> None:
+        self.problems.add_at(Place(self.file, line, column), message)
 
     def _cell(self, line: int, name: str, cell: str) -> Any:
         """Text as it stands, true and false, or inline YAML in brackets or braces."""
-        if name in _TEXT:
+        if name in _TEXT or (cell[0] not in "{[" and cell.lower() not in ("true", "false")):
             return cell
-        if cell.lower() in ("true", "false"):
-            return cell.lower() == "true"
         if cell[0] not in "{[":
-            return cell
+            return cell.lower() == "true"
         inner = Problems(str(Place(self.file, line, name)))
         try:
             value = parse_yaml(cell, inner)
             inner.raise_if_any()
         except InputError as error:
-            self.problems.add_at(Place(self.file, line, name), f"{error}")
+            self._wrong(line, name, f"{error}")
             return None
         return value

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +172,8 @@ NAMES_FILES = ("file", "files", "ops", "csv")
 """Keys whose values are paths, relative to the file."""
 
 
-@dataclass(frozen=True)
-class _Edit:
-    """Text that replaces what lies between two places."""
-
-    start: int
-    end: int
-    text: str
+Edit = tuple[int, int, str]
+"""Start and end of what is replaced, and the text that takes its place."""
 
 
 def fill_model(
@@ -204,7 +199,7 @@ def fill_model(
             "file, or give the distributions in the CSV file",
             inputs=("model",),
         )
-    edits: list[_Edit] = []
+    edits: list[Edit] = []
     features = list(_features(tables))
     for feature in features:
         name = _get(feature, "name")
@@ -216,17 +211,14 @@ def fill_model(
     return re.sub(rf"^(#\s*){ALL_UNIFORM}\n", rest, text, flags=re.MULTILINE) if values else text
 
 
-def _edited(text: str, edits: Iterable[_Edit]) -> str:
+def _edited(text: str, edits: Iterable[Edit]) -> str:
     """The text with all edits; those that add at one place stand in their order."""
-    by_start: dict[int, _Edit] = {}
-    for edit in edits:
-        known = by_start.get(edit.start)
-        if known is not None and known.end == known.start == edit.end:
-            edit = replace(edit, text=known.text + edit.text)
-        by_start[edit.start] = edit
-    for start in sorted(by_start, reverse=True):
-        edit = by_start[start]
-        text = text[: edit.start] + edit.text + text[edit.end :]
+    by_start: dict[int, tuple[int, str]] = {}
+    for start, end, new in edits:
+        adds = start == end == by_start.get(start, (-1, ""))[0]
+        by_start[start] = end, by_start[start][1] + new if adds else new
+    for start, (end, new) in sorted(by_start.items(), reverse=True):
+        text = text[:start] + new + text[end:]
     return text
 
 
@@ -253,8 +245,8 @@ def apply_changes(source: Path, before: Workload, after: Workload, target: Path)
         path = target.with_name(f"{target.stem}_tables.csv")
         rows = changed_csv(source.parent / csv.value, dict(_table_changes(pairs)), path.parent)
         atomic_write_text(path, rows)
-        edits = [e for e in edits if e.start != csv.start_mark.index]
-        edits.append(_Edit(csv.start_mark.index, csv.end_mark.index, path.name))
+        edits = [edit for edit in edits if edit[0] != csv.start_mark.index]
+        edits.append((csv.start_mark.index, csv.end_mark.index, path.name))
     elif isinstance(tables, SequenceNode):
         changes = dict(_table_changes(pairs))
         for node, (table, _) in zip(tables.value, pairs, strict=True):
@@ -326,7 +318,7 @@ def _features(tables: SequenceNode) -> Iterator[MappingNode]:
             yield from (node for node in features.value if isinstance(node, MappingNode))
 
 
-def _replaced(feature: MappingNode, values: Mapping[str, object], text: str) -> Iterator[_Edit]:
+def _replaced(feature: MappingNode, values: Mapping[str, object], text: str) -> Iterator[Edit]:
     """New values in place of those that are there; the others behind the last one.
 
     A comment behind an old value goes with it.
@@ -339,17 +331,17 @@ def _replaced(feature: MappingNode, values: Mapping[str, object], text: str) -> 
         if old is not None:
             end = _end(old)
             comment = None if feature.flow_style else _TRAILING.match(text, end)
-            yield _Edit(old.start_mark.index, comment.end() if comment else end, plain)
+            yield old.start_mark.index, comment.end() if comment else end, plain
         elif feature.flow_style:
             added += f", {key}: {plain}"
         else:
             added += f"\n{' ' * feature.start_mark.column}{key}: {plain}"
     if added:
         end = _end(feature.value[-1][1])
-        yield _Edit(end, end, added)
+        yield end, end, added
 
 
-def _moved(node: Node, source: Path, target: Path) -> Iterator[_Edit]:
+def _moved(node: Node, source: Path, target: Path) -> Iterator[Edit]:
     """The files that a part of a model file names, seen from the folder of the copy."""
     if isinstance(node, SequenceNode):
         for item in node.value:
@@ -365,7 +357,7 @@ def _moved(node: Node, source: Path, target: Path) -> Iterator[_Edit]:
             if isinstance(file, ScalarNode) and not Path(file.value).is_absolute():
                 path = relative(source.parent / file.value, target)
                 text = yaml.safe_dump(path, width=10**6).removesuffix("...\n").strip()
-                yield _Edit(file.start_mark.index, file.end_mark.index, text)
+                yield file.start_mark.index, file.end_mark.index, text
 
 
 def relative(path: Path, target: Path) -> str:
