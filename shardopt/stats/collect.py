@@ -60,21 +60,18 @@ class TimeWindow:
         """
         assert chunk.times is not None
         starts = np.floor(chunk.times / self.seconds) * self.seconds
-        for start in np.unique(starts):
+        for start in np.unique(starts).tolist():
+            try:
+                datetime.fromtimestamp(start, UTC)
+            except (ValueError, OverflowError, OSError):
+                raise InputError(
+                    f"column '{self.column}': got the time {start:g}; allowed: seconds, or milli-, "
+                    "micro- or nanoseconds, since 1970",
+                    inputs=("window",),
+                ) from None
             inside = starts == start
             bags = {name: _part(of, inside) for name, of in chunk.bags.items()}
-            yield self._checked(float(start)), Chunk(chunk.first, chunk.unit, bags)
-
-    def _checked(self, start: float) -> int:
-        try:
-            datetime.fromtimestamp(start, UTC)
-        except (ValueError, OverflowError, OSError):
-            raise InputError(
-                f"column '{self.column}': got the time {start:g}; allowed: seconds, or milli-, "
-                "micro- or nanoseconds, since 1970",
-                inputs=("window",),
-            ) from None
-        return int(start)
+            yield int(start), Chunk(chunk.first, chunk.unit, bags)
 
     def name(self, start: int) -> str:
         """A window's name in files: its day, with the time where windows are shorter."""
@@ -154,24 +151,29 @@ def collect(
     Raises:
         InputError: data or checkpoint cannot be used; names file, line or row, and feature.
     """
-    opened = [open_source(paths[0], reading.data_format)]
-    wanted = _choose_features(paths[0], opened[0], reading)
+    first = open_source(paths[0], reading.data_format)
+    wanted = _choose_features(paths[0], first, reading)
     counts: Windows = {}
     key = _key(paths, reading, wanted)
     done = (0, 0)
     if checkpoint is not None and checkpoint.exists():
         done, counts = _load(checkpoint, key, wanted)
     since = 0
+    time = None if reading.window is None else reading.window.column
     for number, path in enumerate(paths):
         if number < done[0]:
             continue
-        source = opened[0] if number == 0 else open_source(path, reading.data_format)
+        source = first if number == 0 else open_source(path, reading.data_format)
         pick(path, source.features, wanted)
+        if time is not None and time not in source.times:
+            raise InputError(
+                f"{path}: has no column '{time}' of times{did_you_mean(time, source.times)}; it "
+                f"has: {', '.join(source.times[:30]) or 'none'}",
+                inputs=("window",),
+            )
         before = _samples(counts)
         skip = done[1] if number == done[0] else 0
-        chunks = source.chunks(
-            wanted, reading.chunk_rows, skip, _time_column(path, source, reading)
-        )
+        chunks = source.chunks(wanted, reading.chunk_rows, skip, time)
         for read, chunk in enumerate(chunks, start=skip + 1):
             _add(counts, path, chunk, reading, wanted)
             since += 1
@@ -183,25 +185,12 @@ def collect(
     return dict(sorted(counts.items()))
 
 
-def _time_column(path: Path, source: Source, reading: ReadOptions) -> str | None:
-    """The column that divides the samples, if any does."""
-    if reading.window is None:
-        return None
-    column = reading.window.column
-    if column not in source.times:
-        raise InputError(
-            f"{path}: has no column '{column}' of times{did_you_mean(column, source.times)}; it "
-            f"has: {', '.join(source.times[:30]) or 'none'}",
-            inputs=("window",),
-        )
-    return column
-
-
 def _add(
     counts: Windows, path: Path, chunk: Chunk, reading: ReadOptions, wanted: Sequence[str]
 ) -> None:
     """Count a chunk in the windows that its samples lie in."""
-    checked = replace(chunk, bags=dict(_check_ids(path, chunk, reading)))
+    bags = {name: _check_ids(path, chunk, name, reading) for name in chunk.bags}
+    checked = replace(chunk, bags=bags)
     parts = [(WHOLE, checked)] if reading.window is None else reading.window.split(checked)
     for start, part in parts:
         if start not in counts:
@@ -212,8 +201,8 @@ def _add(
                     inputs=("window",),
                 )
             counts[start] = {name: FeatureCounts(reading.max_ids) for name in wanted}
-        for name, bags in part.bags.items():
-            counts[start][name].add(bags)
+        for name, of in part.bags.items():
+            counts[start][name].add(of)
 
 
 def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:
@@ -239,31 +228,24 @@ def _samples(counts: Windows) -> int:
     return sum(next(iter(features.values())).samples for features in counts.values())
 
 
-def _check_ids(path: Path, chunk: Chunk, reading: ReadOptions) -> Iterator[tuple[str, Bags]]:
-    """The bags of a chunk with ids that their tables have."""
-    for name, bags in chunk.bags.items():
-        rows = reading.rows_of(name)
-        if reading.modulo and rows is not None:
-            yield name, Bags(bags.ids % rows, bags.lengths)
-            continue
-        wrong = bags.ids < 0
-        if rows is not None:
-            wrong |= bags.ids >= rows
-        if wrong.any():
-            message = _out_of_range(path, chunk, name, int(np.flatnonzero(wrong)[0]), rows)
-            raise InputError(message, inputs=("table_rows", "modulo"))
-        yield name, bags
-
-
-def _out_of_range(path: Path, chunk: Chunk, name: str, at: int, rows: int | None) -> str:
-    bags = chunk.bags[name]
-    sample = at
+def _check_ids(path: Path, chunk: Chunk, name: str, reading: ReadOptions) -> Bags:
+    """The bags of a feature, with ids that its table has."""
+    bags, rows = chunk.bags[name], reading.rows_of(name)
+    if reading.modulo and rows is not None:
+        return Bags(bags.ids % rows, bags.lengths)
+    wrong = bags.ids < 0
+    if rows is not None:
+        wrong |= bags.ids >= rows
+    if not wrong.any():
+        return bags
+    at = sample = int(np.flatnonzero(wrong)[0])
     if bags.lengths is not None:
         sample = int(np.searchsorted(np.cumsum(bags.lengths), at, side="right"))
     allowed = "0 and up" if rows is None else f"0 to {rows - 1}, as its table has {rows} rows"
-    return (
+    raise InputError(
         f"{path}, {chunk.unit} {chunk.first + sample}: feature '{name}': got the id "
-        f"{bags.ids[at]}; allowed: {allowed}; give the right number of rows, or take ids modulo it"
+        f"{bags.ids[at]}; allowed: {allowed}; give the right number of rows, or take ids modulo it",
+        inputs=("table_rows", "modulo"),
     )
 
 

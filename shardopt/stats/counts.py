@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +83,6 @@ class HotRows:
         self.counts: Ids = np.empty(0, dtype=np.int64)
         self.slack: Ids = np.empty(0, dtype=np.int64)
 
-    @classmethod
-    def of(cls, ids: Ids, counts: Ids, capacity: int = HOT_CAPACITY) -> Self:
-        """Those of exact counts; ``ids`` are distinct and ascending."""
-        made = cls(capacity)
-        made.add(ids, counts)
-        return made
-
     def add(self, ids: Ids, counts: Ids) -> None:
         """Count distinct ids, ascending, ``[n]``."""
         missed = np.full(len(ids), self.floor, dtype=np.int64)
@@ -154,7 +147,6 @@ class Bags:
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
         return len(self.ids) if self.lengths is None else len(self.lengths)
 
 
@@ -201,7 +193,8 @@ class FeatureCounts:
         if self.hot is not None:
             self.hot.add(ids, counts)
         elif self.sample.full:
-            self.hot = HotRows.of(self.sample.ids, self.sample.counts)
+            self.hot = HotRows()
+            self.hot.add(self.sample.ids, self.sample.counts)
         self.sample.thin()
 
     def _add_ranges(self, ids: Ids, counts: Ids) -> None:
@@ -280,7 +273,6 @@ class FeatureCounts:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> FeatureCounts:
-        """The inverse of `state`."""
         limit, samples, empty, ids, largest, shift, level = map(int, state["numbers"])
         draws = state["range_draws"].astype(np.int64)
         squares = float(state["squares"][0])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TextIO, cast
@@ -89,13 +90,16 @@ class Source(ABC):
     Attributes:
         features: names of the sparse features, in the file's order.
         times: names of the columns that can say when a sample was.
+        unit, first: what its samples are counted in, and the number of the first.
+        damaged: what its library raises where the content is wrong.
     """
 
     path: Path
     features: Sequence[str]
     times: Sequence[str] = ()
+    unit, first = "row", 0
+    damaged: tuple[type[Exception], ...] = ()
 
-    @abstractmethod
     def chunks(
         self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
     ) -> Iterator[Chunk]:
@@ -110,6 +114,27 @@ class Source(ABC):
         Raises:
             InputError: names file, line or row, and feature.
         """
+        read = list(dict.fromkeys([*wanted, *filter(None, [time])]))
+        first = self.first
+        with _errors(self.path, self.damaged):
+            for number, (count, part) in enumerate(self._parts(read, rows)):
+                if number >= skip:
+                    bags = {name: self._bags(part, name, first) for name in wanted}
+                    when = None if time is None else self._when(part, time, first)
+                    yield Chunk(first, self.unit, bags, when)
+                first += count
+
+    @abstractmethod
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
+        """Samples of each chunk, and what `_bags` and `_when` take of it; little is done for one
+        that is left out."""
+
+    @abstractmethod
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        """The ids of a feature; ``first`` is the number of the first sample."""
+
+    def _when(self, part: Any, name: str, first: int) -> Times:
+        raise NotImplementedError
 
 
 def open_source(path: Path, data_format: DataFormat | None) -> Source:
@@ -235,17 +260,15 @@ class TsvSource(Source):
     """Columns of a line: with the label, or without it as in Criteo's test files."""
     max_digits = 15
 
+    unit, first = "line", 1
+    damaged = (EOFError, gzip.BadGzipFile, zlib.error)
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
-    ) -> Iterator[Chunk]:
-        """As `Source.chunks`."""
-        width, line = 0, 1
-        opened = gzip.open if self.path.suffix == ".gz" else open
-        damaged = (EOFError, gzip.BadGzipFile, zlib.error)
-        with _errors(self.path, damaged), opened(self.path, "rb") as stream:
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
+        width = 0
+        with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "rb") as stream:
             while lines := list(islice(cast(BinaryIO, stream), rows)):
                 width = width or lines[0].count(b"\t") + 1
                 if width not in self.widths:
@@ -253,20 +276,16 @@ class TsvSource(Source):
                         f"{self.path}:1: has {width} columns; allowed: 40 (label, 13 integers, 26 "
                         "hexadecimal categories), or 39 without the label, separated by tabs"
                     )
-                if skip > 0:
-                    skip -= 1
-                else:
-                    yield Chunk(line, "line", self._parse(lines, line, width, wanted))
-                line += len(lines)
+                yield len(lines), cache(partial(self._cells, lines, width))
 
-    def _parse(
-        self, lines: list[bytes], first: int, width: int, wanted: Sequence[str]
-    ) -> dict[str, Bags]:
+    def _cells(
+        self, lines: list[bytes], width: int, first: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.intp]]:
+        """All text, and where its cells end, ``[lines, width]``."""
         end = b"" if lines[-1].endswith(b"\n") else b"\n"
         text = np.frombuffer((b"".join(lines) + end).replace(b"\r\n", b"\n"), dtype=np.uint8)
         breaks = np.flatnonzero((text == 9) | (text == 10))
-        regular = len(breaks) == len(lines) * width
-        if not regular or (text[breaks[width - 1 :: width]] != 10).any():
+        if len(breaks) != len(lines) * width or (text[breaks[width - 1 :: width]] != 10).any():
             for number, line in enumerate(lines, start=first):
                 columns = line.count(b"\t") + 1
                 if columns != width:
@@ -274,37 +293,28 @@ class TsvSource(Source):
                         f"{self.path}:{number}: has {columns} columns; line 1 has {width}, and all "
                         "lines must have as many"
                     )
-        ends = breaks.reshape(len(lines), width)
-        places = {name: width - 26 + self.features.index(name) for name in wanted}
-        return {
-            name: Bags(self._column(text, ends[:, at - 1] + 1, ends[:, at], first, name))
-            for name, at in places.items()
-        }
+        return text, breaks.reshape(len(lines), width)
 
-    def _column(
-        self,
-        text: NDArray[np.uint8],
-        start: NDArray[np.intp],
-        end: NDArray[np.intp],
-        first: int,
-        name: str,
-    ) -> NDArray[np.int64]:
-        length = end - start
-        ids = np.zeros(len(end), dtype=np.int64)
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        text, ends = part(first)
+        at = ends.shape[1] - 26 + self.features.index(name)
+        start, length = ends[:, at - 1] + 1, ends[:, at] - ends[:, at - 1] - 1
+        ids = np.zeros(len(start), dtype=np.int64)
         wrong = length > self.max_digits
-        for at in range(min(int(length.max()), self.max_digits)):
-            there = np.flatnonzero(length > at)
-            digit = _DIGITS[text[start[there] + at]]
+        for place in range(min(int(length.max()), self.max_digits)):
+            there = np.flatnonzero(length > place)
+            digit = _DIGITS[text[start[there] + place]]
             wrong[there[digit == 255]] = True
             ids[there] = ids[there] * 16 + digit
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            given = bytes(text[start[row] : end[row]]).decode("utf-8", errors="replace")
+            cell = bytes(text[start[row] : start[row] + length[row]])
             raise InputError(
-                f"{self.path}:{first + row}: {name}: got {given!r}; allowed: a hexadecimal "
-                f"number of at most {self.max_digits} digits, or nothing, which counts as id 0"
+                f"{self.path}:{first + row}: {name}: got "
+                f"{cell.decode('utf-8', errors='replace')!r}; allowed: a hexadecimal number of at "
+                f"most {self.max_digits} digits, or nothing, which counts as id 0"
             )
-        return ids
+        return Bags(ids)
 
 
 _DIGITS = np.full(256, 255, dtype=np.uint8)
@@ -318,8 +328,14 @@ class NpySource(Source):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _errors(path, BROKEN, "is no .npy file of numbers, or truncated"):
-            self.array = _map(path)
+        said = "is no .npy file of numbers, or truncated"
+        with _errors(path, BROKEN, said), path.open("rb") as stream:
+            head, at = read_head(stream), stream.tell()
+            if at + head.size * head.dtype.itemsize > path.stat().st_size:
+                raise EOFError("it ends early")
+            self.array = np.empty(head.shape, head.dtype)
+            if head.size:
+                self.array = np.memmap(path, head.dtype, "r", at, head.shape, head.order)
         if self.array.ndim != 2:
             raise InputError(
                 f"{path}: holds an array of shape {self.array.shape}; allowed: [samples, features]"
@@ -331,34 +347,13 @@ class NpySource(Source):
         whole_numbers(self.array[:0], str(path))
         self.features = [f"cat_{i}" for i in range(self.array.shape[1])]
 
-    def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
-    ) -> Iterator[Chunk]:
-        """As `Source.chunks`."""
-        columns = {name: self.features.index(name) for name in wanted}
-        for first in range(skip * rows, len(self.array), rows):
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
+        for first in range(0, len(self.array), rows):
             part = self.array[first : first + rows]
-            bags = {
-                name: Bags(whole_numbers(part[:, column], f"{self.path}: {name}"))
-                for name, column in columns.items()
-            }
-            yield Chunk(first, "row", bags)
+            yield len(part), part
 
-
-def _map(path: Path) -> np.ndarray:
-    """The array of a file, without reading it.
-
-    Raises:
-        OSError, or one of `BROKEN`: it cannot be read, is damaged or shorter than its head says.
-    """
-    with path.open("rb") as stream:
-        head = read_head(stream)
-        at, there = stream.tell(), path.stat().st_size
-    if at + head.size * head.dtype.itemsize > there:
-        raise EOFError("it ends early")
-    if not head.size:
-        return np.empty(head.shape, head.dtype)
-    return np.memmap(path, head.dtype, "r", at, head.shape, head.order)
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        return Bags(whole_numbers(part[:, self.features.index(name)], f"{self.path}: {name}"))
 
 
 class NpzSource(Source):
@@ -367,6 +362,8 @@ class NpzSource(Source):
     Source: ``day_0_sparse_multi_hot.npz`` of MLPerf's DLRM-DCNv2, whose arrays are called 0 to 25
     (mlcommons/training, materialize_synthetic_multihot_dataset.py); such are cat_0 to cat_25 here.
     """
+
+    damaged = BROKEN
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -377,36 +374,12 @@ class NpzSource(Source):
                 stem = member.removesuffix(".npy")
                 if stem != member:
                     name = f"cat_{stem}" if stem.isdigit() else stem
-                    self.heads[name] = member, self._head(archive, member, name)
+                    with archive.open(member) as stream:
+                        self.heads[name] = member, self._checked(read_head(stream), name)
         self.features = list(self.heads)
         self.times = [name for name, (_, head) in self.heads.items() if _width(head) == 1]
 
-    def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
-    ) -> Iterator[Chunk]:
-        """As `Source.chunks`; arrays are read side by side, a chunk at a time."""
-        if not wanted:
-            return
-        read = list(dict.fromkeys([*wanted, *filter(None, [time])]))
-        total = self._samples(read)
-        with _errors(self.path, BROKEN), ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(self.path))
-            streams = {}
-            for name in read:
-                member, head = self.heads[name]
-                stream = streams[name] = stack.enter_context(archive.open(member))
-                read_head(stream)
-                size = _width(head) * head.dtype.itemsize
-                stream.seek(stream.tell() + skip * rows * size)
-            for first in range(skip * rows, total, rows):
-                count = min(rows, total - first)
-                bags = {name: self._bags(streams[name], name, count) for name in read}
-                when = None if time is None else seconds(bags[time].ids)
-                yield Chunk(first, "row", {name: bags[name] for name in wanted}, when)
-
-    def _head(self, archive: zipfile.ZipFile, member: str, name: str) -> Head:
-        with archive.open(member) as stream:
-            head = read_head(stream)
+    def _checked(self, head: Head, name: str) -> Head:
         shape = head.shape
         if len(shape) not in (1, 2) or (head.fortran and len(shape) == 2 and min(shape) > 1):
             raise InputError(
@@ -417,27 +390,45 @@ class NpzSource(Source):
             raise InputError(f"{self.path}: {name}: has {_width(head)} ids a sample, too many")
         return head
 
-    def _samples(self, wanted: Sequence[str]) -> int:
-        first = wanted[0]
-        samples = {name: self.heads[name][1].shape[0] for name in wanted}
-        for name in wanted:
-            whole_numbers(np.empty(0, self.heads[name][1].dtype), f"{self.path}: {name}")
-            if samples[name] != samples[first]:
-                raise InputError(
-                    f"{self.path}: '{name}' has {samples[name]} samples and '{first}' has "
-                    f"{samples[first]}; all features must have as many"
-                )
-        return samples[first]
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
+        """Arrays are read side by side, a chunk at a time."""
+        total = self.heads[read[0]][1].shape[0] if read else 0
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(self.path))
+            streams = {}
+            for name in read:
+                member, head = self.heads[name]
+                whole_numbers(np.empty(0, head.dtype), f"{self.path}: {name}")
+                if head.shape[0] != total:
+                    raise InputError(
+                        f"{self.path}: '{name}' has {head.shape[0]} samples and '{read[0]}' has "
+                        f"{total}; all features must have as many"
+                    )
+                stream = stack.enter_context(archive.open(member))
+                read_head(stream)
+                streams[name] = stream, stream.tell()
+            for first in range(0, total, rows):
+                count = min(rows, total - first)
+                yield count, cache(partial(self._ids, streams, count))
 
-    def _bags(self, stream: IO[bytes], name: str, count: int) -> Bags:
+    def _ids(
+        self, streams: Mapping[str, tuple[IO[bytes], int]], count: int, name: str, first: int
+    ) -> NDArray[np.int64]:
         _, head = self.heads[name]
-        each = _width(head)
-        size = count * each * head.dtype.itemsize
-        raw = stream.read(size)
-        if len(raw) < size:
+        stream, start = streams[name]
+        each = _width(head) * head.dtype.itemsize
+        stream.seek(start + first * each)
+        raw = stream.read(count * each)
+        if len(raw) < count * each:
             raise EOFError(f"{name} ends early")
-        ids = whole_numbers(np.frombuffer(raw, dtype=head.dtype), f"{self.path}: {name}")
-        return Bags(ids) if each == 1 else Bags(ids, np.full(count, each, dtype=np.int64))
+        return whole_numbers(np.frombuffer(raw, dtype=head.dtype), f"{self.path}: {name}")
+
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        ids, each = part(name, first), _width(self.heads[name][1])
+        return Bags(ids) if each == 1 else Bags(ids, np.full(len(ids) // each, each))
+
+    def _when(self, part: Any, name: str, first: int) -> Times:
+        return seconds(part(name, first))
 
 
 def _width(head: Head) -> int:
@@ -455,6 +446,7 @@ class ParquetSource(Source):
 
         self.path = path
         self.arrow: Any = pyarrow
+        self.damaged = (OSError, pyarrow.ArrowException)
         with _errors(path, (pyarrow.ArrowException,), "is no Parquet file, or truncated"):
             self.file = parquet.ParquetFile(path)
         kinds, schema = pyarrow.types, self.file.schema_arrow
@@ -467,28 +459,17 @@ class ParquetSource(Source):
         checks = (kinds.is_integer, kinds.is_floating, kinds.is_timestamp, kinds.is_date)
         self.times = [n for n, kind in types.items() if any(check(kind) for check in checks)]
 
-    def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
-    ) -> Iterator[Chunk]:
-        """As `Source.chunks`."""
-        first = 0
-        read = list(dict.fromkeys([*wanted, *filter(None, [time])]))
-        with _errors(self.path, (OSError, self.arrow.ArrowException)):
-            for batch in self.file.iter_batches(batch_size=rows, columns=read):
-                if skip > 0:
-                    skip -= 1
-                else:
-                    bags = {name: self._bags(batch.column(name), name, first) for name in wanted}
-                    when = None if time is None else self._times(batch.column(time), time, first)
-                    yield Chunk(first, "row", bags, when)
-                first += batch.num_rows
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
+        for batch in self.file.iter_batches(batch_size=rows, columns=read):
+            yield batch.num_rows, batch
 
     def _is_list(self, kind: Any) -> bool:
         kinds = self.arrow.types
         checks = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
         return any(check(kind) for check in checks)
 
-    def _times(self, column: Any, name: str, first: int) -> Times:
+    def _when(self, part: Any, name: str, first: int) -> Times:
+        column = part.column(name)
         if column.null_count:
             row = first + int(np.flatnonzero(np.asarray(column.is_null()))[0])
             raise InputError(
@@ -500,8 +481,8 @@ class ParquetSource(Source):
             return np.asarray(exact.to_numpy(zero_copy_only=False), dtype=np.float64) / 1e6
         return seconds(column.to_numpy(zero_copy_only=False))
 
-    def _bags(self, column: Any, name: str, first: int) -> Bags:
-        where = f"{self.path}: {name}"
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        column, where = part.column(name), f"{self.path}: {name}"
         if not self._is_list(column.type):
             known = ~np.asarray(column.is_null())
             ids = whole_numbers(column.drop_null().to_numpy(zero_copy_only=False), where)
@@ -530,28 +511,20 @@ class TensorSource(Source):
         self.batches = load_batches(path)
         self.features = self.batches[0].names if self.batches else []
 
-    def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
-    ) -> Iterator[Chunk]:
-        """As `Source.chunks`."""
-        row = 0
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
         for batch in self.batches:
-            pick(self.path, batch.names, wanted)
+            pick(self.path, batch.names, read)
             samples = batch.lengths.shape[1]
             edges = np.concatenate(([0], np.cumsum(batch.lengths.reshape(-1))))
-            for first in range(0, samples, rows):
-                if skip > 0:
-                    skip -= 1
-                    continue
-                bags = {}
-                for name in wanted:
-                    at = batch.names.index(name)
-                    lengths = batch.lengths[at, first : first + rows]
-                    start = edges[at * samples + first]
-                    ids = batch.ids[start : start + int(lengths.sum())]
-                    bags[name] = Bags(whole_numbers(ids, f"{self.path}: {name}"), lengths)
-                yield Chunk(row + first, "row", bags)
-            row += samples
+            for at in range(0, samples, rows):
+                lengths = batch.lengths[:, at : at + rows]
+                yield lengths.shape[1], (batch, lengths, edges[at::samples])
+
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        batch, lengths, starts = part
+        at = batch.names.index(name)
+        ids = batch.ids[starts[at] : starts[at] + int(lengths[at].sum())]
+        return Bags(whole_numbers(ids, f"{self.path}: {name}"), lengths[at])
 
 
 class InterSource(Source):
@@ -564,6 +537,8 @@ class InterSource(Source):
     """
 
     kinds = ("token", "token_seq", "float", "float_seq")
+
+    unit, first = "line", 2
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -580,19 +555,11 @@ class InterSource(Source):
         self.features = [name for name, kind in self.columns if kind in ("token", "token_seq")]
         self.times = [name for name, kind in self.columns if kind == "float"]
 
-    def chunks(
-        self, wanted: Sequence[str], rows: int, skip: int, time: str | None = None
-    ) -> Iterator[Chunk]:
-        """As `Source.chunks`."""
-        line = 2
+    def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
         with self._open() as stream:
             stream.readline()
             while lines := list(islice(stream, rows)):
-                if skip > 0:
-                    skip -= 1
-                else:
-                    yield self._chunk(lines, line, wanted, time)
-                line += len(lines)
+                yield len(lines), cache(partial(self._cells, lines))
 
     @contextmanager
     def _open(self) -> Iterator[TextIO]:
@@ -602,21 +569,17 @@ class InterSource(Source):
         ):
             yield stream
 
-    def _chunk(
-        self, lines: list[str], first: int, wanted: Sequence[str], time: str | None
-    ) -> Chunk:
+    def _cells(self, lines: list[str], first: int) -> dict[str, list[str]]:
         rows = [line.rstrip("\r\n").split("\t") for line in lines]
         for number, row in enumerate(rows, start=first):
             if len(row) != len(self.columns):
                 raise InputError(
                     f"{self.path}:{number}: has {len(row)} columns; line 1 has {len(self.columns)}"
                 )
-        cells = {name: [row[at] for row in rows] for at, (name, _) in enumerate(self.columns)}
-        bags = {name: self._bags(cells[name], name, first) for name in wanted}
-        when = None if time is None else self._times(cells[time], time, first)
-        return Chunk(first, "line", bags, when)
+        return {name: [row[at] for row in rows] for at, (name, _) in enumerate(self.columns)}
 
-    def _bags(self, cells: list[str], name: str, first: int) -> Bags:
+    def _bags(self, part: Any, name: str, first: int) -> Bags:
+        cells = part(first)[name]
         lengths = None
         if dict(self.columns)[name] == "token_seq":
             tokens = [cell.split() for cell in cells]
@@ -633,7 +596,8 @@ class InterSource(Source):
                 )
         return Bags(np.array(cells, dtype=object).astype(np.int64), lengths)
 
-    def _times(self, cells: list[str], name: str, first: int) -> Times:
+    def _when(self, part: Any, name: str, first: int) -> Times:
+        cells = part(first)[name]
         for line, cell in enumerate(cells, start=first):
             try:
                 fine = math.isfinite(float(cell))

@@ -98,7 +98,6 @@ class FeatureStats:
 
     @property
     def pooling_factor(self) -> float:
-        """Mean ids per sample."""
         return self.ids / self.samples
 
     @property
@@ -166,25 +165,28 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
     """
     arrays: dict[str, Any] = {}
     for feature in features:
-        if feature.seen is not None:
-            arrays |= {f"{feature.name}.{k}": v for k, v in _arrays(feature, feature.seen)}
+        seen = feature.seen
+        if seen is None:
+            continue
+        numbers = ("rows", "samples", "ids", "pooling_factor", "pooling_factor_std", "empty_share")
+        found: dict[str, Any] = {
+            "counts": seen.mixture.counts,
+            "weights": seen.mixture.probs * feature.ids,
+            "range_rows": seen.mixture.range_rows.astype(np.float32),
+            "range_width": np.array(seen.range_width),
+            **{name: np.array(getattr(feature, name)) for name in numbers},
+            "draws": seen.draws,
+            "distinct": seen.distinct,
+            "frequencies": seen.frequencies,
+            "frequency_rows": seen.frequency_rows,
+            "hot_ids": np.array([row.id for row in seen.hottest], dtype=np.int64),
+            "hot_shares": np.array([row.share for row in seen.hottest]),
+        }
+        if seen.fit is not None:
+            found["zipf"] = np.array([seen.fit.alpha, seen.fit.q])
+        arrays |= {f"{feature.name}.{name}": value for name, value in found.items()}
     with atomic_open(path) as stream:
         np.savez_compressed(stream, allow_pickle=False, **arrays)
-
-
-def _arrays(feature: FeatureStats, seen: IdStatistics) -> Iterator[tuple[str, Any]]:
-    yield "counts", seen.mixture.counts
-    yield "weights", seen.mixture.probs * feature.ids
-    yield "range_rows", seen.mixture.range_rows.astype(np.float32)
-    yield "range_width", np.array(seen.range_width)
-    for name in ("rows", "samples", "ids", "pooling_factor", "pooling_factor_std", "empty_share"):
-        yield name, np.array(getattr(feature, name))
-    for name in ("draws", "distinct", "frequencies", "frequency_rows"):
-        yield name, getattr(seen, name)
-    if seen.fit is not None:
-        yield "zipf", np.array([seen.fit.alpha, seen.fit.q])
-    yield "hot_ids", np.array([row.id for row in seen.hottest], dtype=np.int64)
-    yield "hot_shares", np.array([row.share for row in seen.hottest])
 
 
 def model_values(feature: FeatureStats, file: str) -> dict[str, Any]:
@@ -251,28 +253,23 @@ def measure_drift(windows: Mapping[int, Mapping[str, FeatureCounts]]) -> list[Dr
     found = []
     for name in ordered[0] if ordered else ():
         counts = [features[name] for features in ordered if features[name].ids]
-        if len(counts) > 1:
-            found.append(_of_feature(name, counts))
+        if len(counts) < 2:
+            continue
+        curves = [of.spectrum(of.largest + 1).curve() for of in counts]
+        fewest = min(of.ids for of in counts)
+        hot = [
+            of.hottest(max(FEWEST_HOT, round(HOT_SHARE * float(distinct[-1]))))[0]
+            for of, (_, distinct) in zip(counts, curves, strict=True)
+        ]
+        drift = Drift(
+            name,
+            len(counts),
+            tuple(of.ids / of.samples for of in counts),
+            tuple(float(np.interp(fewest, draws, distinct)) for draws, distinct in curves),
+            tuple(
+                of.hits(last) / max(1.0, of.hits(own))
+                for of, (last, own) in zip(counts[1:], pairwise(hot), strict=True)
+            ),
+        )
+        found.append(drift)
     return found
-
-
-def _of_feature(name: str, counts: Sequence[FeatureCounts]) -> Drift:
-    curves = [of.spectrum(of.largest + 1).curve() for of in counts]
-    fewest = min(of.ids for of in counts)
-    return Drift(
-        name,
-        len(counts),
-        tuple(of.ids / of.samples for of in counts),
-        tuple(float(np.interp(fewest, draws, distinct)) for draws, distinct in curves),
-        tuple(_kept(before, after) for before, after in pairwise(counts)),
-    )
-
-
-def _kept(before: FeatureCounts, after: FeatureCounts) -> float:
-    own, last = _hot_rows(after), _hot_rows(before)
-    return after.hits(last) / max(1.0, after.hits(own))
-
-
-def _hot_rows(counts: FeatureCounts) -> np.ndarray:
-    distinct = counts.spectrum(counts.largest + 1).curve()[1][-1]
-    return counts.hottest(max(FEWEST_HOT, round(HOT_SHARE * float(distinct))))[0]

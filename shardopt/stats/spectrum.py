@@ -112,7 +112,6 @@ class ZipfFit:
 
     @property
     def distribution(self) -> Zipf:
-        """As the predictor takes it."""
         return Zipf(self.alpha, self.q)
 
 
