@@ -31,6 +31,7 @@ from shardopt.calibrate.fitting import (
     Array,
     CalibratedProfile,
     HeldOut,
+    total,
 )
 from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, Point, Size
 from shardopt.calibrate.rows import Measurement, row_of_samples
@@ -38,14 +39,11 @@ from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, WARM_UP, Samples, Timer
 
 SLOWEST_CALL_S = 0.15
 """Of a collective over a slow link; larger messages only take longer."""
-UNEVEN_SIZES = tuple(2**octave for octave in range(10, 25, 2))
 AHEAD_S = 4e-3
 """From agreeing to entering, spent computing: gloo's cost after work differs from its cost in a
 loop of collectives."""
 POINTS_PER_BLOCK = 8
 """Measured in turn, round by round, so that a busy moment disturbs all of them alike."""
-UNEVEN = 4
-"""How many times the bytes of the others the busiest rank sends."""
 ISSUE = "issue"
 EDGES_MIB = (0.0, 0.015625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 """Default size bands: one edge every two octaves from 16 KiB to 1 GiB of bus bytes."""
@@ -53,8 +51,6 @@ SMOOTHING = 0.05
 """Weight of the penalty on cost steps between neighbouring bands, against relative errors of 1."""
 FEWEST_SIZES = 3
 """Fit rows of a collective below which no curve of its link is fitted."""
-LARGE_BYTES = 4 * units.MIB
-"""Messages whose error is reported apart."""
 
 
 # What is measured.
@@ -63,8 +59,7 @@ LARGE_BYTES = 4 * units.MIB
 def collective_points(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
     """All collectives at every octave, in an order that no drift of the machine follows.
 
-    Octaves alternate between fit and test, the first and the last are fitted; all-to-alls whose
-    busiest rank sends four times what the others send are only tested.
+    Octaves alternate between fit and test, the first and the last are fitted.
 
     Args:
         link_gbit_s: of the link between the ranks, where each is a host; limits the sizes.
@@ -78,11 +73,6 @@ def collective_points(size: Size, ranks: int, link_gbit_s: float | None = None) 
         Point("collective", {"op": op, "bytes": 2**octave, **among}, (octave - low) % 2 == 1)
         for op in COLLECTIVE_OPS
         for octave in range(low, high + 1)
-    ]
-    points += [
-        Point("collective", {"op": "all_to_all_uneven", "bytes": b, **among}, test=True)
-        for b in UNEVEN_SIZES
-        if b <= 2**high
     ]
     points.append(Point("collective", {"op": "issue", "bytes": 256, **among}))
     order = np.random.default_rng(0).permutation(len(points))
@@ -155,77 +145,60 @@ def _measure_blocks(
             return
         block = points[first : first + POINTS_PER_BLOCK]
         calls = [_make_call(point, among) for point in block]
-        entered: list[list[float]] = [[] for _ in block]
-        left: list[list[float]] = [[] for _ in block]
+        times: list[list[tuple[float, float]]] = [[] for _ in block]
         for round_ in range(WARM_UP + rounds):
             for i in range(len(calls)):
                 at = (i + round_) % len(calls)
-                times = _time_entry_and_exit(calls[at], among, block[at].params["op"])
+                entered_and_left = _time(calls[at], among, block[at].params["op"])
                 if round_ >= WARM_UP:
-                    entered[at].append(times[0])
-                    left[at].append(times[1])
-        last_in = _reduce(entered, among, latest=True)
-        last_out = _reduce(left, among, latest=among.one_clock)
-        for point, begins, ends in zip(block, last_in, last_out, strict=True):
-            taken = (end - begin for begin, end in zip(begins, ends, strict=True))
-            yield row_of_samples(point, Samples(tuple(taken)))
+                    times[at].append(entered_and_left)
+        for point, seconds in zip(block, _of_all_ranks(times, among), strict=True):
+            yield row_of_samples(point, Samples(tuple(seconds)))
 
 
-def _time_entry_and_exit(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
-    """When this rank entered and when it left; of ranks without a common clock it enters at 0."""
-    if not among.one_clock:
-        return 0.0, _time_issue(call, among) if op == ISSUE else _time_after_meeting(call, among)
-    times = _enter_together(call, among)
-    # the host's own time, whoever else is where
-    return (0.0, times[1] - times[0]) if op == ISSUE else times
-
-
-def _enter_together(call: Callable[[], object], among: Ranks) -> tuple[float, float]:
-    """At an agreed instant."""
+def _time(call: Callable[[], object], among: Ranks, op: str) -> tuple[float, float]:
+    """When this rank entered a collective and when it left; it enters at 0 where ranks have no
+    common clock, and where the host's own time is asked for, whoever else is where."""
     import torch
     import torch.distributed as dist
 
+    timer, group = among.timer, among.group
+    if op == ISSUE and not among.one_clock:
+        # the host's part of a call; the device has nothing else to do
+        timer.synchronize()
+        start = time.perf_counter()
+        call()
+        taken = time.perf_counter() - start
+        timer.synchronize()
+        return 0.0, taken
+    if not among.one_clock:
+        meeting = torch.ones(1, device=timer.device)
+        timer.flush()
+        dist.all_reduce(meeting, group=group)
+        return 0.0, timer.seconds(call)
     # one clock for all processes of a host: CLOCK_MONOTONIC
     until = torch.tensor([time.monotonic() + AHEAD_S], dtype=torch.float64)
-    dist.all_reduce(until, dist.ReduceOp.MAX, group=among.group)
+    dist.all_reduce(until, dist.ReduceOp.MAX, group=group)
     instant = float(until)
     while time.monotonic() < instant:
-        among.timer.flush()
+        timer.flush()
     entered = time.monotonic()
-    taken = among.timer.seconds(call)
-    return entered, entered + taken
+    taken = timer.seconds(call)
+    return (0.0, taken) if op == ISSUE else (entered, entered + taken)
 
 
-def _time_after_meeting(call: Callable[[], object], among: Ranks) -> float:
-    """Seconds of a call that follows a collective of all."""
-    import torch
-    import torch.distributed as dist
-
-    meeting = torch.ones(1, device=among.timer.device)
-    among.timer.flush()
-    dist.all_reduce(meeting, group=among.group)
-    return among.timer.seconds(call)
-
-
-def _time_issue(call: Callable[[], object], among: Ranks) -> float:
-    """Seconds of the host's part of a call; the device has nothing else to do."""
-    among.timer.synchronize()
-    start = time.perf_counter()
-    call()
-    taken = time.perf_counter() - start
-    among.timer.synchronize()
-    return taken
-
-
-def _reduce(times: list[list[float]], among: Ranks, *, latest: bool) -> list[list[float]]:
-    """The latest or the least of all ranks, element by element."""
+def _of_all_ranks(times: list[list[tuple[float, float]]], among: Ranks) -> list[list[float]]:
+    """Seconds from the last rank's entry, ``[points, rounds]``: until the last has left, or, of
+    ranks without a common clock, the least of all."""
     import torch
     import torch.distributed as dist
 
     table = torch.tensor(times, dtype=torch.float64, device=among.timer.device)
-    reduce = dist.ReduceOp.MAX if latest else dist.ReduceOp.MIN
-    dist.all_reduce(table, reduce, group=among.group)
-    found: list[list[float]] = table.tolist()
+    entered, left = table[..., 0].contiguous(), table[..., 1].contiguous()
+    latest, least = dist.ReduceOp.MAX, dist.ReduceOp.MIN
+    dist.all_reduce(entered, latest, group=among.group)
+    dist.all_reduce(left, latest if among.one_clock else least, group=among.group)
+    found: list[list[float]] = (left - entered).tolist()
     return found
 
 
@@ -236,68 +209,33 @@ def _make_call(point: Point, among: Ranks) -> Callable[[], Any]:
 
     device, group = among.timer.device, among.group
     ranks = dist.get_world_size(group)
-    op = point.params["op"]
-    elements = max(point.params["bytes"] // 4 // ranks, 1) * ranks
-    full = torch.ones(elements, device=device)
-    part = torch.ones(elements // ranks, device=device)
-
-    def all_to_all() -> Any:
-        dist.all_to_all_single(torch.empty_like(full), full, group=group)
-
-    def reduce_scatter() -> Any:
-        dist.reduce_scatter_tensor(torch.empty_like(part), full, group=group)
-
-    def all_gather() -> Any:
-        dist.all_gather_into_tensor(torch.empty_like(full), part, group=group)
-
-    calls: dict[str, Callable[[], Any]] = {
-        "all_to_all": all_to_all,
-        "all_to_all_uneven": _make_uneven(elements, among),
-        "all_reduce": lambda: dist.all_reduce(full, group=group),
-        "reduce_scatter": reduce_scatter,
-        "all_gather": all_gather,
-        ISSUE: lambda: pending.append(dist.all_reduce(part, group=group, async_op=True)),
-    }
+    share = max(point.params["bytes"] // 4 // ranks, 1)
+    full, part = torch.ones(share * ranks, device=device), torch.ones(share, device=device)
     pending: list[Any] = []
-    if op == ISSUE:
-        return _finish_before(calls[op], pending)
-    return calls[op]
-
-
-def _finish_before(call: Callable[[], Any], pending: list[Any]) -> Callable[[], Any]:
-    """Issue one and do not wait: the one before has long ended when the next is issued."""
 
     def issue() -> None:
+        # does not wait: the one before has long ended when the next is issued
         while pending:
             pending.pop().wait()
-        call()
+        pending.append(dist.all_reduce(part, group=group, async_op=True))
 
-    return issue
-
-
-def _make_uneven(elements: int, among: Ranks) -> Callable[[], Any]:
-    """An all-to-all in which rank 0 sends all its elements and the others a quarter of them."""
-    import torch
-    import torch.distributed as dist
-
-    device, group = among.timer.device, among.group
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    share = elements // ranks
-    sizes = [share if sender == 0 else max(share // UNEVEN, 1) for sender in range(ranks)]
-    send = torch.ones(sizes[rank] * ranks, device=device)
-
-    def call() -> None:
-        received = torch.empty(sum(sizes), device=device)
-        dist.all_to_all_single(received, send, sizes, [sizes[rank]] * ranks, group=group)
-
-    return call
+    calls: dict[str, Callable[[], Any]] = {
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(full), full, group=group),
+        "all_reduce": lambda: dist.all_reduce(full, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(
+            torch.empty_like(part), full, group=group
+        ),
+        "all_gather": lambda: dist.all_gather_into_tensor(
+            torch.empty_like(full), part, group=group
+        ),
+        ISSUE: issue,
+    }
+    return calls[point.params["op"]]
 
 
 class References:
-    """The kernels that every bench run times too.
-
-    They are built when the first is measured, which is collective over all ranks.
-    """
+    """The kernels that every bench run times too; built when the first is measured, which is
+    collective over all ranks."""
 
     def __init__(self, device: Any, size: Size) -> None:
         self.device, self.size = device, size
@@ -305,14 +243,6 @@ class References:
 
     def rows(self, points: Sequence[Point]) -> Iterator[Measurement]:
         """A row for each kernel, of all repeats of all ranks."""
-        for _, kernels in groupby(points, key=lambda point: point.params["at"]):
-            spent = self._measure()
-            for point in kernels:
-                seconds = tuple(ms * 1e-3 for ms in spent[point.params["kernel"]])
-                yield row_of_samples(point, Samples(seconds))
-
-    def _measure(self) -> dict[str, list[float]]:
-        """Milliseconds of every repeat by the kernel's name."""
         import torch.distributed as dist
 
         if self._reference is None:
@@ -321,11 +251,14 @@ class References:
             self._reference = Reference(self.device, dist.get_rank())
             # the first lookups of a process are slower than all later ones
             self._reference.measure()
-        mine = [self._reference.measure() for _ in range(self.size.reference_calls)]
-        ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, mine)
-        calls = [call for rank in ranks for call in rank]
-        return {kernel: [ms for call in calls for ms in call[kernel]] for kernel in mine[0]}
+        for _, kernels in groupby(points, key=lambda point: point.params["at"]):
+            mine = [self._reference.measure() for _ in range(self.size.reference_calls)]
+            ranks: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(ranks, mine)
+            for point in kernels:
+                name = point.params["kernel"]
+                repeats = (ms for rank in ranks for call in rank for ms in call[name])
+                yield row_of_samples(point, Samples(tuple(ms * 1e-3 for ms in repeats)))
 
 
 # What the rows say.
@@ -346,7 +279,6 @@ class CollectiveRows:
         return cls(table[:, 1], table[:, 0], table[:, 2])
 
     def where(self, keep: NDArray[np.bool_]) -> CollectiveRows:
-        """The rows for which ``keep`` holds."""
         return CollectiveRows(self.size_bytes[keep], self.ranks[keep], self.time_us[keep])
 
 
@@ -422,11 +354,8 @@ def _solve(columns: Array, target: Array, penalty: Array) -> Array:
 
 
 def _bus_mib(rows: CollectiveRows, op: str) -> Array:
-    factor = np.array([bus_factor(op, int(n)) if op in _COUNTED else 1.0 for n in rows.ranks])
-    return np.asarray(rows.size_bytes * factor / units.MIB)
-
-
-_COUNTED = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+    factor = [bus_factor(op, int(n)) if op in COLLECTIVE_OPS else 1.0 for n in rows.ranks]
+    return np.asarray(rows.size_bytes * np.array(factor) / units.MIB)
 
 
 def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
@@ -450,9 +379,13 @@ def predict_us(curve: Curve, rows: CollectiveRows, op: str) -> Array:
     return result
 
 
-def errors(curve: Curve, rows: CollectiveRows, op: str) -> Array:
-    """Relative errors ``predicted / measured - 1``, shape ``[rows]``."""
-    return predict_us(curve, rows, op) / rows.time_us - 1.0
+def errors(curve: Curve, rows: CollectiveRows, op: str, issued_us: float = 0.0) -> Array:
+    """Relative errors ``predicted / measured - 1``, shape ``[rows]``.
+
+    Args:
+        issued_us: the host's time to issue one, which the rows hold and the curve does not.
+    """
+    return (predict_us(curve, rows, op) + issued_us) / rows.time_us - 1.0
 
 
 def curve_rows(rows: Sequence[Measurement], *, rings: bool = False) -> CollectiveRows:
@@ -480,7 +413,7 @@ def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
     local = ranks // hosts
     if hosts == 1 or local == 1:
         return size, float(ranks)
-    if params["op"].startswith("all_to_all"):
+    if params["op"] == "all_to_all":
         parties = ranks - local + 1
         return size * parties / ranks, float(parties)
     if rings and (hosts > 2 or params["op"] != "all_reduce"):
@@ -488,20 +421,6 @@ def _on_the_link(params: dict[str, Any], rings: bool) -> tuple[float, float]:
         passed = 1.0 if params["op"] == "all_reduce" else (ranks - 1) / ranks
         size *= passed * hosts / (hosts - 1)
     return size / local, float(hosts)
-
-
-def subtract(rows: CollectiveRows, issued_us: float) -> CollectiveRows:
-    """Times without the host's issuing, which the iteration graph charges by itself."""
-    return CollectiveRows(rows.size_bytes, rows.ranks, np.maximum(rows.time_us - issued_us, 1.0))
-
-
-def curve_errors(curve: Curve, rows: CollectiveRows, op: str, issued_us: float) -> Array:
-    """Errors of the whole time, issuing included."""
-    if not len(rows.size_bytes):
-        return np.zeros(0)
-    without = errors(curve, subtract(rows, issued_us), op)
-    predicted = (1 + without) * subtract(rows, issued_us).time_us + issued_us
-    return np.asarray(predicted / rows.time_us - 1.0)
 
 
 def issue_us(rows: Sequence[Measurement]) -> float:
@@ -526,12 +445,11 @@ def fit_links(
             the latency is that of the rows.
         holds_issue: whether the rows hold the host's time to issue, which ops of the graph count.
     """
-    rows = made.of("collective")
     fitted = made
     for name, between in (("intra", False), ("inter", True)):
-        of_link = [row for row in rows if _is_between(row) == between]
-        issued_us = issue_us(of_link) if holds_issue else 0.0
-        fitted = _fit_link(fitted, name, of_link, issued_us, latency_us)
+        rows = [row for row in made.of("collective") if _is_between(row) == between]
+        issued_us = issue_us(rows) if holds_issue else 0.0
+        fitted = _fit_link(fitted, name, rows, issued_us, latency_us)
     if fitted.profile.collectives == made.profile.collectives:
         return fitted
     return fitted.constants("overheads", collective_us=collective_us)
@@ -558,49 +476,36 @@ def _fit_link(
     # an error says its link where there are two
     suffix = " between hosts" if name == "inter" and local > 1 else ""
     shipped = getattr(made.base.collectives, name)
-    curves, used, scores = {}, {}, []
+    curves: dict[str, Curve] = {}
+    scores = []
     for op, found in by_op.items():
         outside = issued_us
         if name == "inter" and op != "all_to_all" and local > 1:
             # a reduction between hosts of several ranks goes through them first
-            outside += latency_ms(getattr(made.profile.collectives.intra, op), local) / units.us(
-                1.0
-            )
+            within = getattr(made.profile.collectives.intra, op)
+            outside += latency_ms(within, local) / units.us(1.0)
         fit, test = (
             curve_rows([r for r in found if r.point.test == held], rings=rings)
             for held in (False, True)
         )
-        curve = fit_curve(subtract(fit, outside), op, reweightings=REWEIGHTINGS)
-        count = len(fit.size_bytes)
-        held_out = HeldOut(curve_errors(curve, test, op, outside), count)
+        # the iteration graph charges the issuing by itself
+        less = CollectiveRows(fit.size_bytes, fit.ranks, np.maximum(fit.time_us - outside, 1.0))
+        curve = curves[op] = fit_curve(less, op, reweightings=REWEIGHTINGS)
         # what bytes cost is compared: the latency of rows is not that of iterations
         known = getattr(shipped, op).model_copy(update={"latency_us": curve.latency_us})
-        large = test.where(test.size_bytes >= LARGE_BYTES)
-        made = made.error(f"{op}{suffix}", held_out, curve_errors(known, test, op, outside))
-        of_large = HeldOut(curve_errors(curve, large, op, outside), count)
-        made = made.error(f"{op}, from 4 MiB{suffix}", of_large)
-        scores.append(held_out)
-        curves[op] = used[op] = curve
-        if latency_us is not None:
-            used[op] = curve.model_copy(
-                update={"latency_us": latency_us[op], "latency_per_doubling_us": 0.0}
-            )
-    uneven = [r for r in rows if r.point.params["op"] == "all_to_all_uneven"]
-    if uneven:
-        table = curve_rows(uneven, rings=rings)
-        error = curve_errors(curves["all_to_all"], table, "all_to_all", issued_us)
-        made = made.error(f"all_to_all, uneven{suffix}", HeldOut(error, 0))
+        count, errors_of_shipped = len(fit.size_bytes), errors(known, test, op, outside)
+        scores.append(HeldOut(errors(curve, test, op, outside), count))
+        made = made.error(f"{op}{suffix}", scores[-1], errors_of_shipped)
+    if latency_us is not None:
+        for op, curve in curves.items():
+            in_iterations = {"latency_us": latency_us[op], "latency_per_doubling_us": 0.0}
+            curves[op] = curve.model_copy(update=in_iterations)
     # rows of an all-reduce hold what the switch does of it
-    changed: dict[str, Any] = {**used, "in_switch": None, "small_rel_error": None}
+    changed: dict[str, Any] = {**curves, "in_switch": None, "small_rel_error": None}
     if name == "inter" and made.wiring.link_gbit_s is not None:
         changed["nic_gbit_s"] = made.wiring.link_gbit_s
     wire = getattr(made.profile.collectives, name).model_copy(update=changed)
+    sizes, ranks = ([row.point.params[of] for row in rows] for of in ("bytes", "ranks"))
     return made.constants("collectives", **{name: wire}).measured(
-        f"collectives.{name}",
-        rows,
-        sum(scores[1:], start=scores[0]),
-        {
-            "size_bytes": [row.point.params["bytes"] for row in rows],
-            "ranks": [row.point.params["ranks"] for row in rows],
-        },
+        f"collectives.{name}", rows, total(scores), {"size_bytes": sizes, "ranks": ranks}
     )

@@ -65,15 +65,9 @@ def alone(
         ranks: whose samples a table of the model serves.
         gpu: that is measured; None: a core.
     """
-    if gpu is None:
-        points = [p for of in (host, lookups, products, moves) for p in of.cpu_points(size)]
-    else:
-        points = [
-            *host.gpu_points(),
-            *lookups.gpu_points(size, gpu),
-            *products.gpu_points(size),
-            *moves.gpu_points(size, gpu),
-        ]
+    points: list[Point] = []
+    for of in (host, lookups, products, moves):
+        points += of.cpu_points(size) if gpu is None else of.gpu_points(size, gpu)
     own = [] if model is None else lookups.model_points(model, ranks)
     return [*own, *_alternated(points)]
 
@@ -106,12 +100,8 @@ def together(
 
 def _alternated(points: Sequence[Point]) -> list[Point]:
     """By how much of its family, op and form is before a point; the first of each come first."""
-
-    def kind(point: Point) -> tuple[object, ...]:
-        names = ("op", "form", "kernel", "layout", "optimizer")
-        return (point.family, *(point.params.get(name) for name in names))
-
-    kinds = [kind(point) for point in points]
+    names = ("op", "form", "kernel", "layout", "optimizer")
+    kinds = [(point.family, *map(point.params.get, names)) for point in points]
     place = [kinds[:i].count(of) / kinds.count(of) for i, of in enumerate(kinds)]
     return [points[i] for i in sorted(range(len(points)), key=lambda i: place[i])]
 
@@ -120,8 +110,8 @@ def measure_alone(
     points: Sequence[Point],
     device: Any,
     size: Size,
-    model: Workload | None = None,
-    go_on: Callable[[], bool] = lambda: True,
+    model: Workload | None,
+    go_on: Callable[[], bool],
 ) -> Iterator[Measurement]:
     """Rows of kernels, point by point.
 
@@ -152,9 +142,9 @@ def measure_together(
     points: Sequence[Point],
     device: Any,
     size: Size,
-    runtime: Runtime = Runtime.PLAIN,
-    hosts: int = 1,
-    go_on: Callable[[float], bool] = lambda share: True,
+    runtime: Runtime,
+    hosts: int,
+    go_on: Callable[[float], bool],
 ) -> Iterator[Measurement]:
     """Rows of what needs all ranks; every rank gets them.
 
@@ -175,9 +165,8 @@ def measure_together(
         if family == "reference":
             yield from references.rows(of_family)
         elif family == "iteration":
-            yield from host.measure_iterations(
-                of_family, device, size, runtime, partial(go_on, 1.0), later
-            )
+            in_time = partial(go_on, 1.0)
+            yield from host.measure_iterations(of_family, device, size, runtime, in_time, later)
         else:
             more = partial(go_on, COLLECTIVES_SHARE)
             yield from collectives.measure_collectives(of_family, device, rounds, hosts, more)

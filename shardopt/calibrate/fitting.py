@@ -80,27 +80,16 @@ class HeldOut:
 
     @property
     def mape(self) -> float:
-        """Mean of absolute errors."""
         return mape(self.errors)
 
     @property
     def gmae(self) -> float:
-        """Geometric mean of absolute errors."""
         return gmae(self.errors)
 
     @property
     def bias(self) -> float:
         """Median error, signed."""
         return float(np.median(self.errors)) if self.n else math.nan
-
-    @property
-    def known(self) -> KnownError | None:
-        """The error as a profile states it for a group."""
-        if not self.n:
-            return None
-        mean, geomean = round(self.mape, 4), round(self.gmae, 4)
-        rows = "points left out of the fit"
-        return KnownError(suite="calibrate", rows=rows, n=self.n, mean=mean, geomean=geomean)
 
     @property
     def rms(self) -> float:
@@ -110,11 +99,9 @@ class HeldOut:
         """
         if not self.n:
             return math.nan
-        times = np.ones(self.n) if self.times is None else self.times
-        return float(np.sqrt(np.sum(times * self.errors**2) / np.sum(times)))
+        return float(np.sqrt(np.average(self.errors**2, weights=self.times)))
 
     def __add__(self, other: HeldOut) -> HeldOut:
-        """Both together."""
         errors = np.concatenate((self.errors, other.errors))
         parts = [h.times if h.times is not None else np.ones(h.n) for h in (self, other)]
         return HeldOut(errors, self.fitted + other.fitted, np.concatenate(parts))
@@ -123,6 +110,11 @@ class HeldOut:
         if not self.n:
             return "none"
         return f"mean absolute error {self.mape:.1%}, bias {self.bias:+.1%}, n {self.n}"
+
+
+def total(errors: Sequence[HeldOut]) -> HeldOut:
+    """All of them together; at least one."""
+    return sum(errors[1:], start=errors[0])
 
 
 @dataclass(frozen=True)
@@ -175,9 +167,7 @@ class CalibratedProfile:
         return [
             row
             for row in self.rows
-            if row.point.family == family
-            and row.part == part
-            and (test is None or row.point.test == test)
+            if (row.point.family, row.part) == (family, part) and test in (None, row.point.test)
         ]
 
     def fit_and_test(self, family: str, part: str = "") -> tuple[list[Measurement], ...]:
@@ -207,17 +197,12 @@ class CalibratedProfile:
         fitted: Sequence[Measurement],
         test: Sequence[Measurement],
         predict: Callable[[HardwareProfile, Sequence[Measurement]], Array],
-        base: HardwareProfile | None = None,
     ) -> CalibratedProfile:
-        """With the errors on rows held out, of the profile as it is now and of its base.
-
-        Args:
-            base: what the profile is compared with; the base profile unless given.
-        """
+        """With the errors on rows held out, of the profile as it is now and of its base."""
         ms = times_ms(test)
         mine, theirs = (
             predict(hw, test) / ms - 1.0 if len(test) else np.zeros(0)
-            for hw in (self.profile, base or self.base)
+            for hw in (self.profile, self.base)
         )
         return self.error(label, HeldOut(mine, len(fitted), ms), theirs)
 
@@ -236,8 +221,16 @@ class CalibratedProfile:
             ranges: values that the rows have, by what they are of.
             also: said after the error, such as constants that stay as they were.
         """
-        group = self.profile.groups[name]
+        group, known = self.profile.groups[name], None
         rms = held_out.rms if held_out.n else group.rel_error
+        if held_out.n:
+            known = KnownError(
+                suite="calibrate",
+                rows="points left out of the fit",
+                n=held_out.n,
+                mean=round(held_out.mape, 4),
+                geomean=round(held_out.gmae, 4),
+            )
         provenance = Provenance(
             kind="measured",
             source=f"{source_on(self.origin.machine)}held-out rows: {held_out}{also}",
@@ -245,7 +238,7 @@ class CalibratedProfile:
             date=max(row.date for row in fitted)[:10],
             n=len(fitted),
             range={key: span(values) for key, values in (ranges or {}).items()},
-            error=held_out.known,
+            error=known,
         )
         error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)
         group = group.model_copy(update={"provenance": provenance, "rel_error": error})
@@ -269,7 +262,6 @@ def source_on(machine: str) -> str:
 
 
 def span(values: Iterable[float]) -> tuple[float, float]:
-    """Lowest and highest."""
     known = [float(v) for v in values]
     return min(known), max(known)
 
@@ -327,7 +319,6 @@ class FreeConstant:
     high: float
 
     def value(self, hw: HardwareProfile) -> float:
-        """Its value in a profile."""
         name, _, part = self.key.partition(".")
         held = getattr(getattr(hw, self.group), name)
         if part:
@@ -335,7 +326,6 @@ class FreeConstant:
         return 0.0 if held is None else float(held)
 
     def put(self, hw: HardwareProfile, value: float) -> HardwareProfile:
-        """The profile with another value."""
         group = getattr(hw, self.group)
         name, _, part = self.key.partition(".")
         held: Any = value
@@ -356,6 +346,14 @@ class FittedProfile:
     hw: HardwareProfile
     fitted: tuple[FreeConstant, ...]
     kept: tuple[FreeConstant, ...]
+
+    @property
+    def kept_text(self) -> str:
+        """What the provenance says of constants that the rows do not tell."""
+        if not self.kept:
+            return ""
+        names = ", ".join(sorted(f"{c.group}.{c.key}" for c in self.kept))
+        return f"; as in the base profile, as the rows do not tell: {names}"
 
 
 def fit_free(
@@ -395,17 +393,29 @@ def _solve(
     margin = 1e-3 * (high - low)
     known = np.log([f.value(hw) or math.sqrt(f.low * f.high) for f in free])
 
+    def at(x: Array) -> HardwareProfile:
+        changed = hw
+        for constant, value in zip(free, np.exp(x), strict=True):
+            changed = constant.put(changed, float(np.clip(value, constant.low, constant.high)))
+        return changed
+
     last: list[tuple[Array, Array]] = []
 
     def off(x: Array) -> Array:
+        # the solver asks for the gradient where it has just evaluated the errors
         if not last or not np.array_equal(last[0][0], x):
-            times = np.maximum(predict(_with_values(hw, free, x)), SHORTEST_MS)
+            times = np.maximum(predict(at(x)), SHORTEST_MS)
             last[:] = [(x.copy(), np.log(times) - log_time)]
         return last[0][1].copy()  # the solver scales it in place
 
     def gradient(x: Array) -> Array:
-        # the solver has just evaluated the errors here
-        return _differences(off, x, off(x), high)
+        """Jacobian ``[rows, constants]`` by a step up, or down where the bound is near."""
+        here, columns = off(x), []
+        for i in range(len(x)):
+            there = x.copy()
+            there[i] += STEP if x[i] + STEP <= high[i] else -STEP
+            columns.append((off(there) - here) / (there[i] - x[i]))
+        return np.stack(columns, axis=1)
 
     solution = least_squares(
         off,
@@ -419,19 +429,7 @@ def _solve(
         max_nfev=60,
     )
     spread = float(np.median(np.abs(off(solution.x)))) / 0.6745
-    return _with_values(hw, free, solution.x), _standard_errors(
-        gradient(solution.x), max(spread, 1e-3)
-    )
-
-
-def _differences(off: Callable[[Array], Array], x: Array, here: Array, high: Array) -> Array:
-    """Jacobian ``[rows, constants]`` by a step up, or down where the bound is near."""
-    columns = []
-    for i in range(len(x)):
-        there = x.copy()
-        there[i] += STEP if x[i] + STEP <= high[i] else -STEP
-        columns.append((off(there) - here) / (there[i] - x[i]))
-    return np.stack(columns, axis=1)
+    return at(solution.x), _standard_errors(gradient(solution.x), max(spread, 1e-3))
 
 
 def _standard_errors(jacobian: Array, spread: float) -> Array:
@@ -446,17 +444,3 @@ def _standard_errors(jacobian: Array, spread: float) -> Array:
     missing = 1.0 - np.diag(inverse @ scaled)
     errors = np.sqrt(np.maximum(np.diag(inverse), 0.0)) / size
     return np.where(silent | (missing > 1e-3), math.inf, errors)
-
-
-def _with_values(hw: HardwareProfile, free: Sequence[FreeConstant], x: Array) -> HardwareProfile:
-    for constant, value in zip(free, np.exp(x), strict=True):
-        hw = constant.put(hw, float(np.clip(value, constant.low, constant.high)))
-    return hw
-
-
-def kept_text(found: FittedProfile) -> str:
-    """What the provenance says of constants that the rows do not tell."""
-    if not found.kept:
-        return ""
-    names = ", ".join(sorted(f"{c.group}.{c.key}" for c in found.kept))
-    return f"; as in the base profile, as the rows do not tell: {names}"

@@ -8,9 +8,9 @@ Why: docs/decisions/0004-timeline.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from shardopt.calibrate.fitting import (
     FreeConstant,
     HeldOut,
     fit_free,
-    kept_text,
+    total,
 )
 from shardopt.calibrate.lookups import DTYPE, OPTIMIZER, lookup_ranges
 from shardopt.calibrate.moves import extend_memory
@@ -60,6 +60,8 @@ UVM = (
 """Constants of lookups from host memory, fitted after those from device memory."""
 MOST_ALPHA = 4.0
 """Upper end of the bisection; beyond it practically one row is drawn."""
+Launch = tuple[Sequence[LookupShard], str]
+"""The tables of a TBE, and the pass that is timed."""
 
 
 def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
@@ -68,97 +70,74 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     fit, test = ([row for row in rows if row.point.test == held] for held in (False, True))
     if len(fit) < FEWEST:
         return made
-    found = _fit_launches(made.profile, launch_rows(fit))
+    found = fit_launches(made.profile, launches_of(fit), times_ms(fit))
     made = replace(made, profile=found.hw)
-    scores = []
-    for label, keep in _labels().items():
-        fitted, of = ([row for row in some if keep(row)] for some in (fit, test))
-        if of:
-            made = made.score(label, fitted, of, _predictor(launch_rows(of)))
-            scores.append(made.errors[label])
-    held_out = sum(scores[1:], start=scores[0]) if scores else HeldOut(np.zeros(0), len(fit))
+    launches, ms = launches_of(test), times_ms(test)
+    mine, theirs = (predict_launches(hw, launches) / ms - 1.0 for hw in (found.hw, made.base))
+    labels, scores = np.array([_label(row) for row in test]), []
+    for label in sorted(set(labels)):
+        of, count = labels == label, sum(_label(row) == label for row in fit)
+        scores.append(HeldOut(mine[of], count, ms[of]))
+        made = made.error(str(label), scores[-1], theirs[of])
+    held_out = total(scores) if scores else HeldOut(np.zeros(0), len(fit))
     made = extend_memory(made, found, "l2_gb_s of lookups", fit, held_out)
-    return made.measured("embedding", fit, held_out, lookup_ranges(rows), kept_text(found))
+    return made.measured("embedding", fit, held_out, lookup_ranges(rows), found.kept_text)
 
 
-def _predictor(
-    launches: LaunchRows,
-) -> Callable[[HardwareProfile, Sequence[Measurement]], Array]:
-    """Of rows whose launches are known already."""
-    return lambda hw, _: predict_launches(hw, launches)
+def _label(row: Measurement) -> str:
+    """What the error of a row is reported as."""
+    if row.part == "prefetch":
+        return "cache prefetch"
+    if row.point.family == "model_lookup":
+        return f"model's lookup {row.part}"
+    kernel = row.point.params.get("kernel", "fused")
+    of = {"fused": "", "fused_uvm": ", fused_uvm", "fused_uvm_caching": ", cached"}[kernel]
+    return f"lookup {row.part}{of}"
 
 
-def _labels() -> dict[str, Callable[[Measurement], bool]]:
-    """Families of lookups whose errors are reported, each row in one of them."""
-
-    def of(family: str, part: str, uvm: bool = False) -> Callable[[Measurement], bool]:
-        def keep(row: Measurement) -> bool:
-            link = row.point.params.get("kernel", "fused") == "fused_uvm"
-            return (row.point.family, row.part, link) == (family, part, uvm)
-
-        return keep
-
-    return {
-        "lookup forward": of("lookup", "forward"),
-        "lookup backward": of("lookup", "backward"),
-        "lookup forward, fused_uvm": of("lookup", "forward", uvm=True),
-        "lookup backward, fused_uvm": of("lookup", "backward", uvm=True),
-        "cache prefetch": of("lookup_cached", "prefetch"),
-        "lookup forward, cached": of("lookup_cached", "forward"),
-        "lookup backward, cached": of("lookup_cached", "backward"),
-        "model's lookup forward": of("model_lookup", "forward"),
-        "model's lookup backward": of("model_lookup", "backward"),
-    }
-
-
-@dataclass(frozen=True)
-class LaunchRows:
-    """Timings of passes of TBE launches: the tables of each, its pass, and ms."""
-
-    tables: Sequence[Sequence[LookupShard]]
-    parts: Sequence[str]
-    time_ms: Array
-
-    def of_kernel(self, *kernels: ComputeKernel) -> LaunchRows:
-        """The rows whose tables run these kernels."""
-        kept = [i for i, shards in enumerate(self.tables) if shards[0].kernel in kernels]
-        return LaunchRows(
-            [self.tables[i] for i in kept], [self.parts[i] for i in kept], self.time_ms[kept]
-        )
-
-
-def launch_rows(rows: Sequence[Measurement]) -> LaunchRows:
+def launches_of(rows: Sequence[Measurement]) -> list[Launch]:
     """Of points of several tables, with skews, and of tables of a model.
 
     The distribution of ids is the one that they were drawn from; where only the model has that, the
     Zipf distribution with as many distinct rows.
     """
-    return LaunchRows([_shards(row) for row in rows], [row.part for row in rows], times_ms(rows))
+    launches: list[Launch] = []
+    for row in rows:
+        said = row.point.params | row.facts
+        drawn = row.point.params.get("tables", [])
+        pooled, shards = said.get("pooled", True), []
+        for i, (count, dim, bags, ids, distinct) in enumerate(row.facts["tables"]):
+            known = Zipf(drawn[i]["alpha"]).bins(int(count)) if drawn else None
+            shard = LookupShard(
+                cache_bins(known or counted_bins(count, ids, distinct)),
+                ids,
+                bags if pooled else ids,
+                int(count),
+                int(dim),
+                DATA_TYPE_BYTES[said.get("dtype", DTYPE)],
+                optimizer=said.get("optimizer", OPTIMIZER),
+                weighted=said.get("weighted", False),
+                pooled=pooled,
+                mean=said.get("mean", False),
+                lengths=bags,
+                kernel=ComputeKernel(said.get("kernel", ComputeKernel.FUSED)),
+                cache_load_factor=said.get("cache_load_factor", DEFAULT_CACHE_LOAD_FACTOR),
+            )
+            shards.append(shard)
+        launches.append((shards, row.part))
+    return launches
 
 
-def _shards(row: Measurement) -> list[LookupShard]:
-    said = row.point.params | row.facts
-    drawn = row.point.params.get("tables", [])
-    pooled, shards = said.get("pooled", True), []
-    for i, (rows, dim, bags, ids, distinct) in enumerate(row.facts["tables"]):
-        known = Zipf(drawn[i]["alpha"]).bins(int(rows)) if drawn else None
-        shard = LookupShard(
-            cache_bins(known or counted_bins(rows, ids, distinct)),
-            ids,
-            bags if pooled else ids,
-            int(rows),
-            int(dim),
-            DATA_TYPE_BYTES[said.get("dtype", DTYPE)],
-            optimizer=said.get("optimizer", OPTIMIZER),
-            weighted=said.get("weighted", False),
-            pooled=pooled,
-            mean=said.get("mean", False),
-            lengths=bags,
-            kernel=ComputeKernel(said.get("kernel", ComputeKernel.FUSED)),
-            cache_load_factor=said.get("cache_load_factor", DEFAULT_CACHE_LOAD_FACTOR),
-        )
-        shards.append(shard)
-    return shards
+class _CachedBins(Bins):
+    """See `cache_bins`; as many bins as results are kept, and only during a calibration."""
+
+    @lru_cache(maxsize=100_000)  # noqa: B019
+    def unique(self, draws: float) -> float:
+        return super().unique(draws)
+
+    @lru_cache(maxsize=100_000)  # noqa: B019
+    def hit_rate(self, cache_rows: float) -> float:
+        return super().hit_rate(cache_rows)
 
 
 def cache_bins(bins: Bins) -> Bins:
@@ -184,28 +163,6 @@ def counted_bins(rows: float, ids: float, distinct: float) -> Bins:
     return Zipf(round(high, 6)).bins(int(rows))
 
 
-class _CachedBins(Bins):
-    """See `cache_bins`."""
-
-    def unique(self, draws: float) -> float:
-        """As `Bins.unique`."""
-        return _unique(self, draws)
-
-    def hit_rate(self, cache_rows: float) -> float:
-        """As `Bins.hit_rate`."""
-        return _hit_rate(self, cache_rows)
-
-
-@lru_cache(maxsize=100_000)
-def _unique(bins: Bins, draws: float) -> float:
-    return Bins.unique(bins, draws)
-
-
-@lru_cache(maxsize=100_000)
-def _hit_rate(bins: Bins, cache_rows: float) -> float:
-    return Bins.hit_rate(bins, cache_rows)
-
-
 def launch_ms(model: CudaLookups, shards: Sequence[LookupShard], part: str) -> float:
     """One pass of one launch, as `predictor.cost.loads` puts tables together.
 
@@ -216,46 +173,45 @@ def launch_ms(model: CudaLookups, shards: Sequence[LookupShard], part: str) -> f
         fetched = shared_fetched_rows(tuple(shards))
         return model.prefetch_floor_ms() + sum(map(model.prefetch_ms, shards, fetched))
     if part == "forward":
-        return model.forward_floor_ms() + _forward_ms(model, [_on_device(s) for s in shards])
-    return model.backward_floor_ms() + _backward_ms(model, shards)
-
-
-def _forward_ms(model: CudaLookups, shards: Sequence[LookupShard]) -> float:
-    """Tables share the L2, as many as the device's warps serve at once."""
-    together = [min(float(len(shards)), model.tables_in_flight(s)) for s in shards]
-    longest = max(map(model.forward_longest_ms, shards), default=0.0)
-    return max(sum(map(model.forward_ms, shards, together)), longest)
-
-
-def _backward_ms(model: CudaLookups, shards: Sequence[LookupShard]) -> float:
-    """Ids are sorted by their rows' numbers within the launch, which need more digits."""
+        there = [
+            replace(s, kernel=ComputeKernel.FUSED)
+            if s.kernel is ComputeKernel.FUSED_UVM_CACHING
+            else s
+            for s in shards
+        ]
+        # tables share the L2, as many as the device's warps serve at once
+        together = [min(float(len(there)), model.tables_in_flight(s)) for s in there]
+        longest = max(map(model.forward_longest_ms, there), default=0.0)
+        forward = sum(map(model.forward_ms, there, together))
+        return model.forward_floor_ms() + max(forward, longest)
+    # ids are sorted by their rows' numbers within the launch, which need more digits
     passes = float(model.sort_passes(sum(s.rows for s in shards)))
-    time = 0.0
+    backward = 0.0
     for shard in shards:
         beyond = max(0.0, passes - float(model.sort_passes(shard.rows)))
         once = model.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
-        time += model.backward_ms(shard) + shard.ids * beyond * once
-    return max(time, max(map(model.backward_longest_ms, shards), default=0.0))
+        backward += model.backward_ms(shard) + shard.ids * beyond * once
+    longest = max(map(model.backward_longest_ms, shards), default=0.0)
+    return model.backward_floor_ms() + max(backward, longest)
 
 
-def _on_device(shard: LookupShard) -> LookupShard:
-    cached = shard.kernel is ComputeKernel.FUSED_UVM_CACHING
-    return replace(shard, kernel=ComputeKernel.FUSED) if cached else shard
-
-
-def predict_launches(hw: HardwareProfile, rows: LaunchRows) -> Array:
-    """Times ``[rows]`` in ms; of a profile whose embedding model is that of GPUs."""
+def predict_launches(hw: HardwareProfile, launches: Sequence[Launch]) -> Array:
+    """Times ``[launches]`` in ms; of a profile whose embedding model is that of GPUs."""
     if not isinstance(hw.embedding, CudaEmbedding):
         raise ProfileError(f"hardware {hw.name}: embedding.law is {hw.embedding.law}, not a GPU's")
     model = CudaLookups(hw, hw.embedding)
-    passes = zip(rows.tables, rows.parts, strict=True)
-    return np.array([launch_ms(model, shards, part) for shards, part in passes], dtype=np.float64)
+    return np.array([launch_ms(model, *launch) for launch in launches], dtype=np.float64)
 
 
-def _fit_launches(hw: HardwareProfile, rows: LaunchRows) -> FittedProfile:
-    """Constants of the embedding group and of the L2, by `LOOKUPS`, then by `UVM`."""
-    on_device = rows.of_kernel(ComputeKernel.FUSED)
-    first = fit_free(hw, LOOKUPS, lambda at: predict_launches(at, on_device), on_device.time_ms)
-    over_link = rows.of_kernel(ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
-    second = fit_free(first.hw, UVM, lambda at: predict_launches(at, over_link), over_link.time_ms)
-    return FittedProfile(second.hw, first.fitted + second.fitted, first.kept + second.kept)
+def fit_launches(hw: HardwareProfile, launches: Sequence[Launch], time_ms: Array) -> FittedProfile:
+    """Constants of the embedding group and of the L2: by `LOOKUPS`, then by `UVM`."""
+    fitted: tuple[FreeConstant, ...] = ()
+    kept: tuple[FreeConstant, ...] = ()
+    fused = np.array(
+        [shards[0].kernel is ComputeKernel.FUSED for shards, _ in launches], dtype=bool
+    )
+    for free, where in ((LOOKUPS, fused), (UVM, ~fused)):
+        some = [launch for launch, here in zip(launches, where, strict=True) if here]
+        found = fit_free(hw, free, partial(predict_launches, launches=some), time_ms[where])
+        hw, fitted, kept = found.hw, fitted + found.fitted, kept + found.kept
+    return FittedProfile(hw, fitted, kept)

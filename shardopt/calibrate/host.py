@@ -7,9 +7,9 @@ collectives: what other threads, their scheduling and the wires take of a small 
 that arrive as they do in training.
 
 A sample is one iteration of one rank: its period, and what its main thread computed (on a CPU that
-includes the backward). Where a real model looks up
-rows and multiplies matrices, these displace what the caches hold, and are not charged for it:
-framework code runs slower after a lookup than after more framework code.
+includes the backward). Where a real model looks up rows and multiplies matrices, these displace
+what the caches hold, and are not charged for it: framework code runs slower after a lookup than
+after more framework code.
 
 They give the overheads group. Why: decision 0023, decision 0006.
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,13 +49,11 @@ from shardopt.calibrate.fitting import (
     CalibratedProfile,
     FreeConstant,
     HeldOut,
-    Predict,
     after_call,
     fit_free,
-    kept_text,
     non_negative,
 )
-from shardopt.calibrate.points import Point, Size, logarithmic, sobol_points
+from shardopt.calibrate.points import Coordinates, Device, Point, Size, sobol_points, whole
 from shardopt.calibrate.rows import Measurement, key_of, row_of_samples, times_ms
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer, Samples, Timer
 from shardopt.ranks.realtime import Runtime, hasten_gloo
@@ -82,6 +80,12 @@ BATCH = 8
 """Samples a rank."""
 DEEPER = 8
 """Layers more in the top MLP, to tell what a dense layer takes."""
+SHARDING = {
+    "dp": ShardingType.DATA_PARALLEL,
+    "tw": ShardingType.TABLE_WISE,
+    "rw": ShardingType.ROW_WISE,
+    "cw": ShardingType.COLUMN_WISE,
+}
 PLANS = ("dp", "tw", "rw", "cw", "tw+rw", "tw+dp", "tw+rw+cw", "tw+rw+cw+dp")
 MANY = ("tw", "rw")
 PREFETCHED = ("tw", "tw+rw+dp")
@@ -105,7 +109,9 @@ FREE = (
     FreeConstant("overheads", "layer_op_us", 0.5, 500.0),
     FreeConstant("overheads", "iteration_us", 1.0, 100_000.0),
 )
-Marks = dict[str, list[float]]
+OP_COSTS = ("op_us", "layer_op_us", "iteration_us")
+"""Main thread's time of one op of TorchRec's stages in the iteration graph, of one around a dense
+layer, and of all that belongs to no stage."""
 
 
 # What is measured.
@@ -114,22 +120,22 @@ Marks = dict[str, list[float]]
 def cpu_points(size: Size) -> list[Point]:
     """Of one core: small ops, deep and shallow layers, steps of dense optimizers."""
 
-    def step(op: str) -> Callable[[Array, int], dict[str, Any]]:
-        return lambda u, _: {
-            "op": op,
-            "layers": round(logarithmic(u[0], *LAYERS)),
-            "width": round(logarithmic(u[1], *WIDTH)),
-        }
+    def step(op: str, u: Coordinates, _: int) -> dict[str, Any]:
+        return {"op": op, "layers": whole(u[0], LAYERS), "width": whole(u[1], WIDTH)}
 
     return [
         *(Point("host", {"what": what}) for what in CPU_LOOPS),
         *(Point("layers", {"depth": depth}) for depth in DEPTHS),
-        *(p for op in OPTIMIZERS for p in sobol_points("optimizer", size.ops, 2, step(op))),
+        *(
+            p
+            for op in OPTIMIZERS
+            for p in sobol_points("optimizer", size.ops, 2, partial(step, op))
+        ),
     ]
 
 
-def gpu_points() -> list[Point]:
-    """Of the host of a GPU."""
+def gpu_points(size: Size, device: Device) -> list[Point]:
+    """Of the host of a GPU, whatever the size."""
     return [Point("host", {"what": what}) for what in GPU_LOOPS]
 
 
@@ -184,20 +190,18 @@ def near_empty(params: dict[str, Any]) -> tuple[Workload, ShardingPlan]:
 
 def _table_plan(kind: str, index: int, ranks: int) -> TablePlan:
     """The plan of the table that is number ``index`` of its type."""
-    fused, first = ComputeKernel.FUSED, index % ranks
-    if kind == "tw":
-        shard = Shard(first, (0, 0), (ROWS, NARROW))
-        return TablePlan(ShardingType.TABLE_WISE, fused, (shard,))
-    if kind == "cw":
-        owners = (first, (first + 1) % ranks)
-        halves = (Shard(r, (0, c * NARROW), (ROWS, NARROW)) for c, r in enumerate(owners))
-        return TablePlan(ShardingType.COLUMN_WISE, fused, tuple(halves))
-    if kind == "rw":
-        blocks = enumerate(row_blocks(ROWS, ranks))
-        rows = (Shard(r, (start, 0), (size, NARROW)) for r, (start, size) in blocks)
-        return TablePlan(ShardingType.ROW_WISE, fused, tuple(rows))
-    copies = (Shard(r, (0, 0), (ROWS, NARROW)) for r in range(ranks))
-    return TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, tuple(copies))
+    first, narrow = index % ranks, (ROWS, NARROW)
+    shards = {
+        "dp": [Shard(r, (0, 0), narrow) for r in range(ranks)],
+        "tw": [Shard(first, (0, 0), narrow)],
+        "cw": [Shard((first + c) % ranks, (0, c * NARROW), narrow) for c in range(WIDE // NARROW)],
+        "rw": [
+            Shard(r, (start, 0), (rows, NARROW))
+            for r, (start, rows) in enumerate(row_blocks(ROWS, ranks))
+        ],
+    }
+    kernel = ComputeKernel.DENSE if kind == "dp" else ComputeKernel.FUSED
+    return TablePlan(SHARDING[kind], kernel, tuple(shards[kind]))
 
 
 # How it is measured.
@@ -328,11 +332,18 @@ def measure_iterations(
     """
     import torch.distributed as dist
 
+    from shardopt.training.batch import batch_ring
+    from shardopt.training.loop import Training
+
     trainings = []
     for point in points:
         if later and not go_on():
             return
-        trainings.append(_training(point, device))
+        workload, plan = near_empty(point.params)
+        ring = batch_ring(workload, rank=dist.get_rank())
+        if device.type == "cuda":
+            ring = [batch.pin_memory() for batch in ring]
+        trainings.append(Training(workload, plan, device, ring))
     flush = _Flush(CpuTimer(BRIEF_FLUSH_BYTES))
     if device.type == "cpu":
         # the host of a GPU runs nothing but framework code
@@ -342,7 +353,7 @@ def measure_iterations(
         hasten_gloo()
         gc.collect()
         gc.freeze()
-    spent: list[Marks] = [{clock: [] for clock in CLOCKS} for _ in points]
+    spent: list[list[Array]] = [[] for _ in points]
     for round_ in range(WARM_UP_ROUNDS + size.iteration_rounds):
         enough = round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS
         if (enough or later) and not go_on():
@@ -356,28 +367,18 @@ def measure_iterations(
         for i in order:
             found = _block(trainings[i], device, flush)
             if round_ >= WARM_UP_ROUNDS:
-                for clock, samples in found.items():
-                    spent[i][clock] += samples
+                spent[i].append(found)
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, spent)
     for i, point in enumerate(points):
         facts = {"types": len(point.params["plan"].split("+")), "block": BLOCK}
-        for clock in CLOCKS:
-            seconds = [s for rank in ranks for s in rank[i][clock]]
-            yield row_of_samples(point, Samples(tuple(seconds)), clock, **facts)
+        seconds = np.concatenate([block for rank in ranks for block in rank[i]])
+        for clock, samples in zip(CLOCKS, seconds.T.tolist(), strict=True):
+            yield row_of_samples(point, Samples(tuple(samples)), clock, **facts)
 
 
-def _training(point: Point, device: Any) -> Any:
-    import torch.distributed as dist
-
-    from shardopt.training.batch import batch_ring
-    from shardopt.training.loop import Training
-
-    workload, plan = near_empty(point.params)
-    ring = batch_ring(workload, rank=dist.get_rank())
-    if device.type == "cuda":
-        ring = [batch.pin_memory() for batch in ring]
-    return Training(workload, plan, device, ring)
+def _now() -> Array:
+    return np.array([clock() for clock in CLOCKS.values()])
 
 
 class _Flush:
@@ -385,7 +386,7 @@ class _Flush:
 
     def __init__(self, timer: CpuTimer) -> None:
         self.timer = timer
-        self.spent = dict.fromkeys(CLOCKS, 0.0)
+        self.spent = np.zeros(len(CLOCKS))
 
     def between(self, model: Any) -> None:
         """Before the lookups, after them, and between the backwards of dense part and lookups."""
@@ -394,67 +395,73 @@ class _Flush:
         model.top.register_full_backward_hook(self._run)
 
     def _run(self, *_: object) -> None:
-        before = self.now()
+        before = _now()
         self.timer.flush()
-        for clock, at in self.now().items():
-            self.spent[clock] += at - before[clock]
-
-    def now(self) -> dict[str, float]:
-        """Every clock."""
-        return {name: clock() for name, clock in CLOCKS.items()}
-
-    def mark(self) -> list[float]:
-        """Every clock, less what was spent here."""
-        return [at - self.spent[name] for name, at in self.now().items()]
+        self.spent += _now() - before
 
 
-def _block(training: Any, device: Any, flush: _Flush) -> Marks:
-    """Seconds of every iteration on every clock, without a barrier in between.
+def _block(training: Any, device: Any, flush: _Flush) -> Array:
+    """Seconds ``[iterations, clocks]``, without a barrier in between and without the flushes.
 
-    The first is left out: ranks enter it together, all later ones wait for the one before.
+    The first is left out: ranks enter it together, all later ones wait for the one before. A GPU
+    works on behind the host, so that only the whole block has a length.
     """
     import torch
     import torch.distributed as dist
 
     dist.barrier()
     training.step()
-    cuda = device.type == "cuda"
-    marks = [flush.mark()]
+    marks = [_now() - flush.spent]
+    each = BLOCK if device.type == "cuda" else 1
     for i in range(BLOCK):
         training.step()
-        # a GPU works on behind the host, so only the whole block has a length
-        if cuda and i < BLOCK - 1:
+        if (i + 1) % each:
             continue
-        if cuda:
+        if device.type == "cuda":
             torch.cuda.synchronize(device)
-        marks.append(flush.mark())
-    share = BLOCK if cuda else 1
-    columns = zip(CLOCKS, zip(*marks, strict=True), strict=True)
-    return {clock: [(b - a) / share for a, b in pairwise(times)] for clock, times in columns}
+        marks.append(_now() - flush.spent)
+    return np.diff(marks, axis=0) / each
 
 
 # What the rows of CPU ranks say.
 
 
-def fit_cpu(made: CalibratedProfile) -> tuple[CalibratedProfile, HostCosts | None]:
+def fit_cpu(made: CalibratedProfile) -> tuple[CalibratedProfile, dict[str, float] | None]:
     """Steps of dense optimizers, and the host's time of an op of the graph.
 
+    The errors are of the main thread's time of each row, fitted on all others.
+
     Returns:
-        What the iterations tell besides, for the curves of links; None without iterations.
+        Beside the profile, microseconds of one message of each collective beyond the main thread's
+        time; None where too few iterations say it.
     """
     made = _fit_steps(made)
     cpu, wall = (made.of("iteration", part) for part in ("cpu", "wall"))
     if len(cpu) < FEWEST:
         return (made.kept("iteration") if cpu else made), None
-    found = host_costs(cpu, wall, made.profile, _layer_op_us(made))
-    made = made.constants(
-        "overheads",
-        op_us=found.op_us,
-        layer_op_us=found.layer_op_us,
-        iteration_us=found.iteration_us,
-    )
-    made = made.error("host", found.held_out).measured("overheads", cpu, found.held_out)
-    return made, found
+    layer_op_us = _layer_op_us(made)
+    counts = np.array([_counts(row.point.params, made.profile) for row in cpu])
+    ops, kernels_us, messages = counts[:, :3], counts[:, 3], counts[:, 4:]
+    main_us = np.array([row.median_us for row in cpu])
+    errors = []
+    for i in range(len(cpu)):
+        others = np.arange(len(cpu)) != i
+        costs = _op_costs(ops[others], (main_us - kernels_us)[others], layer_op_us)
+        errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
+    costs = _op_costs(ops, main_us - kernels_us, layer_op_us)
+    held_out = HeldOut(np.array(errors), len(cpu) - 1)
+    made = made.constants("overheads", **dict(zip(OP_COSTS, costs.tolist(), strict=True)))
+    made = made.error("host", held_out).measured("overheads", cpu, held_out)
+    wholes = {key_of(row.point): row.median_us for row in wall}
+    # other pipelines hide some of it
+    seen = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
+    messages = messages[seen]
+    if len(messages) < FEWEST_WALLS or not messages.any(axis=0).all():
+        return made, None
+    whole_us = np.array([wholes.get(key_of(row.point), 0.0) for row in cpu])
+    found = non_negative(messages, np.maximum((whole_us - main_us)[seen], 1.0))
+    latencies = zip(LATENCIES, found.tolist(), strict=True)
+    return made, {op: us for alike, us in latencies for op in alike}
 
 
 def _fit_steps(made: CalibratedProfile) -> CalibratedProfile:
@@ -480,64 +487,8 @@ def _layer_op_us(made: CalibratedProfile) -> float | None:
     return max(0.0, (layer - floors) / LAYER_OPS)
 
 
-@dataclass(frozen=True)
-class HostCosts:
-    """What near-empty iterations tell.
-
-    Args:
-        op_us: main thread's time of one op of TorchRec's stages in the iteration graph.
-        layer_op_us: of one op around a dense layer.
-        iteration_us: of all that belongs to no stage.
-        latency_us: of one message of each collective, beyond the main thread's time; None: too few
-            rows say it.
-        held_out: errors of the main thread's time of each row, fitted on all others.
-    """
-
-    op_us: float
-    layer_op_us: float
-    iteration_us: float
-    latency_us: Mapping[str, float] | None
-    held_out: HeldOut
-
-
-def host_costs(
-    cpu: Sequence[Measurement],
-    wall: Sequence[Measurement],
-    profile: HardwareProfile,
-    layer_op_us: float | None = None,
-) -> HostCosts:
-    """Fit the rows of near-empty iterations, of which ``cpu`` and ``wall`` are two parts.
-
-    Args:
-        profile: whose kernels are fitted already.
-        layer_op_us: where it is known from rows of layers alone; few of these iterations tell it.
-    """
-    wholes = {key_of(row.point): row.median_us for row in wall}
-    counts = [_counts(row.point.params, profile) for row in cpu]
-    ops, kernels_us = np.array([c.ops for c in counts]), np.array([c.kernels_us for c in counts])
-    messages = np.array([c.messages for c in counts])
-    main_us = np.array([row.median_us for row in cpu])
-    errors = []
-    for i in range(len(cpu)):
-        others = np.arange(len(cpu)) != i
-        costs = _op_costs(ops[others], (main_us - kernels_us)[others], layer_op_us)
-        errors.append((ops[i] @ costs + kernels_us[i]) / main_us[i] - 1.0)
-    op_us, layer_op_us, iteration_us = _op_costs(ops, main_us - kernels_us, layer_op_us)
-    # other pipelines hide some of it
-    seen = [row.point.params["pipeline"] == "base" and key_of(row.point) in wholes for row in cpu]
-    whole_us = np.array([wholes.get(key_of(row.point), 0.0) for row in cpu])
-    latencies = _latencies(messages[seen], (whole_us - main_us)[seen])
-    return HostCosts(
-        op_us=float(op_us),
-        layer_op_us=float(layer_op_us),
-        iteration_us=float(iteration_us),
-        latency_us=latencies,
-        held_out=HeldOut(np.array(errors), len(cpu) - 1),
-    )
-
-
 def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
-    """Cost of each kind of op, and of the iteration, ``[3]``."""
+    """`OP_COSTS`; few of these iterations tell ``layer_op_us``, which rows of layers may give."""
     if layer_op_us is None:
         return non_negative(ops, np.maximum(times_us, 1.0))
     rest = np.maximum(times_us - layer_op_us * ops[:, 1], 1.0)
@@ -545,75 +496,45 @@ def _op_costs(ops: Array, times_us: Array, layer_op_us: float | None) -> Array:
     return np.array([op_us, layer_op_us, iteration_us])
 
 
-def _latencies(messages: Array, beyond_us: Array) -> dict[str, float] | None:
-    """Of each collective; None where rows are few or lack one of them."""
-    if len(messages) < FEWEST_WALLS or not messages.any(axis=0).all():
-        return None
-    found = non_negative(messages, np.maximum(beyond_us, 1.0))
-    return {op: float(us) for alike, us in zip(LATENCIES, found, strict=True) for op in alike}
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Ops of TorchRec's stages and of dense layers, iterations, messages of each of `LATENCIES`,
-    and the rest of one row."""
-
-    ops: tuple[float, float, float]
-    messages: tuple[float, ...]
-    kernels_us: float
-
-
-def _counts(params: dict[str, Any], profile: HardwareProfile) -> _Counts:
-    nothing = dict.fromkeys(("op_us", "layer_op_us", "iteration_us", "collective_us"), 0.0)
+def _counts(params: dict[str, Any], profile: HardwareProfile) -> list[float]:
+    """Ops of each of `OP_COSTS`, the time of kernels in microseconds, and messages of each of
+    `LATENCIES`, of the busiest rank in one iteration."""
     embedding = profile.embedding
     if isinstance(embedding, CpuEmbedding):
         # a table with next to no ids is not what its constant was fitted on
         embedding = embedding.model_copy(update={"forward_table_us": 0.0, "backward_table_us": 0.0})
-    bare = profile.overheads.model_copy(update={**nothing, "step_us": {}})
-    profile = profile.model_copy(update={"overheads": bare, "embedding": embedding})
-    host = []
-    for name in ("op_us", "layer_op_us", "iteration_us"):
-        one = bare.model_copy(update={name: 1.0})
-        host.append(_spent(params, profile.model_copy(update={"overheads": one})))
-    messages = tuple(_spent(params, _only_latency(profile, ops)).messages_us for ops in LATENCIES)
-    return _Counts(
-        (host[0].host_us, host[1].host_us, host[2].host_us), messages, host[0].kernels_us
-    )
+    nothing = {**dict.fromkeys((*OP_COSTS, "collective_us"), 0.0), "step_us": {}}
+    workload, plan = near_empty(params)
+
+    def spent_us(*costs: str, messages: Sequence[Op] = ()) -> tuple[float, float, float]:
+        """Host, kernels and collectives, where these costs and messages take a microsecond each."""
+        overheads = profile.overheads.model_copy(update={**nothing, **dict.fromkeys(costs, 1.0)})
+        curves = {
+            op: Curve(latency_us=float(op in messages), edge_mib=(0.0,), us_per_mib=(1e-9,))
+            for op in OPS
+        }
+        links = profile.collectives
+        wires = {n: getattr(links, n).model_copy(update=curves) for n in ("intra", "inter")}
+        changed = {
+            "overheads": overheads,
+            "embedding": embedding,
+            "collectives": links.model_copy(update=wires),
+        }
+        scorer, candidate = _scorer(workload, plan, profile.model_copy(update=changed))
+        graph = scorer.graph(scorer.totals(candidate)[None])
+        there = [op for op in graph.ops if op.active is None or op.active.all()]
+        spent = {True: 0.0, False: 0.0}
+        for op in there:
+            spent[op.resource == "collectives"] += float(np.max(op.cost_ms))
+        host, us = sum(op.host_ms for op in there), units.us(1.0)
+        return host / us, spent[False] / us, spent[True] / us
+
+    host = [spent_us(cost) for cost in OP_COSTS]
+    messages = [spent_us(messages=ops)[2] for ops in LATENCIES]
+    return [*(of[0] for of in host), host[0][1], *messages]
 
 
-def _only_latency(profile: HardwareProfile, ops: Sequence[Op]) -> HardwareProfile:
-    """Every message of these collectives takes a microsecond, all others nothing."""
-
-    def curve(op: Op) -> Curve:
-        return Curve(latency_us=float(op in ops), edge_mib=(0.0,), us_per_mib=(1e-9,))
-
-    links = profile.collectives
-    only = {name: curve(name) for name in OPS}
-    wires = {name: getattr(links, name).model_copy(update=only) for name in ("intra", "inter")}
-    return profile.model_copy(update={"collectives": links.model_copy(update=wires)})
-
-
-@dataclass(frozen=True)
-class _Spent:
-    """Time of the busiest rank: host, kernels, collectives."""
-
-    host_us: float
-    kernels_us: float
-    messages_us: float
-
-
-def _spent(params: dict[str, Any], profile: HardwareProfile) -> _Spent:
-    batch, candidate = _batch_of(*near_empty(params), profile)
-    graph = batch.graph(batch.totals(candidate)[None])
-    there = [op for op in graph.ops if op.active is None or op.active.all()]
-    spent = {True: 0.0, False: 0.0}
-    for op in there:
-        spent[op.resource == "collectives"] += float(np.max(op.cost_ms))
-    host = sum(op.host_ms for op in there)
-    return _Spent(*(ms / units.us(1.0) for ms in (host, spent[False], spent[True])))
-
-
-def _batch_of(
+def _scorer(
     workload: Workload, plan: ShardingPlan, profile: HardwareProfile
 ) -> tuple[PlanScorer, TablePlans]:
     """What predicts an iteration of a model and plan on a device, and the plan as it takes it."""
@@ -623,8 +544,7 @@ def _batch_of(
         hbm_bytes=profile.hbm_bytes,
         ddr_bytes=profile.ddr_bytes,
     )
-    batch = PlanScorer(workload, topology, profile)
-    return batch, match_plan(workload, topology, plan)
+    return PlanScorer(workload, topology, profile), match_plan(workload, topology, plan)
 
 
 # What the rows of a GPU say.
@@ -662,24 +582,20 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     if len(rows) < 2 * FEWEST:
         said = "; ops of the host as in the base profile: no iterations were run"
         return made.measured("overheads", made.of("host"), HeldOut(np.zeros(0), 0), also=said)
+    models = [near_empty(row.point.params) for row in rows]
+    ms = times_ms(rows)
+
+    def iterations(hw: HardwareProfile, some: slice = slice(None)) -> Array:
+        scored = (_scorer(*model, hw) for model in models[some])
+        return np.array([float(scorer.score([plans])[0]) for scorer, plans in scored])
+
     # each half of the rows is predicted by a fit of the other
     errors = []
     for held in (0, 1):
-        fit, test = rows[1 - held :: 2], rows[held::2]
-        half = fit_free(made.profile, FREE, _iterations(fit), times_ms(fit))
-        errors.append(_iterations(test)(half.hw) / times_ms(test) - 1.0)
-    found = fit_free(made.profile, FREE, _iterations(rows), times_ms(rows))
+        fit, test = slice(1 - held, None, 2), slice(held, None, 2)
+        half = fit_free(made.profile, FREE, partial(iterations, some=fit), ms[fit])
+        errors.append(iterations(half.hw, test) / ms[test] - 1.0)
+    found = fit_free(made.profile, FREE, iterations, ms)
     held_out = HeldOut(np.concatenate(errors), len(rows) // 2)
     made = replace(made, profile=found.hw).error("host", held_out)
-    return made.measured("overheads", [*made.of("host"), *rows], held_out, also=kept_text(found))
-
-
-def _iterations(rows: Sequence[Measurement]) -> Predict:
-    """Predicted iterations of near-empty models."""
-    models = [near_empty(row.point.params) for row in rows]
-
-    def times(hw: HardwareProfile) -> Any:
-        scored = (_batch_of(workload, plan, hw) for workload, plan in models)
-        return np.array([float(batch.score([plans])[0]) for batch, plans in scored])
-
-    return times
+    return made.measured("overheads", [*made.of("host"), *rows], held_out, also=found.kept_text)

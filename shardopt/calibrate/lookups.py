@@ -40,18 +40,13 @@ from shardopt.calibrate.points import (
     choice,
     logarithmic,
     sobol_points,
+    whole,
 )
 from shardopt.calibrate.rows import PASSES, Measurement, rows_of_passes, times_ms
 from shardopt.measure.sampling import Timer, sample_passes, sample_stages
 
-ROWS = (1e3, 4e6)
-DIMS = (8, 16, 32, 64, 128, 256)
-BATCH = (256, 8192)
-POOLING = (1.0, 50.0)
-ALPHA = (0.0, 1.25)
-TABLES = (1, 12)
-"""Ranges of the lookups: rows and widths of tables, bags (samples of all ranks), ids a bag, Zipf
-exponent, tables a TBE."""
+DIMS, MOST_ALPHA, TABLES = (8, 16, 32, 64, 128, 256), 1.25, (1, 12)
+"""Widths of tables, largest Zipf exponent, tables a TBE."""
 UNIFORM_SHARE = 0.25
 """Of the range of exponents that stands for uniform ids: many features have no skew."""
 MAX_IDS = 200_000
@@ -68,16 +63,10 @@ OPTIMIZER, DTYPE = "exact_row_wise_adagrad", "fp32"
 """Of a lookup point that names none."""
 VARIANTS = (("exact_sgd", False), ("exact_row_wise_adagrad", True))
 """Optimizer and whether ids have weights; FBGEMM has no Adam on CPUs."""
-DENSE_TABLES, DENSE_BATCH, DENSE_ROWS, DENSE_POOLING = (1, 4), (128, 4096), (100, 2e5), (1.0, 40.0)
-"""Tables a launch, samples of a rank, and rows where every rank has a copy."""
 MAX_DENSE_BYTES = 16 * 2**20
-"""Of the tables of one launch."""
-UNPOOLED_DIMS = (16, 32, 64, 128)
-UNPOOLED_TABLES, UNPOOLED_BATCH, UNPOOLED_LENGTH = (1, 5), (32, 1024), (1.0, 50.0)
-UNPOOLED_ROWS, UNPOOLED_ALPHA = (1e3, 1e6), 1.25
-MAX_UNPOOLED_IDS = 60_000
+"""Of the tables of one launch where every rank has a copy."""
+UNPOOLED_DIMS, MAX_UNPOOLED_IDS = (16, 32, 64, 128), 60_000
 
-GPU_BATCH, GPU_POOLING, GPU_ROWS = (512, 65_536), (1.0, 100.0), (1e4, 1e7)
 GPU_DIMS = (16, 32, 64, 96, 128, 192, 256)
 GPU_ALPHAS = (0.0, 0.8, 1.05, 1.2)
 """Zipf exponents: uniform ids, and from mild to strong skew."""
@@ -127,22 +116,33 @@ DENSE = (
 )
 """The same of the backward of dense gradients, beyond the cost of its launch."""
 UNPOOLED = {
-    "forward": ("table_us", "ns_per_lookup", "ns_per_lookup_dim", "ns_per_row", "ns_per_row_dim"),
-    "backward": ("table_us", "ns_per_lookup_dim", "ns_per_row", "ns_per_row_dim"),
+    "forward": (
+        *("forward_unpooled_table_us", "forward_unpooled_ns_per_lookup"),
+        *("forward_unpooled_ns_per_lookup_dim", "forward_unpooled_ns_per_row"),
+        "forward_unpooled_ns_per_row_dim",
+    ),
+    "backward": (
+        *("backward_unpooled_table_us", "backward_unpooled_ns_per_lookup_dim"),
+        *("backward_unpooled_ns_per_row", "backward_unpooled_ns_per_row_dim"),
+    ),
 }
 """The same of lookups without pooling, beyond a call of cold code."""
-Table = Sequence[float]
-"""Rows, dim, bags, ids, distinct rows of one table of a TBE; the last two are counted."""
 
 
 # What is measured.
 
 
 def cpu_points(size: Size) -> list[Point]:
-    """Of one core."""
+    """Of one core: lookups, the first of them with other optimizers and with weights, others with
+    dense gradients, and without pooling."""
+    variants = [
+        Point("lookup_variant", {**p.params, "optimizer": optimizer, "weighted": weighted}, p.test)
+        for optimizer, weighted in VARIANTS
+        for p in lookup_points(size.variants)
+    ]
     return [
         *lookup_points(size.lookups),
-        *_variant_points(size.variants),
+        *variants,
         *sobol_points("lookup_dense", 2 * size.ops, 6, _dense),
         *sobol_points("lookup_unpooled", 2 * size.ops, 6, _unpooled),
     ]
@@ -153,67 +153,46 @@ def lookup_points(count: int) -> list[Point]:
     return sobol_points("lookup", count, 6, _lookup)
 
 
+def _drawn(rows: float, dim: int, pooling: float, alpha: float) -> dict[str, Any]:
+    """One table of a point."""
+    pooling = round(max(pooling, 0.1), 2)
+    return {"rows": round(rows), "dim": dim, "pooling": pooling, "alpha": round(alpha, 3)}
+
+
 def _lookup(u: Coordinates, index: int) -> dict[str, Any]:
     every, single = ONE_TABLE
-    count = 1 if index % every in single else round(logarithmic(u[0], *TABLES))
-    batch = round(logarithmic(u[1], *BATCH))
-    tables = [_table((u[2:] + j * ROTATION) % 1.0, count) for j in range(count)]
-    share = min(1.0, MAX_IDS / (batch * sum(table["pooling"] for table in tables)))
-    kept = [{**t, "pooling": round(max(t["pooling"] * share, 0.1), 2)} for t in tables]
-    return {"batch": batch, "tables": kept}
-
-
-def _table(u: Coordinates, count: int) -> dict[str, Any]:
-    dim = choice(DIMS, u[0])
-    most = MAX_TABLE_BYTES / (count * dim * WEIGHT_BYTES)
-    skew = max(0.0, (float(u[3]) - UNIFORM_SHARE) / (1 - UNIFORM_SHARE))
-    return {
-        "rows": round(min(logarithmic(u[1], *ROWS), most)),
-        "dim": dim,
-        "pooling": logarithmic(u[2], *POOLING),
-        "alpha": round(ALPHA[0] + skew * (ALPHA[1] - ALPHA[0]), 3),
-    }
-
-
-def _variant_points(count: int) -> list[Point]:
-    """The first lookups with another optimizer, and with weights."""
-    return [
-        Point(
-            "lookup_variant",
-            {**point.params, "optimizer": optimizer, "weighted": weighted},
-            point.test,
+    count = 1 if index % every in single else whole(u[0], TABLES)
+    # samples of all ranks
+    batch = whole(u[1], (256, 8192))
+    places = [(u[2:] + j * ROTATION) % 1.0 for j in range(count)]
+    poolings = [logarithmic(place[2], (1.0, 50.0)) for place in places]
+    share = min(1.0, MAX_IDS / (batch * sum(poolings)))
+    tables = []
+    for place, pooling in zip(places, poolings, strict=True):
+        dim = choice(DIMS, place[0])
+        rows = min(
+            logarithmic(place[1], (1e3, 4e6)), MAX_TABLE_BYTES / (count * dim * WEIGHT_BYTES)
         )
-        for optimizer, weighted in VARIANTS
-        for point in lookup_points(count)
-    ]
+        skew = max(0.0, (float(place[3]) - UNIFORM_SHARE) / (1 - UNIFORM_SHARE))
+        tables.append(_drawn(rows, dim, pooling * share, skew * MOST_ALPHA))
+    return {"batch": batch, "tables": tables}
 
 
 def _dense(u: Coordinates, _: int) -> dict[str, Any]:
     """Lookups whose gradient is dense, of tables as small as those that every rank copies."""
-    tables, batch = round(logarithmic(u[5], *DENSE_TABLES)), round(logarithmic(u[2], *DENSE_BATCH))
-    dim = choice(DIMS, u[0])
-    pooling = max(0.1, min(logarithmic(u[3], *DENSE_POOLING), MAX_IDS / 2 / (batch * tables)))
-    most = MAX_DENSE_BYTES / (dim * WEIGHT_BYTES * tables)
-    table = {
-        "rows": round(min(logarithmic(u[1], *DENSE_ROWS), most)),
-        "dim": dim,
-        "pooling": round(pooling, 2),
-        "alpha": round(float(u[4]) * ALPHA[1], 3),
-    }
+    tables, batch, dim = whole(u[5], (1, 4)), whole(u[2], (128, 4096)), choice(DIMS, u[0])
+    pooling = min(logarithmic(u[3], (1.0, 40.0)), MAX_IDS / 2 / (batch * tables))
+    rows = min(logarithmic(u[1], (100, 2e5)), MAX_DENSE_BYTES / (dim * WEIGHT_BYTES * tables))
+    table = _drawn(rows, dim, pooling, float(u[4]) * MOST_ALPHA)
     return {"batch": batch, "tables": [table] * tables}
 
 
 def _unpooled(u: Coordinates, _: int) -> dict[str, Any]:
     """Lookups of sequences: one output row an id, tables of one width."""
-    tables = round(logarithmic(u[0], *UNPOOLED_TABLES))
-    batch = round(logarithmic(u[1], *UNPOOLED_BATCH))
-    length = min(logarithmic(u[2], *UNPOOLED_LENGTH), MAX_UNPOOLED_IDS / (batch * tables))
-    table: dict[str, Any] = {
-        "rows": round(logarithmic(u[3], *UNPOOLED_ROWS)),
-        "dim": choice(UNPOOLED_DIMS, u[4]),
-        "pooling": round(max(length, 0.1), 2),
-        "alpha": round(float(u[5]) * UNPOOLED_ALPHA, 3),
-    }
+    tables, batch = whole(u[0], (1, 5)), whole(u[1], (32, 1024))
+    length = min(logarithmic(u[2], (1.0, 50.0)), MAX_UNPOOLED_IDS / (batch * tables))
+    dim, rows = choice(UNPOOLED_DIMS, u[4]), logarithmic(u[3], (1e3, 1e6))
+    table = _drawn(rows, dim, length, float(u[5]) * MOST_ALPHA)
     return {"batch": batch, "pooled": False, "tables": [table] * tables}
 
 
@@ -227,19 +206,15 @@ def gpu_points(size: Size, device: Device) -> list[Point]:
     most, uvm = MEMORY_SHARE * device.memory_bytes, UVM_SHARE * device.host_bytes
     few = max(size.lookups // UVM_EVERY, FEWEST_UVM)
 
-    def from_device(u: Coordinates, _: int) -> dict[str, Any]:
-        return _launch(u, most)
-
-    def over_link(u: Coordinates, _: int) -> dict[str, Any]:
-        return {**_launch(u, uvm, UVM_IDS), "kernel": "fused_uvm"}
-
     def cached(u: Coordinates, i: int) -> dict[str, Any]:
         cache = {"kernel": "fused_uvm_caching", "cache_load_factor": CACHED[i % len(CACHED)]}
         return {**_launch(u, uvm, UVM_IDS, CACHED_ALPHAS), **cache}
 
     return [
-        *sobol_points("lookup", size.lookups, 8, from_device),
-        *sobol_points("lookup", few, 8, over_link),
+        *sobol_points("lookup", size.lookups, 8, lambda u, _: _launch(u, most)),
+        *sobol_points(
+            "lookup", few, 8, lambda u, _: {**_launch(u, uvm, UVM_IDS), "kernel": "fused_uvm"}
+        ),
         *sobol_points("lookup_cached", few, 8, cached),
     ]
 
@@ -251,27 +226,23 @@ def _launch(
     alphas: tuple[float, ...] = GPU_ALPHAS,
 ) -> dict[str, Any]:
     """One launch from a point of the unit cube; tables after the first differ from it."""
-    batch, tables = round(logarithmic(u[0], *GPU_BATCH)), choice(GPU_TABLES, u[5])
-    dtype, first_dim, alpha = choice(GPU_DTYPES, u[6]), choice(GPU_DIMS, u[1]), choice(alphas, u[4])
-    optimizer = choice(GPU_OPTIMIZERS, u[7])
-    widest = max(GPU_DIMS) if tables > 1 else first_dim
+    batch, tables = whole(u[0], (512, 65_536)), choice(GPU_TABLES, u[5])
+    dtype, optimizer = choice(GPU_DTYPES, u[6]), choice(GPU_OPTIMIZERS, u[7])
+    dim_at, alpha_at = int(u[1] * len(GPU_DIMS)), int(u[4] * len(alphas))
+    widest = max(GPU_DIMS) if tables > 1 else GPU_DIMS[dim_at]
     row_bytes = widest * DATA_TYPE_BYTES[dtype] + sum(state_row_bytes(optimizer, widest))
-    rows = min(logarithmic(u[2], *GPU_ROWS), most_bytes / (row_bytes * tables))
-    pooling = min(logarithmic(u[3], *GPU_POOLING), most_ids / (batch * tables))
-    return {
-        "batch": batch,
-        "dtype": dtype,
-        "optimizer": optimizer,
-        "tables": [
-            {
-                "rows": round(rows),
-                "dim": GPU_DIMS[(GPU_DIMS.index(first_dim) + j) % len(GPU_DIMS)],
-                "pooling": round(max(pooling, 0.1), 2),
-                "alpha": alphas[(alphas.index(alpha) + j) % len(alphas)],
-            }
-            for j in range(tables)
-        ],
-    }
+    rows = min(logarithmic(u[2], (1e4, 1e7)), most_bytes / (row_bytes * tables))
+    pooling = min(logarithmic(u[3], (1.0, 100.0)), most_ids / (batch * tables))
+    drawn = [
+        _drawn(
+            rows,
+            GPU_DIMS[(dim_at + j) % len(GPU_DIMS)],
+            pooling,
+            alphas[(alpha_at + j) % len(alphas)],
+        )
+        for j in range(tables)
+    ]
+    return {"batch": batch, "dtype": dtype, "optimizer": optimizer, "tables": drawn}
 
 
 def model_points(model: Workload, ranks: int) -> list[Point]:
@@ -315,24 +286,19 @@ def measure_unpooled_lookup(point: Point, timer: Timer, seconds: float) -> list[
     import torch
 
     launch = Launch(point.params, timer.device)
-    width = point.params["tables"][0]["dim"]
-    gradient = torch.full((1, width), 1e-3, device=timer.device)
-
-    def backward(output: Any) -> Any:
-        nonlocal gradient
-        if len(gradient) < len(output):
-            gradient = gradient[:1].repeat(2 * len(output), 1)
-        return output.backward(gradient[: len(output)])
-
-    return _measure_passes(point, launch, timer, seconds, backward)
+    most = max(len(arguments[0]) for arguments, _ in launch.ring)
+    gradient = torch.full((most, point.params["tables"][0]["dim"]), 1e-3, device=timer.device)
+    return _measure_passes(
+        point, launch, timer, seconds, lambda output: output.backward(gradient[: len(output)])
+    )
 
 
 def _measure_passes(
     point: Point, launch: Launch, timer: Timer, seconds: float, run_backward: Callable[[Any], Any]
 ) -> list[Measurement]:
-    batches, counts = zip(*(launch.draw() for _ in range(BATCHES)), strict=True)
+    batches = [arguments for arguments, _ in launch.ring]
     spent = sample_passes(timer, lambda i: launch.tbe(*batches[i % BATCHES]), run_backward, seconds)
-    return rows_of_passes(point, spent, tables=launch.facts(list(counts)))
+    return rows_of_passes(point, spent, tables=launch.facts)
 
 
 def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
@@ -342,29 +308,24 @@ def measure_cached(point: Point, timer: Timer, seconds: float) -> list[Measureme
     a ring of few batches would be in the cache as a whole, and fetch nothing.
     """
     launch = Launch(point.params, timer.device)
-    facts = launch.facts([launch.draw()[1] for _ in range(BATCHES)])
-    held = point.params["cache_load_factor"] * sum(table[0] for table in facts)
-    warming = WARM_CACHE * held / max(sum(table[4] for table in facts), 1.0)
-
-    def draw(_: int, __: object) -> Any:
-        return launch.draw()[0]
+    held = point.params["cache_load_factor"] * sum(table[0] for table in launch.facts)
+    warming = WARM_CACHE * held / max(sum(table[4] for table in launch.facts), 1.0)
 
     def prefetch(_: int, arguments: Any) -> Any:
         launch.tbe.prefetch(*arguments[:2])
         return arguments
 
-    def forward(_: int, arguments: Any) -> Any:
-        return launch.tbe(*arguments)
-
-    def backward(_: int, output: Any) -> None:
-        output.backward(launch.gradient)
-
-    stages = (draw, prefetch, forward, backward)
-    for i in range(min(int(np.ceil(warming)), MOST_WARMING)):
+    stages: tuple[Callable[[int, Any], Any], ...] = (
+        lambda _, __: launch.draw()[0],
+        prefetch,
+        lambda _, arguments: launch.tbe(*arguments),
+        lambda _, output: output.backward(launch.gradient),
+    )
+    for i in range(min(math.ceil(warming), MOST_WARMING)):
         made: Any = None
         for stage in stages:
             made = stage(i, made)
-    return rows_of_passes(point, sample_stages(timer, stages, seconds)[1:], tables=facts)
+    return rows_of_passes(point, sample_stages(timer, stages, seconds)[1:], tables=launch.facts)
 
 
 def measure_model_lookup(
@@ -429,7 +390,7 @@ class Launch:
 
         self.params, self.device = params, device
         self.generator = torch.Generator(device).manual_seed(0)
-        self.tables = [_DrawnTable(table, device) for table in params["tables"]]
+        self._draws = [_ids_of(table, self.generator) for table in params["tables"]]
         others: dict[str, Any] = {}
         if "cache_load_factor" in params:
             others["cache_load_factor"] = params["cache_load_factor"]
@@ -454,12 +415,26 @@ class Launch:
         width = sum(table["dim"] for table in self.params["tables"])
         return torch.full((self.params["batch"], width), 1e-3, device=self.device)
 
+    @cached_property
+    def ring(self) -> list[tuple[tuple[Any, ...], list[tuple[int, int]]]]:
+        """`BATCHES` of `draw`."""
+        return [self.draw() for _ in range(BATCHES)]
+
+    @cached_property
+    def facts(self) -> list[list[float]]:
+        """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted in the ring."""
+        means = np.mean([counts for _, counts in self.ring], axis=0)
+        return [
+            [table["rows"], table["dim"], self.params["batch"], *mean.tolist()]
+            for table, mean in zip(self.params["tables"], means, strict=True)
+        ]
+
     def draw(self) -> tuple[tuple[Any, ...], list[tuple[int, int]]]:
         """One more batch: ids, offsets and, where ids are weighted, weights; and ids and distinct
         rows of each table."""
         import torch
 
-        drawn = [table.draw(self.params["batch"], self.generator) for table in self.tables]
+        drawn = [draw(self.params["batch"]) for draw in self._draws]
         ids = torch.cat([ids for ids, _ in drawn])
         offsets = torch.cat([ids.new_zeros(1), torch.cat([n for _, n in drawn]).cumsum(0)])
         weights = (torch.full_like(ids, 0.5, dtype=torch.float32),)
@@ -468,45 +443,32 @@ class Launch:
             [(ids.numel(), int(torch.unique(ids).numel())) for ids, _ in drawn],
         )
 
-    def facts(self, counts: list[list[tuple[int, int]]]) -> list[list[float]]:
-        """``[tables, 5]``: rows, dim, bags; ids and distinct rows as counted in some batches."""
-        means = np.mean(counts, axis=0)
-        return [
-            [table["rows"], table["dim"], self.params["batch"], *mean.tolist()]
-            for table, mean in zip(self.params["tables"], means, strict=True)
-        ]
 
+def _ids_of(params: dict[str, Any], generator: Any) -> Callable[[int], tuple[Any, Any]]:
+    """What draws ids and sizes of so many bags of a table; each bag has floor or ceil of the
+    pooling factor."""
+    import torch
 
-class _DrawnTable:
-    """Draws the ids of one table."""
+    device, rows = generator.device, params["rows"]
+    least = int(params["pooling"])
+    if params["alpha"] > 0:
+        ranks = torch.arange(1, rows + 1, dtype=torch.float64, device=device)
+        upto = (ranks ** -params["alpha"]).cumsum(0)
+        # the same popular rows in every batch, spread over the table
+        place = torch.randperm(
+            rows, generator=torch.Generator(device).manual_seed(rows), device=device
+        )
 
-    def __init__(self, params: dict[str, Any], device: str) -> None:
-        import torch
-
-        self.params = params
-        self.upto: Any = None
-        self.place: Any = None
-        if params["alpha"] > 0:
-            ranks = torch.arange(1, params["rows"] + 1, dtype=torch.float64, device=device)
-            self.upto = (ranks ** -params["alpha"]).cumsum(0)
-            # the same popular rows in every batch, spread over the table
-            seeded = torch.Generator(device).manual_seed(params["rows"])
-            self.place = torch.randperm(params["rows"], generator=seeded, device=device)
-
-    def draw(self, bags: int, generator: Any) -> tuple[Any, Any]:
-        """Ids and bag sizes; each bag has floor or ceil of the pooling factor."""
-        import torch
-
-        device, rows = generator.device, self.params["rows"]
-        least = int(self.params["pooling"])
+    def draw(bags: int) -> tuple[Any, Any]:
         more = torch.rand(bags, generator=generator, device=device)
-        lengths = least + (more < self.params["pooling"] - least).long()
+        lengths = least + (more < params["pooling"] - least).long()
         count = int(lengths.sum())
-        if self.upto is None:
+        if params["alpha"] == 0:
             return torch.randint(rows, (count,), generator=generator, device=device), lengths
         at = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
-        ranks = torch.searchsorted(self.upto, at * self.upto[-1])
-        return self.place[ranks.clamp(max=rows - 1)], lengths
+        return place[torch.searchsorted(upto, at * upto[-1]).clamp(max=rows - 1)], lengths
+
+    return draw
 
 
 def make_tbe(
@@ -572,25 +534,28 @@ def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
     if not isinstance(embedding, CpuEmbedding):
         return made
     if min(map(len, parts.values())) < FEWEST_PER_CONSTANT * len(BACKWARD):
-        return _fit_unpooled(made.kept("lookup") if any(parts.values()) else made)
+        return _fit_unpooled(made.kept("lookup") if any(parts.values()) else made, embedding)
     fitted = _best_on_grid(parts["forward"], parts["backward"], embedding)
     for part, names in zip(PASSES, (FORWARD, BACKWARD), strict=True):
         test, count = made.of("lookup", part, test=True), len(parts[part])
         mine, theirs = (lookup_errors(of, test, names) for of in (fitted, embedding))
         made = made.error(f"lookup {part}", HeldOut(mine, count, times_ms(test)), theirs)
-        many = np.array([len(row.facts["tables"]) > 1 for row in test], dtype=bool)
-        for label, keep in (("one table", ~many), ("several tables", many)):
-            made = made.error(f"lookup {part}, {label}", HeldOut(mine[keep], count))
         of_model = _of_model(made, part, test=True)
         if of_model:
             errors = lookup_errors(fitted, of_model, names)
             made = made.error(f"model's lookup {part}", HeldOut(errors, count))
     fitted = fitted.model_copy(update=_variants(made, fitted))
-    made, fitted = _fit_dense(made, fitted)
+    # the launch in rows of dense gradients is a call of cold code; among other kernels it costs
+    # what a fused one does, so that it is no constant of its own
+    dense = made.of("lookup_dense", "backward")
+    columns = lookup_columns(fitted, dense, DENSE)
+    made, costs = after_call(made, "lookup backward, dense gradient", dense, columns)
+    if costs is not None:
+        fitted = fitted.model_copy(update=dict(zip(DENSE, costs.tolist(), strict=True)))
     rows = parts["forward"] + parts["backward"]
     error = made.errors["lookup forward"] + made.errors["lookup backward"]
     made = made.update(embedding=fitted).measured("embedding", rows, error, lookup_ranges(rows))
-    return _fit_unpooled(made)
+    return _fit_unpooled(made, fitted)
 
 
 def lookup_ranges(rows: Sequence[Measurement]) -> dict[str, list[float]]:
@@ -637,40 +602,41 @@ def lookup_columns(
     constants: CpuEmbedding, rows: Sequence[Measurement], names: Sequence[str]
 ) -> Array:
     """``[rows, names]``: time in ms that one unit of each coefficient adds."""
+
+    def terms(table: Sequence[float]) -> list[float]:
+        rows, dim, bags, ids, distinct = table
+        touched = distinct * 1024 * constants.page_kib
+        tlb = math.log1p(min(rows * dim * 4, touched) / units.mib(constants.tlb_mib))
+        digits = math.ceil(math.log2(max(rows, 2)) / constants.sort_digit_bits)
+        known = {
+            "us": units.us(1.0),
+            "table_us": units.us(1.0),
+            "ns_per_lookup": NS * ids,
+            "ns_per_lookup_dim": NS * ids * dim,
+            "ns_per_row": NS * distinct,
+            "ns_per_row_dim": NS * distinct * dim,
+            "ns_per_row_tlb": NS * distinct * tlb,
+            "ns_per_output": NS * bags * dim,
+            "ns_per_lookup_pass": NS * ids * digits,
+            "ns_per_weight": NS * rows * dim,
+        }
+        plain = (name.split("_", 1)[1] for name in names)
+        return [known[n.removeprefix("dense_").removeprefix("unpooled_")] for n in plain]
+
+    if not rows:
+        return np.zeros((0, len(names)))
     launches = [row.facts["tables"] for row in rows]
-    terms = [np.sum([_terms(constants, t, names) for t in tables], axis=0) for tables in launches]
+    found = [np.sum([terms(table) for table in tables], axis=0) for tables in launches]
     # the cost of a launch counts once for all its tables
     counts = np.array([[len(tables)] for tables in launches], dtype=np.float64)
     launch = np.array([name in ("forward_us", "backward_us") for name in names])
-    return np.array(terms) * np.where(launch, 1.0 / counts, 1.0)
-
-
-def _terms(constants: CpuEmbedding, table: Table, names: Sequence[str]) -> list[float]:
-    rows, dim, bags, ids, distinct = table
-    touched = distinct * 1024 * constants.page_kib
-    tlb = math.log1p(min(rows * dim * 4, touched) / units.mib(constants.tlb_mib))
-    digits = math.ceil(math.log2(max(rows, 2)) / constants.sort_digit_bits)
-    terms = {
-        "us": units.us(1.0),
-        "table_us": units.us(1.0),
-        "ns_per_lookup": NS * ids,
-        "ns_per_lookup_dim": NS * ids * dim,
-        "ns_per_row": NS * distinct,
-        "ns_per_row_dim": NS * distinct * dim,
-        "ns_per_row_tlb": NS * distinct * tlb,
-        "ns_per_output": NS * bags * dim,
-        "ns_per_lookup_pass": NS * ids * digits,
-        "ns_per_weight": NS * rows * dim,
-    }
-    return [terms[name.split("_", 1)[1].removeprefix("dense_")] for name in names]
+    return np.array(found) * np.where(launch, 1.0 / counts, 1.0)
 
 
 def predict_lookups(
     constants: CpuEmbedding, rows: Sequence[Measurement], names: Sequence[str]
 ) -> Array:
     """Times ``[rows]`` in ms, as the kernel model gives them."""
-    if not rows:
-        return np.zeros(0)
     coefficients = np.array([getattr(constants, name) for name in names])
     return np.asarray(lookup_columns(constants, rows, names) @ coefficients)
 
@@ -696,45 +662,12 @@ def _variants(made: CalibratedProfile, embedding: CpuEmbedding) -> dict[str, flo
     }
 
 
-def _fit_dense(
-    made: CalibratedProfile, base: CpuEmbedding
-) -> tuple[CalibratedProfile, CpuEmbedding]:
-    """Constants of backwards that make dense gradients; as they were where rows are too few.
-
-    A launch in these rows is a call of cold code; among other kernels it costs what a fused one
-    does, so that it is no constant of its own.
-    """
-    fit, test = made.fit_and_test("lookup_dense", "backward")
-    if len(fit) < FEWEST_PER_CONSTANT * (1 + len(DENSE)):
-        return made, base
-    launch = np.full((len(fit), 1), units.us(1.0))
-    columns = np.hstack((launch, lookup_columns(base, fit, DENSE)))
-    launch_us, *found = non_negative(columns, times_ms(fit)).tolist()
-    fitted = base.model_copy(update=dict(zip(DENSE, found, strict=True)))
-    predicted = predict_lookups(fitted, test, DENSE) + units.us(launch_us)
-    errors = np.asarray(predicted / times_ms(test) - 1.0)
-    return made.error("lookup backward, dense gradient", HeldOut(errors, len(fit))), fitted
-
-
-def _fit_unpooled(made: CalibratedProfile) -> CalibratedProfile:
+def _fit_unpooled(made: CalibratedProfile, embedding: CpuEmbedding) -> CalibratedProfile:
     """Lookups without pooling; their tables have one width."""
     for part, names in UNPOOLED.items():
         rows = made.of("lookup_unpooled", part)
-        columns = []
-        for tables in (row.facts["tables"] for row in rows):
-            width = tables[0][1]
-            ids, distinct = (sum(table[i] for table in tables) for i in (3, 4))
-            known = {
-                "table_us": units.us(float(len(tables))),
-                "ns_per_lookup": NS * ids,
-                "ns_per_lookup_dim": NS * ids * width,
-                "ns_per_row": NS * distinct,
-                "ns_per_row_dim": NS * distinct * width,
-            }
-            columns.append([known[name] for name in names])
+        columns = lookup_columns(embedding, rows, names)
         made, costs = after_call(made, f"lookup {part}, unpooled", rows, columns)
         if costs is not None:
-            found = zip(names, costs.tolist(), strict=True)
-            costs_of = {f"{part}_unpooled_{name}": cost for name, cost in found}
-            made = made.constants("embedding", **costs_of)
+            made = made.constants("embedding", **dict(zip(names, costs.tolist(), strict=True)))
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from shardopt.calibrate.fitting import (
     HeldOut,
     after_call,
     fit_free,
-    kept_text,
     non_negative,
 )
 from shardopt.calibrate.points import (
@@ -40,6 +40,7 @@ from shardopt.calibrate.points import (
     is_test,
     logarithmic,
     sobol_points,
+    whole,
 )
 from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples, rows_of_passes, times_ms
 from shardopt.measure.sampling import Timer, sample_gradients
@@ -50,15 +51,13 @@ GPU_OCTAVES = 3
 COPY_OCTAVES = (10, 29)
 STREAMED_MIB = (384, 512, 640, 768, 896, 1024)
 """Read once from one end to the other: several times any L2."""
-FEATURES, BATCH, POOLING = (1, 32), (64, 4096), (1.0, 40.0)
-"""Of a rank: sparse features, samples, ids a bag."""
-MAX_IDS = 200_000
-BUCKETS = (2, 4, 8)
-ROWS = 100_000
+BATCH = (64, 4096)
+"""Samples of a rank."""
+MAX_IDS, ROWS = 200_000, 100_000
 WIDTHS = (8, 16, 32, 64, 128, 256)
-PIECES = (2, 26)
-MAX_POOLED = 2**23
-"""Floats of the pooled embeddings of a rank."""
+MAX_POOLED, MAX_JOINED = 2**23, 2**21
+"""Floats of the pooled embeddings of a rank, and of what is concatenated."""
+POOLED = ("cat", "split")
 FUNCTIONS = {
     "silu": ("silu", "silu_backward"),
     "gelu": ("gelu", "gelu_backward"),
@@ -75,8 +74,6 @@ SOFTMAX_WIDTH = 32
 FORMS = ("whole", "sliced", "turned")
 """How the operands of a concatenation lie: on their own, as columns of a wider matrix, or with
 rows and columns exchanged."""
-JOINED, JOINED_ROWS, JOINED_WIDTHS = (2, 16), (128, 8192), (8, 128)
-MAX_JOINED = 2**21
 JOINED_BYTES = 8
 BUCKET_PASSES = 4
 """Reading and writing ids twice, as the iteration graph has it."""
@@ -99,14 +96,21 @@ COPIES = (
 
 
 def cpu_points(size: Size) -> list[Point]:
-    """Of one core."""
-    low, high = size.elementwise_octaves
+    functions = [
+        Point("function", {"op": op, "elements": 2**octave}, is_test(i + j))
+        for i, op in enumerate(FUNCTIONS)
+        for j, octave in enumerate(FUNCTION_OCTAVES)
+    ]
     return [
-        *_elementwise_points(low, high),
+        *_elementwise_points(*size.elementwise_octaves),
         *sobol_points("jagged", size.ops, 4, _jagged),
-        *(p for op in ("cat", "split") for p in sobol_points("pooled", size.ops, 3, _pooled(op))),
-        *_function_points(),
-        *(p for form in FORMS for p in sobol_points("concatenation", size.ops, 3, _joined(form))),
+        *(p for op in POOLED for p in sobol_points("pooled", size.ops, 3, partial(_pooled, op))),
+        *functions,
+        *(
+            p
+            for form in FORMS
+            for p in sobol_points("concatenation", size.ops, 3, partial(_joined, form))
+        ),
     ]
 
 
@@ -114,20 +118,18 @@ def gpu_points(size: Size, device: Device) -> list[Point]:
     """Of one GPU, within its memory."""
     low, high = size.elementwise_octaves
     moves = _elementwise_points(low, high + GPU_OCTAVES)
-    reads = [
-        Point("streaming", {"bytes": mib * MIB}, i % 3 == 2)
-        for i, mib in enumerate(STREAMED_MIB)
-        if mib * MIB <= device.memory_bytes / 8
-    ]
-    copies = [
-        Point("copy_h2d", {"bytes": 2**octave}, is_test(octave))
-        for octave in range(*COPY_OCTAVES)
-        if octave <= high + 2
-    ]
     return [
-        *reads,
+        *(
+            Point("streaming", {"bytes": mib * MIB}, i % 3 == 2)
+            for i, mib in enumerate(STREAMED_MIB)
+            if mib * MIB <= device.memory_bytes / 8
+        ),
         *(point for point in moves if point.params["bytes"] <= device.memory_bytes / 16),
-        *copies,
+        *(
+            Point("copy_h2d", {"bytes": 2**octave}, is_test(octave))
+            for octave in range(*COPY_OCTAVES)
+            if octave <= high + 2
+        ),
     ]
 
 
@@ -140,40 +142,23 @@ def _elementwise_points(low: int, high: int) -> list[Point]:
 
 
 def _jagged(u: Coordinates, _: int) -> dict[str, Any]:
-    features, batch = round(logarithmic(u[0], *FEATURES)), round(logarithmic(u[1], *BATCH))
-    pooling = round(max(min(logarithmic(u[2], *POOLING), MAX_IDS / (features * batch)), 0.1), 2)
+    features, batch = whole(u[0], (1, 32)), whole(u[1], BATCH)
+    pooling = round(max(min(logarithmic(u[2], (1.0, 40.0)), MAX_IDS / (features * batch)), 0.1), 2)
     shape = {"features": features, "batch": batch, "pooling": pooling}
-    return {"op": "bucketize", **shape, "buckets": choice(BUCKETS, u[3])}
+    return {"op": "bucketize", **shape, "buckets": choice((2, 4, 8), u[3])}
 
 
-def _pooled(op: str) -> Callable[[Coordinates, int], dict[str, Any]]:
-    def params(u: Coordinates, _: int) -> dict[str, Any]:
-        pieces = round(logarithmic(u[0], *PIECES))
-        # the golden ratio spreads widths evenly
-        dims = [choice(WIDTHS, (u[1] + i * 0.618034) % 1.0) for i in range(pieces)]
-        batch = min(logarithmic(u[2], *BATCH), MAX_POOLED / sum(dims))
-        return {"op": op, "dims": dims, "batch": round(batch)}
-
-    return params
+def _pooled(op: str, u: Coordinates, _: int) -> dict[str, Any]:
+    # the golden ratio spreads widths evenly
+    dims = [choice(WIDTHS, (u[1] + i * 0.618034) % 1.0) for i in range(whole(u[0], (2, 26)))]
+    batch = round(min(logarithmic(u[2], BATCH), MAX_POOLED / sum(dims)))
+    return {"op": op, "dims": dims, "batch": batch}
 
 
-def _function_points() -> list[Point]:
-    """Functions that are arithmetic on a core, not only memory."""
-    return [
-        Point("function", {"op": op, "elements": 2**octave}, is_test(i + j))
-        for i, op in enumerate(FUNCTIONS)
-        for j, octave in enumerate(FUNCTION_OCTAVES)
-    ]
-
-
-def _joined(form: str) -> Callable[[Coordinates, int], dict[str, Any]]:
-    def params(u: Coordinates, _: int) -> dict[str, Any]:
-        pieces = round(logarithmic(u[0], *JOINED))
-        width = round(logarithmic(u[2], *JOINED_WIDTHS))
-        rows = round(min(logarithmic(u[1], *JOINED_ROWS), MAX_JOINED / (pieces * width)))
-        return {"form": form, "pieces": pieces, "rows": rows, "width": width}
-
-    return params
+def _joined(form: str, u: Coordinates, _: int) -> dict[str, Any]:
+    pieces, width = whole(u[0], (2, 16)), whole(u[2], (8, 128))
+    rows = round(min(logarithmic(u[1], (128, 8192)), MAX_JOINED / (pieces * width)))
+    return {"form": form, "pieces": pieces, "rows": rows, "width": width}
 
 
 # How it is measured.
@@ -289,13 +274,13 @@ def measure_concatenation(point: Point, timer: Timer, seconds: float) -> list[Me
 
     p = point.params
     pieces, rows, width = p["pieces"], p["rows"], p["width"]
-    if p["form"] == "sliced":
-        whole = torch.ones(rows, (pieces + 1) * width, device=timer.device)
-        parts = [whole[:, i * width : (i + 1) * width] for i in range(pieces)]
-    elif p["form"] == "turned":
-        parts = [torch.ones(width, rows, device=timer.device).t() for _ in range(pieces)]
-    else:
-        parts = [torch.ones(rows, width, device=timer.device) for _ in range(pieces)]
+    parts = {
+        "whole": lambda: [torch.ones(rows, width, device=timer.device) for _ in range(pieces)],
+        "turned": lambda: [torch.ones(width, rows, device=timer.device).t() for _ in range(pieces)],
+        "sliced": lambda: torch.ones(rows, (pieces + 1) * width, device=timer.device).split(
+            width, 1
+        )[:pieces],
+    }[p["form"]]()
     return [row_of_samples(point, timer.samples(lambda: torch.cat(parts, dim=1), seconds))]
 
 
@@ -358,7 +343,7 @@ def _small_moves(made: CalibratedProfile, gb_s: float, call_us: float) -> dict[s
     found = {}
     copied = [
         row
-        for part, op in (("forward", "cat"), ("backward", "split"))
+        for part, op in zip(PASSES, POOLED, strict=True)
         for row in made.of("pooled", part)
         if row.point.params["op"] == op
     ]
@@ -432,27 +417,20 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
         made = made.measured("memory", fit, made.errors["streaming"], also=said)
     fit, test = made.fit_and_test("elementwise")
     if len(fit) >= FEWEST:
-        found = fit_free(made.profile, MOVES, lambda hw: predict_moves(hw, fit), times_ms(fit))
+        found = fit_free(made.profile, MOVES, partial(predict_moves, rows=fit), times_ms(fit))
         made = replace(made, profile=found.hw).score("elementwise", fit, test, predict_moves)
         error, sizes = made.errors["elementwise"], {"bytes_moved": moved_bytes(fit + test)}
-        made = made.measured("elementwise", fit, error, sizes, kept_text(found))
-    return _fit_copies(made)
-
-
-def _fit_copies(made: CalibratedProfile) -> CalibratedProfile:
-    """Bandwidth and latency of the host link.
-
-    Host memory must be at least as fast as the measured link, so its bandwidth is raised to it.
-    """
+        made = made.measured("elementwise", fit, error, sizes, found.kept_text)
     fit, test = made.fit_and_test("copy_h2d")
     if len(fit) < FEWEST:
         return made
+    # host memory is at least as fast as the measured link, so its bandwidth is raised to it
     known = DDR.value(made.profile)
     unbound = DDR.put(made.profile, COPIES[0].high)
-    found = fit_free(unbound, COPIES, lambda hw: predict_copies(hw, fit), times_ms(fit))
+    found = fit_free(unbound, COPIES, partial(predict_copies, rows=fit), times_ms(fit))
     link = COPIES[0].value(found.hw) if COPIES[0] in found.fitted else known
-    found = replace(found, hw=DDR.put(found.hw, max(known, link)))
-    made = replace(made, profile=found.hw).score("copy_h2d", fit, test, predict_copies)
+    made = replace(made, profile=DDR.put(found.hw, max(known, link)))
+    made = made.score("copy_h2d", fit, test, predict_copies)
     said = "host_link_gb_s and host_link_latency_us of copies"
     return extend_memory(made, found, said, fit, made.errors["copy_h2d"])
 

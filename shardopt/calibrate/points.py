@@ -80,21 +80,16 @@ def sobol(count: int, dims: int) -> Coordinates:
     """The first points of a Sobol sequence in [0, 1), shape ``[count, dims]``; always the same."""
     from scipy.stats import qmc
 
-    sequence = qmc.Sobol(dims, scramble=False)
     # the sequence starts in the corner of the range, which says least
     exponent = int(np.ceil(np.log2(count + 1)))
-    return np.asarray(sequence.random_base2(exponent))[1 : count + 1]
+    sequence = qmc.Sobol(dims, scramble=False).random_base2(exponent)
+    return np.asarray(sequence)[1 : count + 1]
 
 
 def sobol_points(
     family: str, count: int, dims: int, params: Callable[[Coordinates, int], dict[str, Any]]
 ) -> list[Point]:
-    """Points of a family, every fifth held out.
-
-    Args:
-        dims: of the sequence.
-        params: of a point, from its coordinates and its number.
-    """
+    """Points of a family; ``params`` of each come from its coordinates and its number."""
     return [Point(family, params(u, i), is_test(i)) for i, u in enumerate(sobol(count, dims))]
 
 
@@ -103,9 +98,15 @@ def is_test(index: int) -> bool:
     return index % TEST_EVERY == TEST_EVERY - 1
 
 
-def logarithmic(u: float, low: float, high: float) -> float:
+def logarithmic(u: float, span: tuple[float, float]) -> float:
     """``u`` in [0, 1) onto a logarithmic range."""
+    low, high = span
     return float(low * (high / low) ** float(u))
+
+
+def whole(u: float, span: tuple[float, float]) -> int:
+    """As `logarithmic`, to the nearest whole number."""
+    return round(logarithmic(u, span))
 
 
 def choice(kinds: Sequence[Kind], u: float) -> Kind:

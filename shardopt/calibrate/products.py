@@ -6,8 +6,9 @@ They give the gemm group, and what picking pairs from an interaction takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,15 @@ from shardopt.calibrate.fitting import (
     HeldOut,
     after_call,
     fit_free,
-    kept_text,
     mape,
     non_negative,
+    total,
 )
 from shardopt.calibrate.moves import cold_call_us
 from shardopt.calibrate.points import (
     TEST_EVERY,
     Coordinates,
+    Device,
     Point,
     Size,
     choice,
@@ -40,6 +42,7 @@ from shardopt.calibrate.points import (
     logarithmic,
     sobol,
     sobol_points,
+    whole,
 )
 from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples, rows_of_passes, times_ms
 from shardopt.measure.sampling import Timer, sample_gradients
@@ -53,13 +56,10 @@ GPU_DTYPES = ("fp32", "tf32", "fp16", "bf16")
 TORCH_DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LAYOUTS = ("nn", "nt", "tn")
 """Of forward and backward."""
-BATCH, VECTORS, DIMS = (64, 4096), (2, 40), (16, 32, 64, 128)
 MAX_DOTS = 2**22
 """Of the dot products of an interaction's batch, both halves of the square."""
-COUNT, LENGTH, HEAD_WIDTH = (32, 1024), (8, 64), (8, 64)
-"""Of attention: samples times heads, items of a history, width of a head."""
-EXPERTS, EXPERT_WIDTH = (2, 12), (16, 256)
-"""Of a mixture, whose products have one row each."""
+COUNT = (32, 1024)
+"""Of products in a batch: samples times heads."""
 MAX_BATCHED_MACS = 1e8
 BATCH_LAYOUTS = (*LAYOUTS, "outer")
 TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (64, 32), (64, 64))
@@ -84,31 +84,27 @@ ATTENTION_FLOP = (4, 10)
 
 
 def cpu_points(size: Size) -> list[Point]:
-    """Of one core."""
+    """Of one core: multiplications of MLPs in the layouts of forward and backward; interactions,
+    the batched products of attention and mixtures, and fused attention."""
+
+    def gemm(u: Coordinates, i: int) -> dict[str, Any]:
+        # a stride prime to the layouts and to the test points
+        dtype = CPU_DTYPES[(i // TEST_EVERY) % len(CPU_DTYPES)]
+        return {**_shape(u, CPU_SIZES, MAX_CPU_FLOP), "dtype": dtype, "layout": LAYOUTS[i % 3]}
+
     return [
-        *gemm_points(size.gemms),
+        *sobol_points("gemm", size.gemms, 3, gemm),
         *(
             point
             for op in ("bmm", "dot")
-            for point in sobol_points("interaction", size.ops, 3, _interaction(op))
+            for point in sobol_points("interaction", size.ops, 3, partial(_interaction, op))
         ),
         *_batch_points(size.ops),
         *sobol_points("attention", size.ops, 4, _attention),
     ]
 
 
-def gemm_points(count: int) -> list[Point]:
-    """Multiplications of MLPs; the three layouts are those of forward and backward."""
-
-    def params(u: Coordinates, i: int) -> dict[str, Any]:
-        # a stride prime to the layouts and to the test points
-        dtype = CPU_DTYPES[(i // TEST_EVERY) % len(CPU_DTYPES)]
-        return {**_shape(u, CPU_SIZES, MAX_CPU_FLOP), "dtype": dtype, "layout": LAYOUTS[i % 3]}
-
-    return sobol_points("gemm", count, 3, params)
-
-
-def gpu_points(size: Size) -> list[Point]:
+def gpu_points(size: Size, device: Device) -> list[Point]:
     """Multiplications in every data type; tf32 is fp32 with the tensor cores allowed."""
 
     def params(u: Coordinates, _: int) -> dict[str, Any]:
@@ -119,35 +115,35 @@ def gpu_points(size: Size) -> list[Point]:
 
 
 def _shape(u: Coordinates, sizes: Sequence[tuple[int, int]], most_flop: float) -> dict[str, int]:
-    m, n, k = (round(logarithmic(x, *span)) for x, span in zip(u, sizes, strict=True))
+    m, n, k = map(whole, u, sizes)
     return {"m": max(64, min(m, int(most_flop / (2 * n * k)))), "n": n, "k": k}
 
 
-def _interaction(op: str) -> Callable[[Coordinates, int], dict[str, Any]]:
-    def params(u: Coordinates, _: int) -> dict[str, Any]:
-        vectors = round(logarithmic(u[0], *VECTORS))
-        batch = min(logarithmic(u[2], *BATCH), MAX_DOTS / vectors**2)
-        return {"op": op, "vectors": vectors, "dim": choice(DIMS, u[1]), "batch": round(batch)}
+def _interaction(op: str, u: Coordinates, _: int) -> dict[str, Any]:
+    vectors = whole(u[0], (2, 40))
+    batch = round(min(logarithmic(u[2], (64, 4096)), MAX_DOTS / vectors**2))
+    return {"op": op, "vectors": vectors, "dim": choice((16, 32, 64, 128), u[1]), "batch": batch}
 
-    return params
+
+def _history(u: Coordinates) -> tuple[float, int, int]:
+    """Samples times heads, items of a history, width of a head."""
+    length, width = whole(u[1], (8, 64)), whole(u[2], (8, 64))
+    return min(logarithmic(u[0], COUNT), MAX_BATCHED_MACS / (length**2 * width)), length, width
 
 
 def _batch_points(count: int) -> list[Point]:
-    """Scores and values of attention, and the gradients of both; the same of mixtures."""
+    """Scores and values of attention, and the gradients of both; the same of mixtures of experts,
+    whose products have one row each."""
     shapes = []
     for i, u in enumerate(sobol(count, dims=3)):
-        length, width = round(logarithmic(u[1], *LENGTH)), round(logarithmic(u[2], *HEAD_WIDTH))
-        samples = round(min(logarithmic(u[0], *COUNT), _most_samples(length, width)))
+        heads, length, width = _history(u)
         shapes += [
-            (i, samples, "nt", length, length, width),
-            (i, samples, "nn", length, width, length),
-            (i, samples, "tn", length, width, length),
+            (i, round(heads), "nt", length, length, width),
+            (i, round(heads), "nn", length, width, length),
+            (i, round(heads), "tn", length, width, length),
         ]
     for i, u in enumerate(sobol(count // 2, dims=3)):
-        spans = (COUNT, EXPERTS, EXPERT_WIDTH)
-        samples, experts, width = (
-            round(logarithmic(x, *span)) for x, span in zip(u, spans, strict=True)
-        )
+        samples, experts, width = map(whole, u, (COUNT, (2, 12), (16, 256)))
         shapes += [
             (i, samples, "nn", 1, width, experts),
             (i, samples, "nt", 1, experts, width),
@@ -162,14 +158,9 @@ def _batch_points(count: int) -> list[Point]:
 def _attention(u: Coordinates, _: int) -> dict[str, int]:
     """Fused, with a mask."""
     heads = choice((1, 2, 4), u[3])
-    length, width = round(logarithmic(u[1], *LENGTH)), round(logarithmic(u[2], *HEAD_WIDTH))
-    samples = min(logarithmic(u[0], *COUNT), _most_samples(length, width))
-    batch = max(1, round(samples / heads))
+    together, length, width = _history(u)
+    batch = max(1, round(together / heads))
     return {"batch": batch, "heads": heads, "length": length, "width": width}
-
-
-def _most_samples(length: int, width: int) -> float:
-    return MAX_BATCHED_MACS / (length * length * width)
 
 
 # How it is measured.
@@ -179,10 +170,10 @@ def measure_gemm(point: Point, timer: Timer, seconds: float) -> list[Measurement
     """``[m, k] @ [k, n]``, operands laid out as a linear layer's forward or backward has them."""
     import torch
 
-    p = point.params
-    a, b = _operands(p, (), timer.device)
+    a, b = _operands(point.params, (), timer.device)
     # tf32 is how a GPU multiplies fp32 when it is told to
-    torch.set_float32_matmul_precision("high" if p["dtype"] == "tf32" else "highest")
+    narrow = point.params["dtype"] == "tf32"
+    torch.set_float32_matmul_precision("high" if narrow else "highest")
     taken = timer.samples(lambda: torch.mm(a, b), seconds)
     torch.set_float32_matmul_precision("highest")
     return [row_of_samples(point, taken)]
@@ -207,10 +198,8 @@ def _operands(p: Mapping[str, Any], batch: tuple[int, ...], device: str) -> tupl
         made = torch.randn((*batch, *shape), device=device).to(dtype)
         return made.transpose(-1, -2) if turned else made
 
-    return (
-        operand(p["m"], p["k"], p["layout"] == "tn"),
-        operand(p["k"], p["n"], p["layout"] == "nt"),
-    )
+    m, n, k, layout = p["m"], p["n"], p["k"], p["layout"]
+    return operand(m, k, layout == "tn"), operand(k, n, layout == "nt")
 
 
 def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
@@ -267,12 +256,16 @@ class GemmRows:
         table = np.array(rows, dtype=np.float64).reshape(-1, 4)
         return cls(*table.T)
 
-    def sample(self, count: int = ROWS_PER_FIT) -> GemmRows:
-        """At most ``count`` of the rows, always the same ones."""
+    @property
+    def fastest_tflops(self) -> float:
+        return float((2.0 * self.m * self.n * self.k / self.time_ms).max() * 1e-9)
+
+    def sample(self) -> GemmRows:
+        """At most `ROWS_PER_FIT` of the rows, always the same ones."""
         size = len(self.m)
-        if size <= count:
+        if size <= ROWS_PER_FIT:
             return self
-        chosen = np.random.default_rng(0).choice(size, count, replace=False)
+        chosen = np.random.default_rng(0).choice(size, ROWS_PER_FIT, replace=False)
         return GemmRows(self.m[chosen], self.n[chosen], self.k[chosen], self.time_ms[chosen])
 
 
@@ -287,7 +280,7 @@ def gemm_errors(gemm: Gemm, sms: int, hbm: float, rows: GemmRows, dtype: str = "
     return predict_ms(gemm, sms, hbm, rows, dtype) / rows.time_ms - 1.0
 
 
-def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm, dtype: str = "fp32") -> Gemm:
+def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm) -> Gemm:
     """``base`` with achieved TFLOP/s, prologue and timing floor fitted to a sample of ``rows``.
 
     Nelder-Mead on the mean absolute log error: the model has ceilings and minima, and rows that a
@@ -299,28 +292,24 @@ def fit_gemm(rows: GemmRows, sms: int, hbm: float, base: Gemm, dtype: str = "fp3
     from scipy.optimize import minimize
 
     sample = rows.sample()
-    peak = float((2.0 * rows.m * rows.n * rows.k / rows.time_ms).max() * 1e-9)
 
     def candidate(x: Array) -> Gemm:
         tflops, prologue, timing = np.abs(x)
         return base.model_copy(
             update={
-                "tflops": dict(base.tflops) | {dtype: float(tflops)},
+                "tflops": dict(base.tflops) | {"fp32": float(tflops)},
                 "prologue_k": float(prologue),
                 "timing_floor_us": float(timing),
             }
         )
 
     def loss(x: Array) -> float:
-        error = gemm_errors(candidate(x), sms, hbm, sample, dtype)
+        error = gemm_errors(candidate(x), sms, hbm, sample)
         return float(np.mean(np.abs(np.log(np.maximum(1.0 + error, 1e-9)))))
 
-    start = np.array([0.9 * peak, 50.0, 1e3 * float(rows.time_ms.min())])
+    start = np.array([0.9 * rows.fastest_tflops, 50.0, 1e3 * float(rows.time_ms.min())])
     found = minimize(
-        loss,
-        start,
-        method="Nelder-Mead",
-        options={"maxiter": 250, "xatol": 0.01, "fatol": 1e-4},
+        loss, start, method="Nelder-Mead", options={"maxiter": 250, "xatol": 0.01, "fatol": 1e-4}
     )
     return candidate(found.x)
 
@@ -352,14 +341,9 @@ def _fit_cpu_gemm(made: CalibratedProfile) -> CalibratedProfile:
         errors = _whole_errors(gemm, hbm, gemm_rows(test.get("bf16", [])), "bf16")
         made = made.error("gemm bf16", HeldOut(errors, len(fit["bf16"])))
     # a CPU has no tf32: the same kernels run; other types that no row has keep the base's rate
-    known = {str(k): v for k, v in profile.gemm.tflops.items()}
-    rates = known | {str(k): v for k, v in gemm.tflops.items()}
-    gemm = gemm.model_copy(
-        update={
-            "tflops": rates | {"tf32": rates["fp32"]},
-            "floor_us": profile.elementwise.floor_us,
-        }
-    )
+    rates = {str(k): v for of in (profile.gemm, gemm) for k, v in of.tflops.items()}
+    rates |= {"tf32": rates["fp32"]}
+    gemm = gemm.model_copy(update={"tflops": rates, "floor_us": profile.elementwise.floor_us})
     shapes = (row.point.params for row in fit["fp32"] + test.get("fp32", []))
     flop = [2.0 * p["m"] * p["n"] * p["k"] for p in shapes]
     return made.update(gemm=gemm).measured("gemm", fit["fp32"], held_out, {"flop": flop})
@@ -418,15 +402,16 @@ def _batched(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str,
     """Constants of the gemm group, from rows of ``bmm``: a product forward, two backward."""
     bytes_per_us = profile.streaming * units.us(1.0)
     columns, times, alone = [], [], []
-    for row in rows:
-        p, products = row.point.params, 2 if row.part == "backward" else 1
-        if p["op"] == "bmm":
-            count = products * p["batch"]
-            flop = 2.0 * p["vectors"] ** 2 * p["dim"]
-            columns.append((count, count * flop, products))
-            added = ADDED_PASSES * (products - 1) * p["batch"] * p["vectors"] * p["dim"]
-            times.append(max(row.median_us - OUTPUT_BYTES * added / bytes_per_us, 1.0))
-            alone.append(_alone_us(row, profile) / flop)
+    for row in (row for row in rows if row.point.params["op"] == "bmm"):
+        batch, vectors, dim = (row.point.params[of] for of in ("batch", "vectors", "dim"))
+        products, n, k = (2, dim, vectors) if row.part == "backward" else (1, vectors, dim)
+        flop = 2.0 * vectors**2 * dim
+        columns.append((products * batch, products * batch * flop, products))
+        added = ADDED_PASSES * (products - 1) * batch * vectors * dim
+        times.append(max(row.median_us - OUTPUT_BYTES * added / bytes_per_us, 1.0))
+        # one product if it ran alone, without its launch
+        once_us = gemm_ms(profile, vectors, n, k, "fp32") / units.us(1.0) - profile.gemm.floor_us
+        alone.append(once_us / flop)
     if not times:
         return {}
     per_us = units.tflops(profile.gemm.tflops["fp32"]) * units.us(1.0)
@@ -443,13 +428,6 @@ def _batched(rows: Sequence[Measurement], profile: HardwareProfile) -> dict[str,
     return {"batched_us": float(each), "batched_share": float(np.clip(share, 1e-3, 1.0))}
 
 
-def _alone_us(row: Measurement, profile: HardwareProfile) -> float:
-    """Time of one product of a row's batch if it ran alone, without its launch."""
-    vectors, dim = row.point.params["vectors"], row.point.params["dim"]
-    n, k = (dim, vectors) if row.part == "backward" else (vectors, dim)
-    return gemm_ms(profile, vectors, n, k, "fp32") / units.us(1.0) - profile.gemm.floor_us
-
-
 def _gathers(
     rows: Sequence[Measurement], profile: HardwareProfile, call_us: float
 ) -> dict[str, float]:
@@ -462,10 +440,10 @@ def _gathers(
     bmm = {shape(r): r.median_us for r in rows if r.point.params["op"] == "bmm"}
     pairs, beyond = [], []
     for row in (r for r in rows if r.point.params["op"] == "dot" and shape(r) in bmm):
-        p = row.point.params
-        times = 2 if row.part == "backward" else 1  # gradients are picked and added
-        picked = times * p["batch"] * p["vectors"] * (p["vectors"] - 1) / 2
-        stacked = p["batch"] * p["vectors"] * p["dim"] / profile.elementwise.columns
+        part, batch, vectors, dim = shape(row)
+        times = 2 if part == "backward" else 1  # gradients are picked and added
+        picked = times * batch * vectors * (vectors - 1) / 2
+        stacked = batch * vectors * dim / profile.elementwise.columns
         moved = COPY_PASSES * OUTPUT_BYTES * (stacked + picked) / profile.streaming
         pairs.append(picked)
         calls = CALLS_OF_DOT * call_us
@@ -489,12 +467,9 @@ def _fit_batches(made: CalibratedProfile) -> CalibratedProfile:
     made, costs = after_call(made, "small products", rows, columns)
     if costs is None:
         return made
-    first, *own = np.split(costs / NS, range(len(costs) - len(BATCH_LAYOUTS), len(costs)))
-    of_all = tuple(float(cost) for cost in first)
-    layouts = zip(BATCH_LAYOUTS, own, strict=True)
-    return made.constants(
-        "gemm", batches={name: (*of_all, float(cost[0])) for name, cost in layouts}
-    )
+    *first, nn, nt, tn, outer = (costs / NS).tolist()
+    layouts = zip(BATCH_LAYOUTS, (nn, nt, tn, outer), strict=True)
+    return made.constants("gemm", batches={layout: (*first, cost) for layout, cost in layouts})
 
 
 def _fit_attention(made: CalibratedProfile) -> CalibratedProfile:
@@ -545,16 +520,13 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in fit)
     start = made.profile
     for rate, rows in zip(rates, fit.values(), strict=True):
-        # at least the rate of the fastest row
-        of = gemm_rows(rows)
-        start = rate.put(start, float((2.0 * of.m * of.n * of.k / of.time_ms).max() * 1e-9))
-    found = fit_free(start, (*rates, *FREE), lambda hw: predict_gemms(hw, used), times_ms(used))
+        start = rate.put(start, gemm_rows(rows).fastest_tflops)
+    found = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
     made = replace(made, profile=found.hw)
     for dtype, rows in fit.items():
         made = made.score(f"gemm {dtype}", rows, test.get(dtype, []), predict_gemms)
-    scores = [made.errors[f"gemm {dtype}"] for dtype in fit]
+    error = total([made.errors[f"gemm {dtype}"] for dtype in fit])
     # an event timer adds nothing that the floor has not
     made = made.constants("gemm", timing_floor_us=found.hw.gemm.floor_us)
     sizes = {side: [row.point.params[side] for row in used] for side in ("m", "n", "k")}
-    error = sum(scores[1:], start=scores[0])
-    return made.measured("gemm", used, error, sizes, kept_text(found))
+    return made.measured("gemm", used, error, sizes, found.kept_text)

@@ -83,7 +83,6 @@ def build_profile(
     if not found.rows:
         raise InputError("no point is measured yet; measure for longer")
     made = _judged(made, found, missing, only)
-    local = wiring.local
     over = "" if link_gbit_s is None else f" on hosts joined by {link_gbit_s:g} Gbit/s"
     over = f" on {hosts} hosts" if hosts > 1 else over
     shape: dict[str, Any] = {
@@ -96,10 +95,10 @@ def build_profile(
         changed = {name for name in groups if groups[name] != base.groups[name]}
         made = replace(made, groups=made.groups | changed)
     if base.inline:
+        local = wiring.local
         share = round(memory_gib / (local if hosts > 1 else ranks), 2)
-        shape |= {"runtime": rows[0].runtime.value}
+        shape |= {"runtime": rows[0].runtime.value, "hbm_gib": share, "ddr_gib": share}
         shape |= {"gpus_per_host": local, "nvlink_domain": local}
-        shape |= {"hbm_gib": share, "ddr_gib": share}
     made = made.update(**shape)
     return made if model is None else _with_tables(made, model)
 
@@ -116,7 +115,7 @@ def _with_tables(made: CalibratedProfile, model: Workload) -> CalibratedProfile:
         for row in made.of("model_lookup", part)
         if row.point.params["model_sha"] == model.sha256
     ]
-    found = [one for row in rows if (one := _evidence(made.profile, model, row)) is not None]
+    found = [one for row in rows for one in _evidence(made.profile, model, row)]
     if not found:
         return made
     factors, errors = posterior(found, made.profile, ONE_RANK)
@@ -138,33 +137,27 @@ def _with_tables(made: CalibratedProfile, model: Workload) -> CalibratedProfile:
 ONE_RANK = Topology.uniform(1, 1, hbm_bytes=2**62, ddr_bytes=2**62)
 
 
-def _evidence(hardware: HardwareProfile, model: Workload, row: Measurement) -> Evidence | None:
-    """A measured lookup beside its prediction; None where the profile predicts none."""
-    index = model.keys.index(row.point.params["table"])
-    table = replace(model.tables[index], constraints=Constraints())
-    alone = Workload(
-        model.name,
-        row.point.params["batch_size"] * row.point.params["ranks"],
-        (table,),
-        MeasuredDense(1, 0.0, 0.0, 0.0, 0),
-    )
-    shape = (table.num_embeddings, table.embedding_dim)
-    whole = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(0, (0, 0), shape),))
-    plan = ShardingPlan({table.name: whole}, 1, 1)
-    measured_ms = row.median_us * 1e-3
+def _evidence(hardware: HardwareProfile, model: Workload, row: Measurement) -> list[Evidence]:
+    """A measured lookup beside its prediction; none where the profile predicts none."""
+    p, key = row.point.params, row.point.params["table"]
+    table = replace(model.tables[model.keys.index(key)], constraints=Constraints())
+    no_dense = MeasuredDense(1, 0.0, 0.0, 0.0, 0)
+    alone = Workload(model.name, p["batch_size"] * p["ranks"], (table,), no_dense)
+    shard = Shard(0, (0, 0), (table.num_embeddings, table.embedding_dim))
+    whole = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
     spread = (row.p75_us - row.p25_us) / 1.35 / row.median_us / math.sqrt(row.n)
     what = f"lookups.{row.part} {table.module}.{ShardingType.TABLE_WISE.short}"
-    matched, _ = evidence(alone, ONE_RANK, hardware, plan, [Measured(what, 0, measured_ms, spread)])
-    if not matched:
-        return None
-    [found] = matched
-    parts = {
-        part.replace(f"/{alone.keys[0]}", f"/{model.keys[index]}"): ms
-        for part, ms in found.parts_ms.items()
-    }
-    return found.model_copy(
-        update={"parts_ms": parts, "what": f"{row.part} of {model.keys[index]}"}
-    )
+    measured = [Measured(what, 0, row.median_us * 1e-3, spread)]
+    plan = ShardingPlan({table.name: whole}, 1, 1)
+    matched, _ = evidence(alone, ONE_RANK, hardware, plan, measured)
+
+    def named(found: Evidence) -> Evidence:
+        """By the table's key among all of the model's."""
+        own = f"/{alone.keys[0]}"
+        parts = {part.replace(own, f"/{key}"): ms for part, ms in found.parts_ms.items()}
+        return found.model_copy(update={"parts_ms": parts, "what": f"{row.part} of {key}"})
+
+    return [named(found) for found in matched]
 
 
 def _of_wiring(row: Measurement, wiring: Wiring) -> bool:
@@ -182,10 +175,9 @@ def _fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
     """Bandwidth first: products use it; the host before the collectives, whose latency it tells."""
     for fit in (moves.fit_cpu, products.fit_cpu, lookups.fit_cpu):
         made = fit(made)
-    made, costs = host.fit_cpu(made)
-    latency_us = None if costs is None else costs.latency_us
+    made, latency_us = host.fit_cpu(made)
     # ops of the host that are fitted on iterations have the issuing
-    issued = issue_us(made.of("collective")) if costs is None else 0.0
+    issued = 0.0 if "overheads" in made.groups else issue_us(made.of("collective"))
     return fit_links(made, issued, latency_us, holds_issue=latency_us is None)
 
 
@@ -208,22 +200,15 @@ def profile_text(found: CalibratedProfile, base: str | None = None) -> str:
     """
     data = found.profile.model_dump(mode="json", by_alias=True, exclude_none=True)
     if base is not None:
-        data = _over_base(data, base, found.groups)
+        own = ["name", "title", "hbm_gib", "ddr_gib", "gpus_per_host", "nvlink_domain"]
+        own += ["runtime", "sms", "verdict"]
+        kept = {"schema": data["schema"], "base": base, **{k: data[k] for k in own if k in data}}
+        kept |= {key: value for key, value in data.items() if key in found.groups}
+        links = data["collectives"].items()
+        wires = {key: value for key, value in links if f"collectives.{key}" in found.groups}
+        data = kept | ({"collectives": wires} if wires else {})
     head = "# Written by shardopt calibrate; keys carry their unit.\n"
-    text = yaml.safe_dump(_rounded(data), sort_keys=False, allow_unicode=True, width=98)
-    return head + text
-
-
-def _over_base(data: dict[str, Any], base: str, groups: frozenset[str]) -> dict[str, Any]:
-    """What the file says over its base: the device, and the groups that were measured."""
-    kept = {"schema": data["schema"], "base": base}
-    shape = ("hbm_gib", "ddr_gib", "gpus_per_host", "nvlink_domain", "runtime", "sms", "verdict")
-    kept |= {key: data[key] for key in ("name", "title", *shape) if key in data}
-    kept |= {key: value for key, value in data.items() if key in groups}
-    links = {
-        key: value for key, value in data["collectives"].items() if f"collectives.{key}" in groups
-    }
-    return kept | ({"collectives": links} if links else {})
+    return head + yaml.safe_dump(_rounded(data), sort_keys=False, allow_unicode=True, width=98)
 
 
 def _rounded(value: Any) -> Any:
@@ -276,42 +261,31 @@ def judge(
         ranks_of_host: whose own work is part of the load.
         missing: points that there was no time for.
     """
-    worse = []
+    worse, doubts = [], []
     for what, together in (("kernels", False), ("collectives", True)):
         names = [name for name in shipped if name.startswith(COLLECTIVE_OPS) == together]
-        mine, theirs = (_mean([of[name] for name in names]) for of in (errors, shipped))
+        known = ([of[name].mape for name in names if of[name].n] for of in (errors, shipped))
+        mine, theirs = (statistics.fmean(found) if found else 0.0 for found in known)
         if mine > (1 + MOST_WORSE) * theirs:
             worse.append(f"held-out error of {what} {mine:.1%}, of the shipped one {theirs:.1%}")
-    doubts = _unquiet(accepted, drift, ranks_of_host)
-    if missing:
-        doubts.append(f"{missing} points were not measured")
-    if worse:
-        return Verdict(quality="worse than the shipped one", why=(*worse, *doubts))
-    return Verdict(quality="usable" if doubts else "quiet", why=tuple(doubts))
-
-
-def _mean(errors: Sequence[HeldOut]) -> float:
-    known = [of.mape for of in errors if of.n]
-    return statistics.fmean(known) if known else 0.0
-
-
-def _unquiet(accepted: Accepted, drift: Mapping[str, float], ranks_of_host: int) -> list[str]:
-    doubts = []
     for who, together, ranks in (("one rank", False, 1), ("all ranks", True, ranks_of_host)):
-        good, bad = (_of(rows, together) for rows in (accepted.rows, accepted.refused))
+        good, bad = (
+            [row.load for row in rows if (row.point.family in TOGETHER) == together]
+            for rows in (accepted.rows, accepted.refused)
+        )
         if len(bad) > MOST_REFUSED * len(good + bad):
             doubts.append(f"{len(bad)} of {len(good + bad)} rows of {who} were refused")
-        other = statistics.median([row.load for row in good + bad] or [0.0]) - ranks
+        other = statistics.median(good + bad or [0.0]) - ranks
         if other > BUSY:
             doubts.append(f"load average of other work {other:.1f} while {who} measured")
     if drift and max(drift.values()) > MOST_DRIFT:
         kernel = max(drift, key=lambda name: drift[name])
         doubts.append(f"reference {kernel} moved by {drift[kernel]:.0%}")
-    return doubts
-
-
-def _of(rows: Sequence[Measurement], together: bool) -> list[Measurement]:
-    return [row for row in rows if (row.point.family in TOGETHER) == together]
+    if missing:
+        doubts.append(f"{missing} points were not measured")
+    if worse:
+        return Verdict(quality="worse than the shipped one", why=(*worse, *doubts))
+    return Verdict(quality="usable" if doubts else "quiet", why=tuple(doubts))
 
 
 def measured_on(profile: HardwareProfile) -> tuple[str, ...]:

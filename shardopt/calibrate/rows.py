@@ -21,9 +21,9 @@ import io
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,17 +192,13 @@ def read_rows(path: Path) -> tuple[Origin, list[Measurement]]:
     Raises:
         InputError: the file cannot be read, holds no rows, or a line is no row of that machine.
     """
-    origin = _first_origin(path)
+    text = decode(read_bytes(path, "file of calibration rows"), path)
+    first: dict[str, str] = next(csv.DictReader(io.StringIO(text)), {})
+    origin = Origin(first.get("machine") or "", first.get("versions") or "")
     rows = store.read_rows(path, _kind(origin))
     if not rows:
         raise InputError(f"{path}: holds no rows")
     return origin, rows
-
-
-def _first_origin(path: Path) -> Origin:
-    text = decode(read_bytes(path, "file of calibration rows"), path)
-    first: dict[str, str] = next(csv.DictReader(io.StringIO(text)), {})
-    return Origin(first.get("machine") or "", first.get("versions") or "")
 
 
 def _kind(origin: Origin) -> RowKind[Measurement]:
@@ -251,17 +247,13 @@ def _no_number(name: str) -> float:
     raise ValueError(f"facts hold {name}")
 
 
-def _check_tables(tables: list[list[float]]) -> None:
-    for table in tables:
-        rows, dim, bags, ids, distinct = table
-        if min(rows, dim, bags) <= 0 or min(ids, distinct) < 0:
-            raise ValueError(f"facts hold a table {table}: rows, dim and bags must be above 0")
-
-
 def _row_of(row: Fields) -> Measurement:
     params = json.loads(row["point"])
     facts = json.loads(row["facts"], parse_constant=_no_number)
-    _check_tables(facts.get("tables", []))
+    for table in facts.get("tables", []):
+        rows, dim, bags, ids, distinct = table
+        if min(rows, dim, bags) <= 0 or min(ids, distinct) < 0:
+            raise ValueError(f"facts hold a table {table}: rows, dim and bags must be above 0")
     part = params.pop("part", "")
     if row["split"] not in ("fit", "test") or row["stable"] not in ("yes", "no"):
         raise ValueError(f"split is '{row['split']}', stable is '{row['stable']}'")
@@ -285,10 +277,8 @@ ATTEMPTS = 2
 SAME_MODES = 0.3
 """Share by which two unsteady attempts may differ: a few dozen samples of a cost that has modes,
 such as that of a message among plain ranks, tell its mean within half of that."""
-MOST_ABOVE = 0.2
-"""By how much a message may take longer than its neighbours by size let it."""
-Attempts = Mapping[str, Sequence[Measurement]]
-"""Rows of each point and part, in the order measured."""
+MOST_OVER = 1.2
+"""Times what its neighbours by size let it take a message may take."""
 
 
 @dataclass(frozen=True)
@@ -308,39 +298,50 @@ class Accepted:
 
 def accept(rows: Iterable[Measurement]) -> Accepted:
     """Sort the rows of one calibration; both lists in the order of first attempts."""
-    attempts = _attempts(rows)
-    bumps = _bumps(attempts)
-    chosen = {key: _choose(tries) for key, tries in attempts.items()}
-    good = [row for key, row in chosen.items() if row is not None and key not in bumps]
+    attempts, chosen = _attempts(rows)
+    good = [row for row in chosen.values() if row is not None]
     refused = [
         min(tries, key=lambda row: row.unevenness)
         for key, tries in attempts.items()
-        if chosen[key] is None or key in bumps
+        if chosen[key] is None
     ]
     return Accepted(good, refused, sum(len(tries) > 1 for tries in attempts.values()))
 
 
 def points_again(rows: Iterable[Measurement]) -> list[Point]:
     """Points to be measured once more, in the order of their first attempts."""
-    attempts = _attempts(rows)
-    bumps = _bumps(attempts)
+    attempts, chosen = _attempts(rows)
     doubtful = {
         key_of(tries[0].point): tries[0].point
         for key, tries in attempts.items()
-        if len(tries) < ATTEMPTS and (_choose(tries) is None or key in bumps)
+        if len(tries) < ATTEMPTS and chosen[key] is None
     }
     return list(doubtful.values())
 
 
-def _attempts(rows: Iterable[Measurement]) -> Attempts:
-    found = defaultdict(list)
+def _attempts(
+    rows: Iterable[Measurement],
+) -> tuple[dict[str, list[Measurement]], dict[str, Measurement | None]]:
+    """Rows of each point and part, in the order measured, and the one that counts; None: none does,
+    as they are unsteady, or as one stands out of its curve and was not repeated."""
+    attempts: dict[str, list[Measurement]] = defaultdict(list)
     for row in rows:
-        found[row.key].append(row)
-    return found
+        attempts[row.key].append(row)
+    chosen = {key: _choose(tries) for key, tries in attempts.items()}
+    curves = defaultdict(list)
+    for row in filter(None, chosen.values()):
+        point = row.point
+        if point.params.get("op") in COLLECTIVE_OPS and not point.test and not _varies(point):
+            among = {name: value for name, value in point.params.items() if name != "bytes"}
+            curves[key_of(Point(point.family, among))].append(row)
+    for row in chain.from_iterable(map(_above, curves.values())):
+        if len(attempts[row.key]) == 1:
+            chosen[row.key] = None
+    return attempts, chosen
 
 
 def _choose(tries: Sequence[Measurement]) -> Measurement | None:
-    """The row that counts of the attempts at one point and part; None: none does."""
+    """The row that counts of the attempts at one point and part."""
     if _varies(tries[0].point):
         return tries[-1]
     steady = [row for row in tries if row.unevenness <= UNSTEADY]
@@ -358,40 +359,19 @@ def _varies(point: Point) -> bool:
     return point.family == "reference" or "link_gbit_s" in point.params
 
 
-def _bumps(attempts: Attempts) -> set[str]:
-    """Keys of fitted collectives, measured once, that stand out of those of other sizes.
+def _above(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Rows of one curve that stand out of those of other sizes.
 
     Latency and bandwidth make a curve that bends upwards over the logarithm of the size: no message
-    takes longer than the straight line between its neighbours says. What does so twice is real.
+    takes longer than the straight line between its neighbours says, and the first takes no longer
+    than the second. What does so twice is real.
     """
-    curves = defaultdict(list)
-    for tries in attempts.values():
-        row = _choose(tries)
-        point = tries[0].point
-        if row is None or point.test or _varies(point):
-            continue
-        if point.params.get("op") in COLLECTIVE_OPS:
-            among = {name: value for name, value in point.params.items() if name != "bytes"}
-            curves[key_of(Point(point.family, among))].append(row)
-    once = {key for key, tries in attempts.items() if len(tries) == 1}
-    return {row.key for curve in curves.values() for row in _above(curve)} & once
-
-
-def _above(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows of one curve above the line between their neighbours; the first above the second."""
-    curve = sorted(rows, key=_bytes_of)
-    found = [a for a, b in list(pairwise(curve))[:1] if a.trimmed_us > _more(b.trimmed_us)]
-    for before, row, after in zip(curve, curve[1:], curve[2:], strict=False):
-        sizes = [math.log(_bytes_of(of)) for of in (before, row, after)]
-        share = (sizes[1] - sizes[0]) / (sizes[2] - sizes[0])
-        line = before.trimmed_us ** (1 - share) * after.trimmed_us**share
-        found += [row] if row.trimmed_us > _more(line) else []
+    curve = sorted(rows, key=lambda row: float(row.point.params["bytes"]))
+    size = [math.log(row.point.params["bytes"]) for row in curve]
+    time = [row.trimmed_us for row in curve]
+    found = [a for a, b in list(pairwise(curve))[:1] if a.trimmed_us > MOST_OVER * b.trimmed_us]
+    for i in range(1, len(curve) - 1):
+        share = (size[i] - size[i - 1]) / (size[i + 1] - size[i - 1])
+        line = time[i - 1] ** (1 - share) * time[i + 1] ** share
+        found += [curve[i]] if time[i] > MOST_OVER * line else []
     return found
-
-
-def _more(time_us: float) -> float:
-    return (1 + MOST_ABOVE) * time_us
-
-
-def _bytes_of(row: Measurement) -> float:
-    return float(row.point.params["bytes"])

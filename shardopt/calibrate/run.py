@@ -128,7 +128,13 @@ def check_calibration(
             )
         check_hosts(link, backend)
     if model is not None and backend == "gloo":
-        _check_memory(model)
+        largest, free = max(model.tables, key=lambda of: of.weight_bytes), available_bytes()
+        if largest.weight_bytes > free:
+            raise InputError(
+                f"table '{largest.name}' of the model has {format_bytes(largest.weight_bytes)}, "
+                f"but only {format_bytes(free)} are free here; choose a model with smaller tables",
+                inputs=("model",),
+            )
     import torch
     import torch.distributed as dist
 
@@ -142,17 +148,6 @@ def check_calibration(
                 f"sees {found}; choose fewer ranks, or gloo to measure CPU ranks",
                 inputs=("ranks", "backend"),
             )
-
-
-def _check_memory(model: Workload) -> None:
-    largest = max(model.tables, key=lambda table: table.weight_bytes)
-    free = available_bytes()
-    if largest.weight_bytes > free:
-        raise InputError(
-            f"table '{largest.name}' of the model has {format_bytes(largest.weight_bytes)}, but "
-            f"only {format_bytes(free)} are free here; choose a model with smaller tables",
-            inputs=("model",),
-        )
 
 
 def origin(backend: str) -> Origin:
@@ -201,11 +196,9 @@ def points_of(settings: CalibrationSettings) -> tuple[list[Point], list[Point]]:
 
         about = torch.cuda.get_device_properties(0)
         gpu = Device(about.total_memory, units.gib(round(memory_bytes() / GIB)))
-    kernels = families.alone(settings.size, settings.model, settings.ranks, gpu)
-    exchanges = families.together(
-        settings.size, settings.ranks, settings.link_gbit_s, settings.hosts
-    )
-    only = settings.only
+    size, ranks, only = settings.size, settings.ranks, settings.only
+    kernels = families.alone(size, settings.model, ranks, gpu)
+    exchanges = families.together(size, ranks, settings.link_gbit_s, settings.hosts)
     return families.of_group(kernels, only), families.of_group(exchanges, only)
 
 
@@ -223,22 +216,16 @@ def doubtful(file: CalibrationRows, points: Sequence[Point]) -> list[Point]:
 class Stretch:
     """A stretch of time on the clock of this machine, `time.monotonic`; it may have no end."""
 
-    start: float
+    start: float = 0.0
     end: float = math.inf
 
-    @classmethod
-    def of(cls, settings: CalibrationSettings) -> Stretch:
-        """From now on, as long as the settings allow."""
-        now = time.monotonic()
-        return cls(now, math.inf if settings.minutes is None else now + 60 * settings.minutes)
+    def until(self, share: float) -> float:
+        """When a share of it is over."""
+        return self.start + share * (self.end - self.start)
 
     def part(self, share: float) -> Stretch:
         """From now on, until a share of this one is over."""
-        limited = self.end < math.inf
-        return Stretch(
-            time.monotonic(),
-            self.start + share * (self.end - self.start) if limited else math.inf,
-        )
+        return Stretch(time.monotonic(), self.until(share))
 
     def less_start(self) -> Stretch:
         """Without what is over already: the ranks that come next take as long to start."""
@@ -246,9 +233,13 @@ class Stretch:
 
     def lasts(self, share: float = 1.0) -> bool:
         """Whether less than a share of it is over."""
-        return self.end == math.inf or time.monotonic() < self.start + share * (
-            self.end - self.start
-        )
+        return time.monotonic() < self.until(share)
+
+
+def _limit(settings: CalibrationSettings) -> Stretch:
+    """From now on, as long as the settings allow."""
+    seconds = math.inf if settings.minutes is None else 60 * settings.minutes
+    return Stretch(time.monotonic(), time.monotonic() + seconds)
 
 
 def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
@@ -260,11 +251,28 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
-    file = open_rows(settings, say)
-    limit = Stretch.of(settings)
+    file, limit = open_rows(settings, say), _limit(settings)
+
+    def run(points: Sequence[Point], ranks: int, share: float) -> None:
+        if not points or not limit.lasts():
+            return
+        cores = len(available_cores())
+        if ranks > cores and settings.backend == "gloo":
+            say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
+        save = saver(settings, file, points, say)
+        try:
+            run_points(settings, points, ranks, save, limit.part(share))
+        except RankDiedError as error:
+            raise RankDiedError(
+                f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
+                "continue from there",
+                error.exit_code,
+                error.inputs,
+            ) from None
+
     for kernels, exchanges in _passes(settings, file, limit):
-        _measure_some(settings, file, kernels, 1, _of_one(limit, exchanges), say)
-        _measure_some(settings, file, exchanges, settings.ranks, limit.part(1.0), say)
+        run(kernels, 1, ALONE_SHARE if exchanges else 1.0)
+        run(exchanges, settings.ranks, 1.0)
     return file
 
 
@@ -282,36 +290,6 @@ def _passes(
         yield kernels, exchanges
 
 
-def _of_one(limit: Stretch, exchanges: Sequence[Point]) -> Stretch:
-    """The time of one rank alone, which leaves the rest to all where they have something to do."""
-    return limit.part(ALONE_SHARE) if exchanges else limit
-
-
-def _measure_some(
-    settings: CalibrationSettings,
-    file: CalibrationRows,
-    points: Sequence[Point],
-    ranks: int,
-    limit: Stretch,
-    say: Say,
-) -> None:
-    if not points or not limit.lasts():
-        return
-    if ranks > len(available_cores()) and settings.backend == "gloo":
-        cores = len(available_cores())
-        say(f"{ranks} ranks share {cores} cores: their times are not good enough to fit")
-    saver = saver_of(settings, file, points, say)
-    try:
-        run_points(settings, points, ranks, saver.save, limit)
-    except RankDiedError as error:
-        raise RankDiedError(
-            f"{error}\n{settings.rows} keeps what was measured; run the same command again to "
-            "continue from there",
-            error.exit_code,
-            error.inputs,
-        ) from None
-
-
 def run_points(
     settings: CalibrationSettings,
     points: Sequence[Point],
@@ -324,14 +302,13 @@ def run_points(
     Raises:
         RankDiedError: a rank failed.
     """
-    together = points[0].family in TOGETHER
     run_ranks(
         _rank,
         ranks,
         settings,
         points,
-        limit or Stretch(0.0),
-        link=settings.link if together else None,
+        limit or Stretch(),
+        link=settings.link if points[0].family in TOGETHER else None,
         on_report=lambda _, row: on_row(row),
         silence_s=SILENCE_S,
     )
@@ -346,20 +323,16 @@ def _rank(
 ) -> None:
     """One rank: measures the points; rank 0 reports every row as soon as it is there."""
     device = _prepare(rank, settings)
-    if points[0].family not in TOGETHER:
-        limit = limit.less_start()
-        for row in families.measure_alone(
-            points, device, settings.size, settings.model, limit.lasts
-        ):
-            report(row)
-        return
-    import torch.distributed as dist
-
-    join_group(rank, settings.backend)
-    for row in _measure_together(settings, points, device, limit):
+    together = points[0].family in TOGETHER
+    if together:
+        join_group(rank, settings.backend)
+    for row in _rows(settings, points, device, limit if together else limit.less_start()):
         if rank.index == 0:
             report(row)
-    dist.barrier()
+    if together:
+        import torch.distributed as dist
+
+        dist.barrier()
 
 
 def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
@@ -371,10 +344,11 @@ def _prepare(rank: Rank, settings: CalibrationSettings) -> Any:
     return device
 
 
-def _measure_together(
+def _rows(
     settings: CalibrationSettings, points: Sequence[Point], device: Any, limit: Stretch
 ) -> Iterator[Measurement]:
-    """As `families.measure_together`; the first rank's clock says when the time is over."""
+    """Rows of points that one rank measures, or of those for which all ranks have to call this: the
+    first one's clock then says when the time is over."""
     import torch
     import torch.distributed as dist
 
@@ -385,9 +359,10 @@ def _measure_together(
         dist.broadcast(left, src=0)
         return bool(left)
 
-    return families.measure_together(
-        points, device, settings.size, settings.runtime, settings.hosts, go_on
-    )
+    size = settings.size
+    if points[0].family not in TOGETHER:
+        return families.measure_alone(points, device, size, settings.model, limit.lasts)
+    return families.measure_together(points, device, size, settings.runtime, settings.hosts, go_on)
 
 
 def measure_joined(settings: CalibrationSettings, join: Rank, say: Say) -> CalibrationRows | None:
@@ -422,24 +397,23 @@ def _take_part(
         dist.broadcast_object_list(said, src=0, group=waiting)
         return said[0]
 
-    limit = Stretch.of(settings)
+    def run(points: Sequence[Point], part: Stretch) -> None:
+        save = None if file is None else saver(settings, file, points, say)
+        for row in _rows(settings, points, device, part):
+            if save is not None:
+                save(row)
+
+    limit = _limit(settings)
     if file is None:
         while (exchanges := share(None)) is not None:
-            for _ in _measure_together(settings, exchanges, device, limit):
-                pass
+            if exchanges:
+                run(exchanges, limit)
     else:
         for kernels, exchanges in _passes(settings, file, limit):
             if kernels:
-                save = saver_of(settings, file, kernels, say).save
-                lasts = _of_one(limit, exchanges).lasts
-                for row in families.measure_alone(
-                    kernels, device, settings.size, settings.model, lasts
-                ):
-                    save(row)
+                run(kernels, limit.part(ALONE_SHARE if exchanges else 1.0))
             if share(exchanges):
-                save = saver_of(settings, file, exchanges, say).save
-                for row in _measure_together(settings, exchanges, device, limit.part(1.0)):
-                    save(row)
+                run(exchanges, limit.part(1.0))
         share(None)
     dist.barrier()
 
@@ -461,71 +435,60 @@ def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     return file
 
 
-class Saver:
-    """Appends rows as they come, and says how far the measurement is."""
+def saver(
+    settings: CalibrationSettings, file: CalibrationRows, points: Sequence[Point], say: Say
+) -> Callable[[Measurement], None]:
+    """What writes each row of these points, which are `missing` or `doubtful`, with what it was
+    measured under, and says how far the measurement is."""
+    done, total = 0, len(points)
+    if file.has(points[0]):
+        say(f"measuring {total} points again, whose times differ or stand out")
+    else:
+        everything = [point for of in points_of(settings) for point in of]
+        total, done = len(everything), len(everything) - len(missing(file, everything))
+        if done:
+            say(f"{done} points are already in {settings.rows}")
+    tuned = settings.runtime is Runtime.TUNED and settings.backend == "gloo"
+    realtime = tuned and may_be_realtime()
+    last: Point | None = None
 
-    def __init__(
-        self, file: CalibrationRows, settings: CalibrationSettings, done: int, total: int, say: Say
-    ) -> None:
-        self.file, self.settings, self.total, self.say = file, settings, total, say
-        self.done = done
-        tuned = settings.runtime is Runtime.TUNED
-        self.realtime = tuned and settings.backend == "gloo" and may_be_realtime()
-        self._last: Point | None = None
-
-    def _settings(self, point: Point) -> str:
-        """What a row's time depends on apart from its point."""
-        nccl = self.settings.backend == "nccl"
-        said = [CUDA_SETTINGS if nccl else SETTINGS, runtime_words(self.settings.runtime)]
-        said += [self.settings.backend] if point.family in TOGETHER else []
-        if point.family in TOGETHER and self.realtime:
-            said.append("its threads in real time")
-        flush = BRIEF_FLUSH_BYTES if point.family in TOGETHER else FLUSH_BYTES
-        if point.family != "reference" and not nccl:
-            said.append(f"{flush / 2**20:g} MiB read before a sample")
-        gbit_s = point.params.get("link_gbit_s")
-        return ", ".join(
-            said + ([] if gbit_s is None else [f"two hosts joined by {gbit_s:g} Gbit/s"])
-        )
-
-    def save(self, row: Measurement) -> None:
-        """Write one row, with what it was measured under."""
-        if row.point != self._last:
-            self.done += 1
-            self._last = row.point
+    def save(row: Measurement) -> None:
+        nonlocal done, last
+        done += row.point != last
+        last = row.point
         kept = dataclasses.replace(
             row,
-            settings=self._settings(row.point),
+            settings=_settings(settings, row.point, realtime),
             date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             load=round(os.getloadavg()[0], 2),
         )
-        self.file.append(kept)
+        file.append(kept)
         verdict = "" if row.unevenness <= UNSTEADY else "  unsteady"
-        what = " ".join(filter(None, (row.point.family, row.part, _describe(row))))
-        self.say(f"[{self.done}/{self.total}] {what}: {row.median_us / 1e3:.3f} ms{verdict}")
+        what = " ".join(map(str, row.point.params.values()))
+        if "tables" in row.facts:
+            tables = row.facts["tables"]
+            what = f"{len(tables)} tables, {sum(table[4] for table in tables):.0f} distinct rows"
+        named = " ".join(filter(None, (row.point.family, row.part, what)))
+        say(f"[{done}/{total}] {named}: {row.median_us / 1e3:.3f} ms{verdict}")
+
+    return save
 
 
-def saver_of(
-    settings: CalibrationSettings, file: CalibrationRows, chosen: Sequence[Point], say: Say
-) -> Saver:
-    """What keeps the rows of these points, which are `missing` or `doubtful`; says what it is."""
-    if file.has(chosen[0]):
-        say(f"measuring {len(chosen)} points again, whose times differ or stand out")
-        return Saver(file, settings, 0, len(chosen), say)
-    everything = [point for points in points_of(settings) for point in points]
-    done = len(everything) - len(missing(file, everything))
-    if done:
-        say(f"{done} points are already in {settings.rows}")
-    return Saver(file, settings, done, len(everything), say)
-
-
-def _describe(row: Measurement) -> str:
-    if "tables" in row.facts:
-        rows = sum(table[4] for table in row.facts["tables"])
-        return f"{len(row.facts['tables'])} tables, {rows:.0f} distinct rows"
-    return " ".join(str(value) for value in row.point.params.values())
+def _settings(settings: CalibrationSettings, point: Point, realtime: bool) -> str:
+    """What a row's time depends on apart from its point."""
+    nccl, together = settings.backend == "nccl", point.family in TOGETHER
+    said = [CUDA_SETTINGS if nccl else SETTINGS, runtime_words(settings.runtime)]
+    if together:
+        said.append(settings.backend)
+    if together and realtime:
+        said.append("its threads in real time")
+    if point.family != "reference" and not nccl:
+        flush = BRIEF_FLUSH_BYTES if together else FLUSH_BYTES
+        said.append(f"{flush / 2**20:g} MiB read before a sample")
+    if "link_gbit_s" in point.params:
+        said.append(f"two hosts joined by {point.params['link_gbit_s']:g} Gbit/s")
+    return ", ".join(said)
 
 
 def progress(text: str) -> None:
-    """One line on stderr."""
     print(f"shardopt: {text}", file=sys.stderr, flush=True)

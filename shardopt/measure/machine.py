@@ -35,7 +35,6 @@ class Usage:
 
 
 def usage() -> Usage:
-    """As of now."""
     spent = os.times()
     return Usage(time.monotonic(), _busy_seconds(), spent.user + spent.system)
 
@@ -102,7 +101,6 @@ def environment(backend: str) -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Main memory of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

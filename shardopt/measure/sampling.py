@@ -114,11 +114,9 @@ class CpuTimer(Timer):
         self._buffer = torch.ones(flush_bytes // 4)
 
     def flush(self) -> None:
-        """Read so much memory."""
         self._buffer.sum()
 
     def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
-        """As in `Timer`."""
         busy, start = time.process_time(), time.perf_counter()
         result = call()
         taken = time.perf_counter() - start
@@ -146,10 +144,9 @@ class CudaTimer(Timer):
 
     device = "cuda"
 
-    def __init__(self, cuda: Any = None) -> None:
-        """``cuda`` stands in for ``torch.cuda``: its events, its stream, its memory."""
-        self._cuda = _Cuda() if cuda is None else cuda
-        self._buffer = self._cuda.memory(L2_MULTIPLE * self._cuda.l2_bytes())
+    def __init__(self, cuda: Any, buffer: Any) -> None:
+        """``cuda`` is ``torch.cuda``, ``buffer`` memory of a multiple of the L2."""
+        self._cuda, self._buffer = cuda, buffer
         self.writes = 1
 
     def flush(self) -> None:
@@ -160,7 +157,7 @@ class CudaTimer(Timer):
 
     def sample(self, call: Callable[[], object]) -> tuple[float, bool]:
         """As in `Timer`; to be called right after `flush`."""
-        start, end = self._cuda.event(), self._cuda.event()
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         result = call()
         end.record()
@@ -172,38 +169,18 @@ class CudaTimer(Timer):
         return start.elapsed_time(end) * 1e-3, clean
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         self._cuda.synchronize()
-
-
-class _Cuda:
-    """What a `CudaTimer` needs of PyTorch."""
-
-    def memory(self, size: int) -> Any:
-        import torch
-
-        return torch.empty(size // 4, device="cuda")
-
-    def l2_bytes(self) -> int:
-        import torch
-
-        about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return int(getattr(about, "L2_cache_size", 0)) or UNKNOWN_L2_BYTES
-
-    def event(self) -> Any:
-        import torch
-
-        return torch.cuda.Event(enable_timing=True)
-
-    def synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def timer_of(device: str, flush_bytes: int = FLUSH_BYTES) -> Timer:
     """The timer of a kind of device; ``flush_bytes`` are a CPU's."""
-    return CudaTimer() if device == "cuda" else CpuTimer(flush_bytes)
+    if device != "cuda":
+        return CpuTimer(flush_bytes)
+    import torch
+
+    about = torch.cuda.get_device_properties(torch.cuda.current_device())
+    l2_bytes = int(getattr(about, "L2_cache_size", 0)) or UNKNOWN_L2_BYTES
+    return CudaTimer(torch.cuda, torch.empty(L2_MULTIPLE * l2_bytes // 4, device="cuda"))
 
 
 def sample_passes(
@@ -211,16 +188,14 @@ def sample_passes(
     forward: Callable[[int], Any],
     backward: Callable[[Any], object],
     seconds: float,
-) -> tuple[Samples, Samples]:
+) -> list[Samples]:
     """Samples of forward and backward passes, alternating until ``seconds`` are spent.
 
     Args:
         forward: given the number of the repeat.
         backward: given what the forward before it returned.
     """
-    stages = (lambda i, _: forward(i), lambda _, made: backward(made))
-    first, second = sample_stages(timer, stages, seconds)
-    return first, second
+    return sample_stages(timer, (lambda i, _: forward(i), lambda _, made: backward(made)), seconds)
 
 
 def sample_stages(
@@ -269,7 +244,7 @@ def choose_samples(taken: Sequence[tuple[float, bool]]) -> Samples:
 
 def sample_gradients(
     timer: Timer, forward: Callable[[], Any], inputs: Sequence[Any], seconds: float
-) -> tuple[Samples, Samples]:
+) -> list[Samples]:
     """As `sample_passes`, of the gradients of tensors, which keep none."""
     import torch
 

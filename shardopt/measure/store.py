@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from predictor.csv_rows import parse_table
+from predictor.csv_rows import ParsedRows, parse_table
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text, decode, read_bytes
 
@@ -59,7 +59,6 @@ class RowKind(Generic[T]):
         return "" if self.json_lines else self.comment + _csv_line(self.keys)
 
     def line(self, row: T) -> str:
-        """A row as its line."""
         fields = self.fields(row)
         if self.json_lines:
             return json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n"
@@ -83,11 +82,44 @@ class RowKind(Generic[T]):
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
+    def rows(self, path: Path, text: str) -> list[T]:
+        """All rows of a text.
+
+        Raises:
+            InputError: a line is no such row; names it.
+        """
+        found = ParsedRows[T]()
+        if text.strip() and not self.json_lines:
+            found = parse_table(path, text, self.keys, self.row)
+        for number, line in enumerate(text.splitlines() if self.json_lines else (), start=1):
+            try:
+                found.rows.append(self.row(_json_object(line)))
+            except ValueError as error:
+                found.problems.append(f"{path.name}:{number}: {error}")
+        if found.problems:
+            where, _, why = found.problems[0].partition(": ")
+            others = len(found.problems) - 1
+            more = f" (and {others} more lines)" if others else ""
+            raise InputError(
+                f"{path.parent / where}: not a {self.what}: {why}{more}; {self.remedy}"
+            )
+        return found.rows
+
 
 def _csv_line(cells: Sequence[object]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue()
+
+
+def _json_object(line: str) -> Fields:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"not a JSON object, but {type(found).__name__}")
+    return found
 
 
 def read_rows(path: Path, kind: RowKind[T]) -> list[T]:
@@ -97,7 +129,7 @@ def read_rows(path: Path, kind: RowKind[T]) -> list[T]:
         InputError: the file cannot be read, is of another kind, or a line is no such row; names
             the line.
     """
-    return _read(path, kind)[0]
+    return kind.rows(path, _whole_lines(_text(path, kind), kind))
 
 
 def write_rows(path: Path, kind: RowKind[T], rows: Sequence[T]) -> None:
@@ -125,8 +157,10 @@ class RowsFile(Generic[T]):
         self.path, self.kind = path, kind
         self.rows: list[T] = []
         if path.exists() and path.stat().st_size:
-            self.rows, whole = _read(path, kind)
-            if whole is not None:
+            text = _text(path, kind)
+            whole = _whole_lines(text, kind)
+            self.rows = kind.rows(path, whole)
+            if whole != text:
                 atomic_write_text(path, whole, update=True)
 
     def append(self, row: T) -> None:
@@ -145,16 +179,8 @@ class RowsFile(Generic[T]):
         self.rows.append(row)
 
 
-def _read(path: Path, kind: RowKind[T]) -> tuple[list[T], str | None]:
-    """Rows, and the text without what was cut off; None where all lines are whole."""
-    text = decode(read_bytes(path, f"file of {kind.what}s"), path)
-    whole = _whole_lines(text, kind)
-    rows, problems = (_json_rows if kind.json_lines else _csv_rows)(path, whole, kind)
-    if problems:
-        where, _, why = problems[0].partition(": ")
-        more = f" (and {len(problems) - 1} more lines)" if problems[1:] else ""
-        raise InputError(f"{path.parent / where}: not a {kind.what}: {why}{more}; {kind.remedy}")
-    return rows, None if whole == text else whole
+def _text(path: Path, kind: RowKind[Any]) -> str:
+    return decode(read_bytes(path, f"file of {kind.what}s"), path)
 
 
 def _whole_lines(text: str, kind: RowKind[Any]) -> str:
@@ -169,34 +195,6 @@ def _whole_lines(text: str, kind: RowKind[Any]) -> str:
             return text + "\n"
     kept = text[:start]
     return "" if kind.head.startswith(kept) and kept != kind.head else kept
-
-
-def _csv_rows(path: Path, text: str, kind: RowKind[T]) -> tuple[list[T], list[str]]:
-    if not text.strip():
-        return [], []
-    found = parse_table(path, text, kind.keys, kind.row)
-    return found.rows, found.problems
-
-
-def _json_rows(path: Path, text: str, kind: RowKind[T]) -> tuple[list[T], list[str]]:
-    rows: list[T] = []
-    problems: list[str] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            rows.append(kind.row(_json_object(line)))
-        except ValueError as error:
-            problems.append(f"{path.name}:{number}: {error}")
-    return rows, problems
-
-
-def _json_object(line: str) -> Fields:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg}, column {error.colno})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"not a JSON object, but {type(found).__name__}")
-    return found
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count as counter
 from pathlib import Path
@@ -23,8 +23,6 @@ NETNS = Path("/run/netns")
 """Where iproute2 keeps the names."""
 PREFIX = "shardopt"
 CLONE_NEWNET = 0x40000000
-CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""Bits of CapEff: for links and their shaping, for mounting and entering namespaces."""
 LOWEST_GBIT_S, HIGHEST_GBIT_S = 0.001, 100.0
 BURST_S = 0.25e-3
 """What an idle link lets through at once; wakers of the queue come late by some 0.1 ms."""
@@ -84,22 +82,12 @@ def check_hosts(link: Link, backend: str = "gloo") -> None:
             "(apt-get install iproute2), or run without a link",
             inputs=("link",),
         )
-    refused = [name for name, bit in CAPABILITIES.items() if not _capabilities() >> bit & 1]
-    if refused:
+    if os.geteuid():
         raise InputError(
-            f"a link needs network namespaces, for which this process lacks {', '.join(refused)}; "
-            "run as root (in a container: a privileged one), or without a link",
+            "a link needs network namespaces, which only root may make; run as root, or without "
+            "a link",
             inputs=("link",),
         )
-
-
-def _capabilities() -> int:
-    """CapEff of this process; 0 where the system does not tell."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("CapEff:"):
-                return int(line.split()[1], 16)
-    return 0
 
 
 @contextmanager
@@ -110,11 +98,26 @@ def shaped_hosts(link: Link) -> Iterator[list[Host]]:
         InputError: see `check_hosts`; or the system refuses, and why.
     """
     check_hosts(link)
-    remove_left_over()
-    hosts = names(os.getpid(), next(_serial))
+    for path in NETNS.glob(f"{PREFIX}-*-*-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():  # a killed process left it
+            _quietly(["ip", "netns", "del", path.name])
+    serial = next(_serial)
+    # addresses may repeat, as no namespace sees another's
+    hosts = [
+        Host(f"{PREFIX}-{os.getpid()}-{serial}-{i}", f"link{i}", f"10.213.0.{i + 1}")
+        for i in range(HOSTS)
+    ]
     try:
-        for command in commands(hosts, link):
-            _call(command)
+        for command in _commands(hosts, link):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise InputError(
+                    f"the link cannot be made: `{' '.join(command)}` failed: {done.stderr.strip()};"
+                    " the kernel may lack network namespaces, veth or sch_tbf, or a container the "
+                    "right to them (CAP_NET_ADMIN, CAP_SYS_ADMIN): add them, or run without a link",
+                    inputs=("link",),
+                )
         yield hosts
     finally:
         # processes that still are in a namespace would keep the pair alive
@@ -123,14 +126,7 @@ def shaped_hosts(link: Link) -> Iterator[list[Host]]:
             _quietly(["ip", "netns", "del", host.namespace])
 
 
-def names(pid: int, serial: int) -> list[Host]:
-    """Hosts of a process; addresses may repeat, as no namespace sees another's."""
-    return [
-        Host(f"{PREFIX}-{pid}-{serial}-{i}", f"link{i}", f"10.213.0.{i + 1}") for i in range(HOSTS)
-    ]
-
-
-def commands(hosts: list[Host], link: Link) -> list[list[str]]:
+def _commands(hosts: list[Host], link: Link) -> list[list[str]]:
     """What makes the hosts, in order."""
     first, second = hosts
     pair = ["ip", "-n", first.namespace, "link", "add", first.interface, "type", "veth"]
@@ -164,24 +160,6 @@ def enter(host: Host) -> None:
             error = ctypes.get_errno()
             raise OSError(error, f"setns: {os.strerror(error)}", host.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = host.interface
-
-
-def remove_left_over() -> None:
-    """Delete the namespaces of processes that are gone."""
-    for path in NETNS.glob(f"{PREFIX}-*-*-*"):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            _quietly(["ip", "netns", "del", path.name])
-
-
-def _call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InputError(
-            f"the link cannot be made: `{' '.join(command)}` failed: {done.stderr.strip()}; the "
-            "kernel may lack network namespaces, veth or sch_tbf: load them, or run without a link",
-            inputs=("link",),
-        )
 
 
 def _quietly(command: list[str]) -> None:

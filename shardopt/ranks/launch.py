@@ -38,7 +38,7 @@ START_S = 300.0
 """At least so long ranks may import, join and build before their first report: on a loaded machine
 that takes minutes, whatever silence is too long later."""
 SAMPLE_S = 1.0
-STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waits for a device"}
+STATES = {"T": "is stopped by a signal", "t": "is stopped by a debugger", "D": "waits for a device"}
 """State of a process in /proc/PID/stat that shows why it does not answer (man 5 proc)."""
 LOG_LINES = 3
 LOST = 3
@@ -193,11 +193,14 @@ def _watch(
     """Pass on reports until all ranks have ended; ranks that failed -> exit code, and when."""
     pipes = {rank.reader: index for index, rank in enumerate(ranks)}
     failed: dict[int, tuple[int, float]] = {}
-    heard, began = time.monotonic(), False
-    ends = float("inf")
+    heard, began, ends = time.monotonic(), False, math.inf
     while True:
         # before the pipes are read: what a rank sent before it ended is in them by then
-        alive = _note_ended(ranks, failed)
+        codes = [rank.process.poll() for rank in ranks]
+        for index, code in enumerate(codes):
+            if code and index not in failed:
+                failed[index] = code, time.time()
+        alive = None in codes
         ready = wait(list(pipes), POLL_S if alive else 0.0)
         for pipe in ready:
             assert isinstance(pipe, Connection)
@@ -220,54 +223,30 @@ def _watch(
 
 
 def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> RankDiedError:
-    """The error of ranks of which none reported anything for so long.
-
-    A rank that is stopped is named; else one that computes while the others wait. Where all
-    compute, none hangs: the machine is slow. Ranks that did not even begin are quoted.
-    """
+    """The error of ranks of which none reported anything for so long; it says what each does, as
+    one that computes while others wait may hang, and the end of what each wrote."""
     before = _stats(pids)
-    named = [f"rank {r} is {STATES[of[0]]}" for r, of in before.items() if of[0] in STATES]
-    if not named:
-        time.sleep(SAMPLE_S)
-        after = _stats(pids)
-        busy = [r for r in before.keys() & after.keys() if _ticks(after[r]) > _ticks(before[r])]
-        if len(busy) == len(pids):
-            named = ["every rank still computes, so that a longer silence may do"]
-        else:
-            named = [f"rank {rank} computes without an end" for rank in busy]
-    why = "; ".join(named) or "every rank waits for another"
-    if began:
-        return RankDiedError(f"no rank reported anything for {silence_s:.3g} s; {why}")
-    logs = (f"rank {rank}: {_log_end(folder / f'log.{rank}')}" for rank in range(len(pids)))
-    said = "; ".join(line for line in logs if not line.endswith(": "))
-    return RankDiedError(
-        f"no rank had begun after {silence_s:.3g} s; {why}"
-        + (f"; the ends of their logs: {said}" if said else "")
-    )
+    time.sleep(SAMPLE_S)
+    does = []
+    for rank, (state, ticks) in _stats(pids).items():
+        word = "computes" if ticks > before.get(rank, (state, ticks))[1] else "waits"
+        does.append(f"rank {rank} {STATES.get(state, word)}")
+    logs = ((rank, _log_end(folder / f"log.{rank}")) for rank in range(len(pids)))
+    said = [f"rank {rank}: {log}" for rank, log in logs if log]
+    ends = [f"the ends of their logs: {'; '.join(said)}"] if said else []
+    what = "no rank reported anything for" if began else "no rank had begun after"
+    return RankDiedError("; ".join([f"{what} {silence_s:.3g} s", *does, *ends]))
 
 
-def _ticks(fields: Sequence[str]) -> int:
-    """Processor time so far."""
-    return int(fields[11]) + int(fields[12])
-
-
-def _stats(pids: Sequence[int]) -> Mapping[int, list[str]]:
-    """Rank -> fields of /proc/PID/stat after the name, from the state on."""
+def _stats(pids: Sequence[int]) -> Mapping[int, tuple[str, int]]:
+    """Rank -> its state, and processor time so far, as /proc/PID/stat has them."""
     found = {}
     for rank, pid in enumerate(pids):
         with suppress(OSError):
             text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-            found[rank] = text.rpartition(")")[2].split()
+            fields = text.rpartition(")")[2].split()
+            found[rank] = fields[0], int(fields[11]) + int(fields[12])
     return found
-
-
-def _note_ended(ranks: Sequence[_Started], failed: dict[int, tuple[int, float]]) -> bool:
-    """Add the ranks that have failed since; returns whether any still runs."""
-    codes = [rank.process.poll() for rank in ranks]
-    for index, code in enumerate(codes):
-        if code and index not in failed:
-            failed[index] = code, time.time()
-    return None in codes
 
 
 def _end(ranks: Sequence[_Started]) -> None:
@@ -296,32 +275,29 @@ def _cause(folder: Path, failed: Mapping[int, tuple[int, float]]) -> RankDiedErr
 
     rank = min(failed, key=order)
     code, log = failed[rank][0], _log_end(folder / f"log.{rank}")
-    number = -code if code < 0 else None
     error = errors.get(rank)
-    if error is None:
-        return RankDiedError(_silent_death(rank, code, log), rank=rank, signal=number, log=log)
-    if error["exit_code"] is not None:
+    if error is not None:
+        own = error["exit_code"] is not None
         return RankDiedError(
-            error["message"], error["exit_code"], error["inputs"], rank=rank, log=log
+            error["message"] if own else death_line(rank, error),
+            error["exit_code"] if own else RankDiedError.exit_code,
+            error["inputs"],
+            rank=rank,
+            log=log,
         )
-    return RankDiedError(death_line(rank, error), rank=rank, log=log)
-
-
-def _silent_death(rank: int, code: int, log: str) -> str:
-    how = f"with exit code {code}"
+    number, how = None, f"with exit code {code}"
     if code < 0:
-        how = f"of signal {-code}"
+        number, how = -code, f"of signal {-code}"
         with suppress(ValueError):
             how = f"of signal {signal.Signals(-code).name}"
     hint = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
     end = f"; its log ends with: {log}" if log else ""
-    return f"rank {rank} died {how}{hint}{end}"
+    return RankDiedError(f"rank {rank} died {how}{hint}{end}", rank=rank, signal=number, log=log)
 
 
 def _log_end(path: Path) -> str:
     with suppress(OSError):
         text = path.read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        lines = [line for line in lines if not NOISE.search(line)]
-        return " / ".join(lines[-LOG_LINES:])
+        lines = (line.strip() for line in text.splitlines())
+        return " / ".join([line for line in lines if line and not NOISE.search(line)][-LOG_LINES:])
     return ""

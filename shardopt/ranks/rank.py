@@ -96,7 +96,6 @@ def host_count(rank: Rank) -> int:
 
 
 def available_cores() -> tuple[int, ...]:
-    """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))

@@ -28,7 +28,9 @@ def scratch_folder() -> Iterator[Path]:
         InputError: it cannot be made.
     """
     try:
-        _remove_left()
+        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with suppress(OSError):
+                _remove_left(path)
         name, lock = _make()
     except OSError as error:
         raise InputError(
@@ -64,15 +66,13 @@ def _make() -> tuple[str, int]:
             os.close(lock)
 
 
-def _remove_left() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        # a link may lead anywhere, and what others own is theirs
-        with suppress(OSError):
-            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
-                continue
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
+def _remove_left(path: Path) -> None:
+    """Remove a folder that no process locks; a link may lead anywhere, and what others own is
+    theirs."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)

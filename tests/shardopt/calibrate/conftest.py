@@ -13,8 +13,8 @@ from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from shardopt.calibrate.host import iteration_points, near_empty
-from shardopt.calibrate.rows import Measurement, row_of_samples
-from shardopt.measure.sampling import Samples
+from shardopt.calibrate.rows import Measurement
+from tests.shardopt.calibrate.synthetic import row
 
 NO_TABLES = {"forward_table_us": 0.0, "backward_table_us": 0.0}
 """A table with next to no ids takes less than the constant that other tables were fitted on."""
@@ -66,9 +66,7 @@ def iteration_rows() -> Callable[..., list[Measurement]]:
             whole = main if hidden else main + messages
             times = {"wall": whole, "cpu": main}
             for part, us in times.items():
-                row = row_of_samples(point, Samples((us * 1e-6,) * 3), part)
-                row.__dict__["date"] = "2026-01-02T03:04:05Z"
-                rows.append(row)
+                rows.append(row(point, us * 1e-3, part))
         return rows
 
     return made

@@ -11,8 +11,9 @@ from shardopt.calibrate.fitting import CalibratedProfile, Wiring
 from shardopt.calibrate.host import LAYER_KERNELS, LAYER_OPS, _layer_op_us
 from shardopt.calibrate.moves import FUNCTION_BYTES
 from shardopt.calibrate.points import QUICK, TINY, Point
-from shardopt.calibrate.rows import PARTS, Measurement, Origin, row_of_samples
-from shardopt.measure.sampling import CpuTimer, Samples
+from shardopt.calibrate.rows import PARTS, Measurement, Origin
+from shardopt.measure.sampling import CpuTimer
+from tests.shardopt.calibrate.synthetic import row
 
 pytest.importorskip("scipy")
 
@@ -61,7 +62,7 @@ def rows() -> list[Measurement]:
     for point in [*points, *steps]:
         for part in PARTS.get(point.family, ("",)):
             us, facts = time_us(point, part)
-            made.append(row_of_samples(point, Samples((us * 1e-6,) * 3), part, **facts))
+            made.append(row(point, 1e-3 * us, part, **facts))
     return made
 
 

@@ -32,8 +32,9 @@ from shardopt.calibrate.lookups import (
     predict_lookups,
 )
 from shardopt.calibrate.points import Point
-from shardopt.calibrate.rows import Measurement, Origin, row_of_samples
-from shardopt.measure.sampling import FEWEST, WARM_UP, CpuTimer, Samples
+from shardopt.calibrate.rows import Measurement, Origin
+from shardopt.measure.sampling import FEWEST, WARM_UP, CpuTimer
+from tests.shardopt.calibrate.synthetic import row
 
 torch = pytest.importorskip("torch")
 
@@ -204,10 +205,7 @@ def a_row(
     family: str = "lookup",
     i: int = 0,
 ) -> Measurement:
-    point = Point(family, {"i": i}, test=i % 5 == 4)
-    made = row_of_samples(point, Samples((ms * 1e-3,) * 3), part, tables=tables)
-    made.__dict__["date"] = "2026-01-02T03:04:05Z"
-    return made
+    return row(Point(family, {"i": i}, test=i % 5 == 4), ms, part, tables=tables)
 
 
 def random_tables(seed: int, count: int = 100) -> list[list[list[float]]]:
@@ -281,19 +279,3 @@ def test_the_embedding_law_is_recovered_and_one_wild_row_does_not_pull_it() -> N
     for name in DENSE:
         assert getattr(law, name) == pytest.approx(getattr(DENSE_LAW, name), rel=1e-3), name
     assert made.profile.groups["embedding"].provenance.kind == "measured"
-
-
-def test_a_dense_gradient_does_not_sort_and_is_written_for_rows_that_nobody_looks_up() -> None:
-    hw = HARDWARE.model_copy(update={"embedding": DENSE_LAW})
-    model = lookup_model(hw)
-
-    def backward_ms(rows: int, kernel: ComputeKernel, optimizer: str = "sgd") -> float:
-        # the same ids on the same hot rows, of a table with more that are never drawn
-        bins = Uniform().bins(1000)
-        shard = LookupShard(bins, 2e4, 512.0, rows, 64, kernel=kernel, optimizer=optimizer)
-        return model.backward_ms(shard)
-
-    dense = backward_ms(100_000, ComputeKernel.DENSE) - backward_ms(1000, ComputeKernel.DENSE)
-    assert dense == pytest.approx(0.4e-6 * 99_000 * 64)
-    of_optimizer = (backward_ms(1000, ComputeKernel.DENSE, name) for name in ("sgd", "adagrad"))
-    assert next(of_optimizer) == next(of_optimizer)

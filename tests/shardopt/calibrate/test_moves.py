@@ -10,7 +10,7 @@ import pytest
 from predictor.cost.elementwise import columns_ms
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.fitting import CalibratedProfile, FreeConstant, Wiring
+from shardopt.calibrate.fitting import CalibratedProfile, Wiring
 from shardopt.calibrate.moves import (
     cpu_points,
     fit_cpu,
@@ -22,41 +22,19 @@ from shardopt.calibrate.moves import (
     predict_streaming,
 )
 from shardopt.calibrate.points import QUICK, Point
-from shardopt.calibrate.rows import PASSES, Measurement, Origin, row_of_samples
-from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer, Samples
+from shardopt.calibrate.rows import PASSES, Measurement, Origin
+from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
+from tests.shardopt.calibrate.synthetic import CALL_US, GB_S, changed, cpu, row
 
 pytest.importorskip("scipy")
 
 POINTS = cpu_points(QUICK)
-GB_S = 16.0
-CALL_US = 7.0
-"""What a row has beyond its data."""
 PIECE_US = 0.3
 """Of each tensor that is joined or taken apart."""
 
 
-def machine(**groups: dict[str, float]) -> HardwareProfile:
-    """A CPU without floors; ``groups`` change constants of groups."""
-    base = load_hardware("cpu-gloo")
-    given = {
-        "gemm": {"floor_us": 0.0, **groups.get("gemm", {})},
-        "elementwise": {"floor_us": 0.0, **groups.get("elementwise", {})},
-        "memory": {"hbm_gb_s": GB_S},
-    }
-    changed = {
-        name: getattr(base, name).model_copy(update=update) for name, update in given.items()
-    }
-    return base.model_copy(update=changed)
-
-
 def of(family: str, *ops: str) -> list[Point]:
     return [p for p in POINTS if p.family == family and p.params["op"] in ops]
-
-
-def row(point: Point, time_us: float, part: str = "", **facts: object) -> Measurement:
-    made = row_of_samples(point, Samples((time_us * 1e-6,) * 3), part, **facts)
-    made.__dict__["date"] = "2026-01-02T03:04:05Z"
-    return made
 
 
 def pooled_rows(hw: HardwareProfile, nonsense: float = 1.0) -> list[Measurement]:
@@ -70,7 +48,7 @@ def pooled_rows(hw: HardwareProfile, nonsense: float = 1.0) -> list[Measurement]
         time = CALL_US + PIECE_US * pieces + 1e3 * float(columns_ms(hw, 2 * size))
         for part in PASSES:
             scale = 1.0 if (part, point.params["op"]) in columns else nonsense
-            rows.append(row(point, time * scale, part, bytes=size, pieces=pieces))
+            rows.append(row(point, 1e-3 * time * scale, part, bytes=size, pieces=pieces))
     return rows
 
 
@@ -79,7 +57,9 @@ def streamed(gb_s: float = GB_S) -> list[Measurement]:
     sizes = [2**octave for octave in range(12, 26)]
     return [
         row(
-            Point("elementwise", {"op": "add", "bytes": n}), CALL_US + n / gb_s / 1e3, bytes_moved=n
+            Point("elementwise", {"op": "add", "bytes": n}),
+            1e-3 * CALL_US + n / gb_s / 1e6,
+            bytes_moved=n,
         )
         for n in sizes
     ]
@@ -98,12 +78,12 @@ def moves(rows: list[Measurement], gb_s: float = GB_S) -> dict[str, float]:
 
 @pytest.mark.parametrize("columns", [0.2, 0.45, 1.0])
 def test_the_share_of_columns_is_that_which_predicts_the_rows(columns: float) -> None:
-    hw = machine(elementwise={"columns": columns})
+    hw = cpu(elementwise={"columns": columns})
     assert moves(pooled_rows(hw))["columns"] == pytest.approx(columns, rel=1e-2)
 
 
 def test_only_copies_of_columns_count_and_none_is_faster_than_streaming() -> None:
-    hw = machine(elementwise={"columns": 0.2})
+    hw = cpu(elementwise={"columns": 0.2})
     assert moves(pooled_rows(hw, 50.0)) == moves(pooled_rows(hw))
     assert moves(pooled_rows(hw), 1e-3)["columns"] == 1.0
 
@@ -115,7 +95,7 @@ def jagged_rows(each_ns: float, gb_s: float) -> list[Measurement]:
         ids = p["features"] * p["batch"] * p["pooling"]
         # ids are read and written twice
         time = CALL_US + ids * (each_ns * 1e-3 + 4 * 8 / (gb_s * 1e3))
-        rows.append(row(point, time, ids=ids))
+        rows.append(row(point, 1e-3 * time, ids=ids))
     return rows
 
 
@@ -123,10 +103,8 @@ def jagged_rows(each_ns: float, gb_s: float) -> list[Measurement]:
 def test_sorting_an_id_costs_beyond_moving_it(each_ns: float) -> None:
     found = moves(jagged_rows(each_ns, GB_S))
     assert found["bucketize_ns_per_id"] == pytest.approx(each_ns, rel=1e-2)
-
-
-def test_ids_that_move_faster_than_memory_cost_nothing_more() -> None:
-    assert moves(jagged_rows(0.0, 10 * GB_S))["bucketize_ns_per_id"] == 0.0
+    faster = moves(jagged_rows(0.0, 10 * GB_S))
+    assert faster["bucketize_ns_per_id"] == 0.0
 
 
 def test_copies_and_reads_are_of_their_bytes() -> None:
@@ -143,19 +121,13 @@ GPU = load_hardware("h100-sxm")
 NOISE = 0.03
 
 
-def changed(hw: HardwareProfile, group: str, **constants: float) -> HardwareProfile:
-    for key, value in constants.items():
-        hw = FreeConstant(group, key, 0.0, 0.0).put(hw, value)
-    return hw
-
-
 def gpu_rows(
     family: str, law: Callable[..., np.ndarray], hw: HardwareProfile, sizes: np.ndarray
 ) -> list[Measurement]:
-    blank = [row(Point(family, {"bytes": float(size)}), 1.0) for size in sizes]
+    blank = [row(Point(family, {"bytes": float(size)}), 1e-3) for size in sizes]
     noise = np.exp(np.random.default_rng(0).normal(0.0, NOISE, len(sizes)))
     times = zip(blank, law(hw, blank) * noise, strict=True)
-    return [row(of.point, 1e3 * float(ms)) for of, ms in times]
+    return [row(of.point, float(ms)) for of, ms in times]
 
 
 def gpu_fit(rows: list[Measurement]) -> CalibratedProfile:
@@ -172,12 +144,6 @@ def test_reading_tells_the_bandwidth_and_moving_its_share_floor_and_ramp() -> No
     assert found.profile.elementwise.efficiency == pytest.approx(0.8, rel=0.05)
     assert found.profile.elementwise.floor_us == pytest.approx(2.0, rel=0.1)
     assert found.groups == {"memory", "elementwise"}
-
-
-def test_small_kernels_alone_leave_the_bandwidth() -> None:
-    found = gpu_fit(gpu_rows("elementwise", predict_moves, GPU, 2.0 ** np.arange(8, 14, 0.5)))
-    assert found.profile.memory == GPU.memory
-    assert "elementwise.efficiency" in found.profile.elementwise.provenance.source
 
 
 @pytest.mark.parametrize("link_gb_s", [11.0, 380.0])

@@ -21,36 +21,18 @@ from shardopt.calibrate.products import (
     cpu_points,
     measure_gemm,
 )
-from shardopt.calibrate.rows import PASSES, Measurement, row_of_samples
-from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer, Samples
+from shardopt.calibrate.rows import PASSES, Measurement
+from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
+from tests.shardopt.calibrate.synthetic import CALL_US, cpu, row
 
 pytest.importorskip("scipy")
 
 BASE = load_hardware("cpu-gloo")
 POINTS = cpu_points(QUICK)
-CALL_US, GB_S = 7.0, 16.0
-
-
-def machine(**groups: dict[str, float]) -> HardwareProfile:
-    """A CPU without floors; ``groups`` change constants of groups."""
-    base = load_hardware("cpu-gloo")
-    given = {
-        "gemm": {"floor_us": 0.0, **groups.get("gemm", {})},
-        "elementwise": {"floor_us": 0.0, **groups.get("elementwise", {})},
-        "memory": {"hbm_gb_s": GB_S},
-    }
-    changed = {
-        name: getattr(base, name).model_copy(update=update) for name, update in given.items()
-    }
-    return base.model_copy(update=changed)
 
 
 def of(family: str, *ops: str) -> list[Point]:
     return [p for p in POINTS if p.family == family and p.params["op"] in ops]
-
-
-def row(point: Point, time_us: float, part: str = "") -> Measurement:
-    return row_of_samples(point, Samples((time_us * 1e-6,) * 3), part)
 
 
 def bmm_rows(hw: HardwareProfile) -> list[Measurement]:
@@ -62,14 +44,14 @@ def bmm_rows(hw: HardwareProfile) -> list[Measurement]:
         # both operands are the same: two gradients are written, then added
         added = memory_ms(hw, 5 * 4 * batch * v * dim).item()
         backward = 2 * batched_ms(hw, batch, v, dim, v, "fp32") + added
-        rows.append(row(point, CALL_US + 1e3 * forward, "forward"))
-        rows.append(row(point, 2 * CALL_US + 1e3 * backward, "backward"))
+        rows.append(row(point, 1e-3 * CALL_US + forward, "forward"))
+        rows.append(row(point, 2e-3 * CALL_US + backward, "backward"))
     return rows
 
 
 @pytest.mark.parametrize(("each_us", "share"), [(0.2, 0.5), (0.6, 0.15)])
 def test_products_of_a_batch_run_one_by_one(each_us: float, share: float) -> None:
-    hw = machine(gemm={"batched_us": each_us, "batched_share": share})
+    hw = cpu(gemm={"batched_us": each_us, "batched_share": share})
     found = _batched(bmm_rows(hw), hw)
     assert found["batched_us"] == pytest.approx(each_us, rel=1e-2)
     assert found["batched_share"] == pytest.approx(share, rel=1e-2)
@@ -79,7 +61,7 @@ def test_a_rate_above_that_of_large_products_is_cut_to_it() -> None:
     quick, slow = (
         {"batched_us": 0.2, "batched_share": 0.5, "tflops": {"fp32": t}} for t in (1, 0.1)
     )
-    found = _batched(bmm_rows(machine(gemm=quick)), machine(gemm=slow))
+    found = _batched(bmm_rows(cpu(gemm=quick)), cpu(gemm=slow))
     assert found["batched_share"] == 1.0
 
 
@@ -94,7 +76,7 @@ def dot_rows(bmm: list[Measurement], hw: HardwareProfile, each_ns: float) -> lis
             beyond = columns_ms(hw, 2 * 4 * batch * v * dim) + memory_ms(hw, 2 * 4 * picked)
             # stacked, picked, joined to the dense vector
             time = 3 * CALL_US + 1e3 * float(beyond) + 1e-3 * each_ns * picked
-            rows.append(row(point, times[part, batch, v, dim] + time, part))
+            rows.append(row(point, 1e-3 * (times[part, batch, v, dim] + time), part))
     return rows
 
 
@@ -105,22 +87,22 @@ def shape(point: Point) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("each_ns", [1.5, 8.0])
 def test_pairs_are_picked_beyond_products_and_stacking(each_ns: float) -> None:
-    hw = machine(elementwise={"columns": 0.3})
+    hw = cpu(elementwise={"columns": 0.3})
     bmm = bmm_rows(hw)
     found = _gathers([*bmm, *dot_rows(bmm, hw, each_ns)], hw, CALL_US)
     assert found == {"gather_ns_per_element": pytest.approx(each_ns, rel=1e-2)}
 
 
 def test_a_layer_faster_than_its_parts_picks_for_nothing() -> None:
-    hw = machine(elementwise={"columns": 0.3})
+    hw = cpu(elementwise={"columns": 0.3})
     bmm = bmm_rows(hw)
-    slower = [row(r.point, 2 * r.median_us, r.part) for r in bmm]
+    slower = [row(r.point, 2e-3 * r.median_us, r.part) for r in bmm]
     dots = dot_rows(bmm, hw, 0.0)
     assert _gathers([*slower, *dots], hw, CALL_US) == {"gather_ns_per_element": 0.0}
 
 
 def test_what_was_not_measured_is_not_found() -> None:
-    hw = machine()
+    hw = cpu()
     bmm = bmm_rows(hw)
     assert _batched([], hw) == {}
     assert _gathers(bmm, hw, CALL_US) == {}, "no whole layers"

@@ -26,15 +26,11 @@ def test_disturbed_samples_are_left_out_where_enough_remain() -> None:
     assert choose_samples(taken[:3]).seconds == (1.0, 9.0, 1.1)
 
 
-def test_a_point_ends_when_its_time_is_spent_and_enough_are_clean() -> None:
-    clean = [(1.0, True)] * FEWEST
+def test_a_point_ends_when_its_time_is_spent_and_a_busy_machine_only_delays_it() -> None:
+    clean, dirty = [(1.0, True)] * FEWEST, [(1.0, False)] * FEWEST
     assert needs_more(clean, spent=0.5, seconds=1.0)
     assert not needs_more(clean, spent=1.5, seconds=1.0)
     assert needs_more(clean[:-1], spent=1.5, seconds=1.0)
-
-
-def test_a_busy_machine_delays_but_does_not_hang() -> None:
-    dirty = [(1.0, False)] * FEWEST
     assert needs_more(dirty, spent=1.5, seconds=1.0), "patience first"
     assert not needs_more(dirty, spent=3.5, seconds=1.0)
     assert needs_more(dirty[:-1], spent=3.5, seconds=1.0), "a few in any case"
@@ -50,26 +46,17 @@ class Machine:
     def __init__(self, flush_s: float) -> None:
         self.host_s = self.device_s = 0.0
         self.flush_s, self.issued = flush_s, 0
+        self.Event = lambda enable_timing: Event(self)
 
     def launch(self, seconds: float) -> None:
         self.device_s = max(self.device_s, self.host_s) + seconds
         self.issued += 1
-
-    def memory(self, size: int) -> Machine:
-        assert size > self.l2_bytes()
-        return self
 
     def fill_(self, value: float) -> None:
         self.launch(self.flush_s)
 
     def sum(self) -> None:
         self.launch(self.flush_s)
-
-    def l2_bytes(self) -> int:
-        return 2**20
-
-    def event(self) -> Event:
-        return Event(self)
 
     def synchronize(self) -> None:
         self.host_s = max(self.host_s, self.device_s)
@@ -105,7 +92,7 @@ def kernels(machine: Machine, count: int, host_s: float, device_s: float) -> Cal
 @pytest.mark.parametrize("host_us", [1.0, 80.0, 400.0])
 def test_a_device_is_timed_without_the_host_however_slow_that_is(host_us: float) -> None:
     machine = Machine(flush_s=50e-6)
-    timer = CudaTimer(machine)
+    timer = CudaTimer(machine, machine)
     call = kernels(machine, 3, host_us * 1e-6, 5e-6)
     taken: list[tuple[float, bool]] = []
     for _ in range(20):
@@ -119,7 +106,7 @@ def test_a_device_is_timed_without_the_host_however_slow_that_is(host_us: float)
 
 def test_a_call_that_waits_for_its_device_is_never_clean_and_counts_as_it_is() -> None:
     machine = Machine(flush_s=50e-6)
-    timer = CudaTimer(machine)
+    timer = CudaTimer(machine, machine)
 
     def call() -> None:
         machine.launch(5e-6)
@@ -149,7 +136,7 @@ def test_every_stage_is_timed_after_a_flush_and_gets_what_the_one_before_made() 
         return run
 
     stages = (stage("a", 1e-6), stage("b", 2e-6), stage("c", 3e-6))
-    spent = sample_stages(CudaTimer(machine), stages, seconds=0.0)
+    spent = sample_stages(CudaTimer(machine, machine), stages, seconds=0.0)
     assert [s.median_s for s in spent] == pytest.approx([1e-6, 2e-6, 3e-6])
     assert {len(s.seconds) for s in spent} == {FEWEST}
     assert seen[:4] == [(0, None), (0, "a0"), (0, "b0"), (1, None)]
@@ -174,13 +161,10 @@ def test_stable(seconds: tuple[float, ...], stable: bool | None) -> None:
     assert Samples(seconds).stable is stable
 
 
-def test_median_and_overlap() -> None:
+def test_median_quantile_and_overlap() -> None:
     assert Samples((3.0, 1.0, 2.0)).median_s == 2
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert quantile([1.0], 0.9) == 1.0
     assert Samples((1.0, 2.0)).overlaps(Samples((2.0, 5.0)))
     assert Samples((1.0, 9.0)).overlaps(Samples((2.0, 3.0)))
     assert not Samples((1.0, 2.0)).overlaps(Samples((2.1, 5.0)))
-
-
-def test_quantile_is_linear() -> None:
-    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert quantile([1.0], 0.9) == 1.0
