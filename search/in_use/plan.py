@@ -126,7 +126,6 @@ def _option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
         pinned=plan.ranks,
         memory=tuple(table_memory(table, problem, plan)),
         added_by_shardopt=True,
-        reason="the given plan has it",
     )
 
 

@@ -1,5 +1,3 @@
-"""The options of every table, and what was left out with its reason.
-
-`option` says what one is, `enumerate` lists them, `filters` takes out, `build` does both. May
-import `problem` alone.
+"""The options of every table. `option` says what one is, `enumerate` lists them, `filters` takes
+out what repeats another or fits nowhere. May import `problem` alone.
 """

@@ -22,16 +22,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import chain
 
 from predictor.errors import InputError
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, shard_memory
+from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import HASHED, ComputeKernel, ShardingType
+from predictor.model.plan_check import row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from search.problem import Problem
 from search.space.filters import deduplicate, drop_unsound, drop_uvm, prune, raise_nothing_left
-from search.space.option import Option, PrunedOption, Size, Space
+from search.space.option import Option, Size, Space
 
 
 def whole_space(problem: Problem, check: Callable[[], None] = lambda: None) -> Space:
@@ -105,26 +105,19 @@ def enumerate_space(
         check: called before every table; raises where it takes too long.
     """
     per_table: list[tuple[Option, ...]] = []
-    pruned: list[PrunedOption] = []
     groups: dict[str, list[int]] = {}
     for index, (key, table) in enumerate(zip(workload.keys, workload.tables, strict=True)):
         check()
         _check_ranks(key, table, topology)
         _check_device(key, table, device)
-        options = list(_torchrec_options(index, workload, topology, device))
-        if extended:
-            options += _added_options(index, workload, topology, device, options)
-            made = (_at_load_factors(o, workload, topology, device) for o in options)
-            options = list(chain.from_iterable(made))
-        per_table.append(tuple(options))
-        out = _pruned_by_constraints(key, table, device)
-        pruned += out
+        options = tuple(_TableOptions(index, workload, topology, device).every(extended))
         if not options:
-            raise_nothing_left(key, out)
+            raise_nothing_left(key, _excluded(table, device))
+        per_table.append(options)
         if table.constraints.co_locate is not None:
             groups.setdefault(table.constraints.co_locate, []).append(index)
     together = tuple(tuple(g) for g in groups.values() if len(g) > 1)
-    return Space(workload.keys, tuple(per_table), tuple(pruned), together)
+    return Space(workload.keys, tuple(per_table), together)
 
 
 def _check_ranks(key: str, table: Table, topology: Topology) -> None:
@@ -187,104 +180,126 @@ def listed_kernels(
     return (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 
 
-def _types(table: Table, device: str) -> list[ShardingType]:
-    """`EmbeddingEnumerator._filter_sharding_types`: GRID only where a constraint names it."""
-    listed = listed_types(table, device)
-    named = table.constraints.sharding_types
-    if not named and table.constraints.offered is None:
-        return [t for t in listed if t is not ShardingType.GRID_SHARD]
-    if not named:
-        return list(listed)
-    return [t for t in listed if t in named]
+class _TableOptions:
+    """The options of one table."""
 
+    def __init__(self, index: int, workload: Workload, topology: Topology, device: str) -> None:
+        self.index, self.workload, self.topology, self.device = index, workload, topology, device
+        self.table = workload.tables[index]
+        self.wants = self.table.constraints
+        self.width = column_width(self.table.embedding_dim, self.wants.min_partition)
 
-def _kernels(table: Table, sharding_type: ShardingType, device: str) -> list[ComputeKernel]:
-    """`EmbeddingEnumerator._filter_compute_kernels`.
+    def every(self, extended: bool) -> Iterator[Option]:
+        """TorchRec's, and what shardopt adds if asked for."""
+        usual = [(kind, self.width, kernel) for kind in self.types for kernel in self.kernels(kind)]
+        if not extended:
+            for of in usual:
+                yield self.option(*of)
+            return
+        for of in usual:
+            # TorchRec gives a launch the mean of the factors that its tables name (`group_tables`
+            # in embedding_sharding.py), not of those they leave open, so the default is named, too
+            for factor in self.load_factors(of[2]):
+                yield self.option(*of, factor, added=factor not in (None, LOAD_FACTORS[0]))
+        added = [(kind, width, k) for kind, width in self.splits() for k in self.kernels(kind)]
+        for of in [*added, *self.named_dense()]:
+            yield self.option(*of, self.load_factors(of[2])[0], added=True)
 
-    Its rule that `dense` goes where `fused` is there never fires: no sharder lists both.
-    """
-    named = table.constraints.compute_kernels
-    return [k for k in listed_kernels(table, sharding_type, device) if not named or k in named]
+    def option(
+        self,
+        kind: ShardingType,
+        width: int,
+        kernel: ComputeKernel,
+        load_factor: float | None = None,
+        *,
+        added: bool = False,
+    ) -> Option:
+        """One option.
 
-
-def _torchrec_options(
-    index: int, workload: Workload, topology: Topology, device: str
-) -> Iterator[Option]:
-    table = workload.tables[index]
-    width = column_width(table.embedding_dim, table.constraints.min_partition)
-    for sharding_type in _types(table, device):
-        for kernel in _kernels(table, sharding_type, device):
-            yield _option(index, workload, topology, device, sharding_type, kernel, width)
-
-
-def _option(
-    index: int,
-    workload: Workload,
-    topology: Topology,
-    device: str,
-    sharding_type: ShardingType,
-    kernel: ComputeKernel,
-    width: int,
-    reason: str = "",
-    load_factor: float | None = None,
-) -> Option:
-    table = workload.tables[index]
-    wants = table.constraints
-    load_factor = load_factor or wants.cache_load_factor
-    sizes, offsets = shard_sizes_and_offsets(table, topology, sharding_type, width)
-    memory = shard_memory(
-        table,
-        workload,
-        topology,
-        sharding_type,
-        kernel,
-        sizes,
-        load_factor,
-        device=device,
-        enforce_hbm=bool(wants.enforce_hbm),
-    )
-    return Option(
-        index,
-        sharding_type,
-        kernel,
-        sizes,
-        offsets,
-        module=table.module,
-        cache_load_factor=load_factor,
-        enforce_hbm=wants.enforce_hbm,
-        ranks=wants.ranks,
-        memory=tuple(memory),
-        added_by_shardopt=bool(reason),
-        reason=reason,
-    )
-
-
-def _at_load_factors(
-    option: Option, workload: Workload, topology: Topology, device: str
-) -> Iterator[Option]:
-    """A cached table at several sizes of its cache, if no constraint sets one.
-
-    TorchRec gives a launch the mean of the factors that its tables name (`group_tables` in
-    embedding_sharding.py), not of those they leave open, so the default is named, too.
-    """
-    cached = option.compute_kernel.has_load_factor
-    if not cached or workload.tables[option.table].constraints.cache_load_factor is not None:
-        yield option
-        return
-    # of the splits that shardopt adds the usual one will do
-    for factor in LOAD_FACTORS[:1] if option.added_by_shardopt else LOAD_FACTORS:
-        usual = factor == DEFAULT_CACHE_LOAD_FACTOR
-        yield _option(
-            option.table,
-            workload,
-            topology,
-            device,
-            option.sharding_type,
-            option.compute_kernel,
-            option.column_width,
-            option.reason if usual else f"TorchRec tries {DEFAULT_CACHE_LOAD_FACTOR} alone",
-            factor,
+        Args:
+            width: columns of a column block.
+            added: TorchRec's enumerator does not offer it.
+        """
+        wants, load_factor = self.wants, load_factor or self.wants.cache_load_factor
+        sizes, offsets = shard_sizes_and_offsets(self.table, self.topology, kind, width)
+        memory = shard_memory(
+            self.table,
+            self.workload,
+            self.topology,
+            kind,
+            kernel,
+            sizes,
+            load_factor,
+            device=self.device,
+            enforce_hbm=bool(wants.enforce_hbm),
         )
+        return Option(
+            self.index,
+            kind,
+            kernel,
+            sizes,
+            offsets,
+            module=self.table.module,
+            cache_load_factor=load_factor,
+            enforce_hbm=wants.enforce_hbm,
+            ranks=wants.ranks,
+            memory=tuple(memory),
+            added_by_shardopt=added,
+        )
+
+    @property
+    def types(self) -> list[ShardingType]:
+        """`EmbeddingEnumerator._filter_sharding_types`: GRID only where a constraint names it."""
+        listed = listed_types(self.table, self.device)
+        named = self.wants.sharding_types
+        if not named and self.wants.offered is None:
+            return [t for t in listed if t is not ShardingType.GRID_SHARD]
+        return [t for t in listed if not named or t in named]
+
+    def kernels(self, kind: ShardingType) -> list[ComputeKernel]:
+        """`EmbeddingEnumerator._filter_compute_kernels`.
+
+        Its rule that `dense` goes where `fused` is there never fires: no sharder lists both.
+        """
+        named = self.wants.compute_kernels
+        return [k for k in listed_kernels(self.table, kind, self.device) if not named or k in named]
+
+    def load_factors(self, kernel: ComputeKernel) -> tuple[float | None, ...]:
+        """Sizes of its cache, if no constraint sets one."""
+        free = kernel.has_load_factor and self.wants.cache_load_factor is None
+        return LOAD_FACTORS if free else (None,)
+
+    def splits(self) -> Iterator[tuple[ShardingType, int]]:
+        """Sharding type and column width of every added split."""
+        named, dim = self.wants.sharding_types, self.table.embedding_dim
+        known = self.wants.offered is not None
+        pooled, topology, types = self.table.is_pooled, self.topology, self.types
+        grid_named = ShardingType.GRID_SHARD in types
+        limits = {
+            ShardingType.COLUMN_WISE: topology.world_size,
+            ShardingType.TABLE_COLUMN_WISE: topology.intra_group_size * (topology.groups > 1),
+        }
+        for width in _widths(self.wants.min_partition or MIN_WIDTH, dim):
+            for kind, most in limits.items():
+                if width != self.width and dim // width <= most and kind in types:
+                    yield kind, width
+            # TorchRec tries GRID only where it is named, and then at one width
+            grid = (grid_named and width != self.width) or not (grid_named or named or known)
+            if grid and pooled and self.device == "cuda" and dim // width <= topology.groups:
+                yield ShardingType.GRID_SHARD, width
+        by_row = ShardingType.ROW_WISE
+        # TorchRec's sharder lists row_wise for cuda only; the runtime has it
+        if self.device == "cpu" and pooled and not known and (not named or by_row in named):
+            yield by_row, dim
+
+    def named_dense(self) -> Iterator[tuple[ShardingType, int, ComputeKernel]]:
+        """The dense kernel beyond data-parallel, where a constraint names both."""
+        wants = self.wants
+        dense = ComputeKernel.DENSE in (wants.compute_kernels or ())
+        if dense and wants.offered is None and wants.sharding_types:
+            for kind in self.types:
+                if not self.kernels(kind):
+                    yield kind, self.width, ComputeKernel.DENSE
 
 
 def column_width(dim: int, min_partition: int | None = None) -> int:
@@ -325,108 +340,36 @@ def _cut(
     rows: int, dim: int, parts: int, columns: int
 ) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
     """Sizes and offsets of blocks; the kernels of a table share them, of many ranks large ones."""
-    blocks = _row_blocks(rows, parts)
+    blocks = row_blocks(rows, parts)
     starts = range(0, dim, columns)
     sizes = tuple((count, columns) for _ in starts for _, count in blocks)
     offsets = tuple((first, start) for start in starts for first, _ in blocks)
     return sizes, offsets
 
 
-def _row_blocks(rows: int, parts: int) -> list[tuple[int, int]]:
-    """First row and rows of ``parts`` blocks: ceil blocks, then a short tail, then empty ones.
-
-    `_calculate_rw_shard_sizes_and_offsets`: 10 rows over 4 ranks are 3, 3, 3, 1, because the
-    runtime finds the shard of an id by a division by the block size.
-    """
-    block = -(-rows // parts)
-    firsts = [min(rows, i * block) for i in range(parts)]
-    return [(first, min(block, rows - first)) for first in firsts]
-
-
-def _added_options(
-    index: int, workload: Workload, topology: Topology, device: str, have: list[Option]
-) -> Iterator[Option]:
-    """What TorchRec's enumerator does not offer; see the module's text."""
-    table = workload.tables[index]
-    for sharding_type, width, reason in _added_splits(table, topology, device):
-        for kernel in _kernels(table, sharding_type, device):
-            yield _option(index, workload, topology, device, sharding_type, kernel, width, reason)
-    named = table.constraints
-    dense_named = ComputeKernel.DENSE in (named.compute_kernels or ())
-    if named.offered is not None or not dense_named or not named.sharding_types:
-        return
-    width = column_width(table.embedding_dim, named.min_partition)
-    taken = {option.sharding_type for option in have}
-    for sharding_type in _types(table, device):
-        if sharding_type not in taken:
-            reason = "a constraint names the dense kernel beyond data_parallel"
-            kernel = ComputeKernel.DENSE
-            yield _option(index, workload, topology, device, sharding_type, kernel, width, reason)
-
-
-def _added_splits(
-    table: Table, topology: Topology, device: str
-) -> Iterator[tuple[ShardingType, int, str]]:
-    """Sharding type, column width and reason of every added split."""
-    named, dim = table.constraints.sharding_types, table.embedding_dim
-    known = table.constraints.offered is not None
-    pooled_cuda = table.is_pooled and device == "cuda"
-    usual = column_width(dim, table.constraints.min_partition)
-    several = topology.groups > 1
-    widths = added_widths(table)
-    for width in widths:
-        blocks = dim // width
-        for sharding_type, limit in (
-            (ShardingType.COLUMN_WISE, topology.world_size),
-            (ShardingType.TABLE_COLUMN_WISE, topology.intra_group_size if several else 0),
-        ):
-            if width != usual and blocks <= limit and sharding_type in _types(table, device):
-                yield sharding_type, width, f"columns of {width}; TorchRec tries {usual} alone"
-        grid_named = ShardingType.GRID_SHARD in _types(table, device)
-        if pooled_cuda and blocks <= topology.groups:
-            if grid_named and width != usual:
-                yield ShardingType.GRID_SHARD, width, f"columns of {width}"
-            elif not named and not known:
-                yield ShardingType.GRID_SHARD, width, "TorchRec tries GRID only where it is named"
-    by_row = ShardingType.ROW_WISE
-    if device == "cpu" and table.is_pooled and not known and (not named or by_row in named):
-        yield by_row, dim, "TorchRec's sharder lists row_wise for cuda only; the runtime has it"
-
-
-def added_widths(table: Table) -> tuple[int, ...]:
-    """Every width of column shards: divisors of the dim from the minimum, multiples of 4."""
-    return _widths(table.constraints.min_partition or MIN_WIDTH, table.embedding_dim)
-
-
-def _pruned_by_constraints(key: str, table: Table, device: str) -> list[PrunedOption]:
-    """What the constraints on types and kernels leave out, an entry a type or kernel."""
-    wants = table.constraints
-    out: list[PrunedOption] = []
+def _excluded(table: Table, device: str) -> list[tuple[str, str]]:
+    """What the constraints on types and kernels leave out, and why."""
+    wants, listed = table.constraints, listed_types(table, device)
+    out: list[tuple[str, str]] = []
     if wants.sharding_types:
         allowed = ", ".join(wants.sharding_types)
+        what = "a pooled table" if table.is_pooled else "a table with pooling: none"
         out += [
-            PrunedOption(key, t.value, f"constraints.sharding_types allows only {allowed}")
-            for t in listed_types(table, device)
+            (t.value, f"constraints.sharding_types allows only {allowed}")
+            for t in listed
             if t not in wants.sharding_types
         ]
         out += [
-            PrunedOption(key, str(t), _not_listed(table, device))
+            (str(t), f"TorchRec does not offer it for {what} on {device}")
             for t in wants.sharding_types
-            if t not in listed_types(table, device)
+            if t not in listed
         ]
     if wants.compute_kernels:
         allowed = ", ".join(wants.compute_kernels)
-        known = dict.fromkeys(
-            k for t in listed_types(table, device) for k in listed_kernels(table, t, device)
-        )
+        known = dict.fromkeys(k for t in listed for k in listed_kernels(table, t, device))
         out += [
-            PrunedOption(key, k.value, f"constraints.compute_kernels allows only {allowed}")
+            (k.value, f"constraints.compute_kernels allows only {allowed}")
             for k in known
             if k not in wants.compute_kernels
         ]
     return out
-
-
-def _not_listed(table: Table, device: str) -> str:
-    what = "a pooled table" if table.is_pooled else "a table with pooling: none"
-    return f"TorchRec does not offer it for {what} on {device}"

@@ -69,7 +69,7 @@ class Option:
         ranks: ranks that the table's constraint allows; all if None.
         pinned: the one placement of a table that the plan in use splits as no other option does.
         memory: what every shard needs on its rank.
-        added_by_shardopt: TorchRec's enumerator does not offer it; ``reason`` says why we do.
+        added_by_shardopt: TorchRec's enumerator does not offer it.
     """
 
     table: int
@@ -84,7 +84,6 @@ class Option:
     pinned: tuple[int, ...] | None = None
     memory: tuple[ShardMemory, ...] = ()
     added_by_shardopt: bool = False
-    reason: str = ""
 
     @property
     def partition(self) -> Partition:
@@ -100,6 +99,11 @@ class Option:
     def column_width(self) -> int:
         """Columns of a shard."""
         return self.sizes[0][1]
+
+    @property
+    def bytes_of(self) -> tuple[list[int], list[int]]:
+        """Bytes of HBM and of host memory that every shard takes."""
+        return [m.hbm_bytes for m in self.memory], [m.ddr_bytes for m in self.memory]
 
     @cached_property
     def way(self) -> tuple[object, ...]:
@@ -204,15 +208,6 @@ def place(option: Option, ranks: Sequence[int]) -> TablePlan:
     return TablePlan(option.sharding_type, option.compute_kernel, shards, option.module, parameters)
 
 
-@dataclass(frozen=True)
-class PrunedOption:
-    """An option that is not tried, and why."""
-
-    table: str
-    what: str
-    reason: str
-
-
 Choice = tuple[Option, tuple[int, ...]]
 """How one table is sharded and the rank of every shard."""
 
@@ -264,14 +259,12 @@ class Space:
     Args:
         keys: plan key of every table.
         options: options per table, in the workload's order.
-        pruned: what was taken out, with reasons.
         co_locate: tables (by index) that must share their set of ranks, group by group.
         in_use: choices of a plan in use, near which plans must stay; None if there is none.
     """
 
     keys: tuple[str, ...]
     options: tuple[tuple[Option, ...], ...]
-    pruned: tuple[PrunedOption, ...] = ()
     co_locate: tuple[tuple[int, ...], ...] = ()
     in_use: ChoicesInUse | None = None
 
