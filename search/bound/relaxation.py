@@ -26,18 +26,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load, LookupGroup
-from predictor.iteration.critical_path import critical_cycle
 from predictor.iteration.graph import Graph, Op, Scope
-from predictor.iteration.timeline import simulate
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
 from predictor.model.plan import ShardingType
+from search.bound.cycle import Node, critical_cycle, make_nodes
 
 Array = NDArray[np.float64]
 
@@ -177,20 +177,94 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class _Lines:
-    """Supporting lines of all operations of a rank.
+class _HullTerm:
+    """A cost that is the hull of a size.
 
     Args:
-        graph: the operations at the load where the lines touch.
-        slopes: of their costs, ``[columns, ops]``.
-        floors: what a launch adds that only ranks with tables of a group pay, ``[groups, ops]``.
-        scopes: which ranks meet in them, ``[ops]``.
+        used: every plan has the exchange; without loads the cost of any other takes no time.
+        size: bytes per unit of load, ``[columns]``.
     """
 
-    graph: Graph
-    slopes: Array
+    hull: Hull
+    used: bool
+    size: Array
+
+    def tangent(self, at: float) -> tuple[float, float]:
+        """Value and slope of a supporting line."""
+        value, slope = self.hull.tangent(at)
+        return (value if self.used else min(value, slope * at)), slope
+
+
+@dataclass(frozen=True)
+class _Operations:
+    """All operations of a rank, their costs ``constant + direct . load + hulled . hulls`` in ms.
+
+    Args:
+        nodes: of the graph, and which operation each one stands for.
+        direct: ``[ops, columns]``.
+        terms: the hulls, each of one size.
+        sizes: of all terms, ``[hulls, columns]``.
+        hulled: how often an operation has each of the terms, ``[ops, hulls]``.
+        floors: what a launch adds that only ranks with tables of a group pay, ``[groups, ops]``.
+        gone: operations that some plans may do without.
+        scopes: which ranks meet in them; None for those that plans may do without.
+        phases: of all operations.
+    """
+
+    nodes: list[Node]
+    origin: NDArray[np.intp]
+    constant: Array
+    direct: Array
+    terms: list[_HullTerm]
+    sizes: Array
+    hulled: Array
     floors: Array
+    gone: NDArray[np.bool_]
     scopes: list[Scope | None]
+    phases: list[str]
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Supporting lines of the costs of all operations at a load.
+
+    Args:
+        cost_ms: at that load, ``[ops]``.
+        hull_slopes: of the terms, per byte, ``[hulls]``.
+        flat: operations whose cost counts as zero, ``[ops]``.
+    """
+
+    operations: _Operations
+    cost_ms: Array
+    hull_slopes: Array
+    flat: NDArray[np.bool_]
+
+    @classmethod
+    def at(cls, operations: _Operations, load: Array) -> _Lines:
+        """The lines that touch the costs at a load ``[columns]``."""
+        of = operations
+        sizes = of.sizes @ load
+        tangents = [term.tangent(at) for term, at in zip(of.terms, sizes.tolist(), strict=True)]
+        values, slopes = np.array(tangents).reshape(-1, 2).T
+        cost_ms = of.constant + of.direct @ load + of.hulled @ values
+        # a shared cache can make the cost of one lookup negative; it counts as zero
+        lines = cls(of, cost_ms, slopes, cost_ms < 0)
+        # a plan without an operation takes no time for it
+        gone = np.where(of.gone, np.minimum(cost_ms, lines.rise(load)), cost_ms)
+        return replace(lines, cost_ms=np.maximum(0.0, gone))
+
+    def rise(self, load: Array) -> Array:
+        """What a load ``[columns]`` adds to every cost, ``[ops]``."""
+        of = self.operations
+        rise = of.direct @ load + of.hulled @ (self.hull_slopes * (of.sizes @ load))
+        return np.where(self.flat, 0.0, rise)
+
+    def slopes(self, ops: NDArray[np.intp]) -> Array:
+        """Of the costs of some operations, ``[ops, columns]``."""
+        of = self.operations
+        found = of.direct[ops] + (of.hulled[ops] * self.hull_slopes) @ of.sizes
+        found[self.flat[ops]] = 0.0
+        return np.asarray(found)
 
 
 class Relaxation:
@@ -237,58 +311,58 @@ class Relaxation:
 
     def evaluate(
         self, load: Array, more: Array | None = None, *, launched: bool = False
-    ) -> tuple[float, Cut | None]:
+    ) -> tuple[float, Cut]:
         """Relaxed time in ms at an average load ``[groups, columns]``, and the cut that is tight
-        there (None if the timeline has no critical cycle among the iterations kept).
+        there.
 
         Args:
             more: beyond the load, what the ranks that set the pace are thought to have. The cut is
                 then of the cycle that is critical with it; a cycle bounds the time at any costs.
             launched: the cycle is that of a rank that pays the floors of all launches, likewise.
         """
-        lines = self._linearised(load)
-        graph, slopes, scopes = lines.graph, lines.slopes, lines.scopes
-        extra = np.zeros(len(graph.ops))
+        of = self._operations
+        lines = _Lines.at(of, load.ravel()[self.columns])
+        extra = np.zeros(len(of.constant))
         if more is not None:
-            extra += more.ravel()[self.columns] @ slopes
+            extra += lines.rise(more.ravel()[self.columns])
         if launched:
-            extra += lines.floors.sum(axis=0)
-        graph.ops = [
-            replace(op, cost_ms=op.cost_ms + ms)
-            for op, ms in zip(graph.ops, extra.tolist(), strict=True)
-        ]
-        timeline = simulate(graph, keep_steps=True)
-        found = critical_cycle(graph, timeline)
-        if found is None:
-            return float(timeline.iteration_ms[0]), None
-        ops, length, iterations = found
-        slope = self._slope(slopes[:, ops].sum(axis=1) / iterations)
+            extra += of.floors.sum(axis=0)
+        costs = (lines.cost_ms + extra)[of.origin].tolist()
+        cycle, length, iterations = critical_cycle(of.nodes, costs)
+        ops = of.origin[cycle]
+        slopes = lines.slopes(ops)
+        slope = self._slope(slopes.sum(axis=0) / iterations)
         constant = (length - float(extra[ops].sum())) / iterations - float((slope * load).sum())
-        met = [[op] for op in ops if scopes[op] == "world" and slopes[:, op].any()]
+        met = [[i] for i, op in enumerate(ops) if of.scopes[op] == "world" and slopes[i].any()]
         messages = self._parts(slopes, met, iterations)
-        cut = Cut(constant, slope, *self._segments(lines, ops, iterations), messages)
+        cut = Cut(constant, slope, *self._segments(ops, slopes, iterations), messages)
         return length / iterations, cut
 
     def _segments(
-        self, lines: _Lines, ops: list[int], iterations: int
+        self, ops: NDArray[np.intp], slopes: Array, iterations: int
     ) -> tuple[Array, Array, Array]:
-        """Segments, floors and what is uneven in the cut of a cycle."""
-        phases = [op.phase for op in lines.graph.ops]
-        runs = _runs(ops, lines.scopes)
-        lookups = [[op for op in run if phases[op] in LOOKUPS] for run in runs]
-        others = [[op for op in run if phases[op] not in (*LOOKUPS, *ALIKE)] for run in runs]
-        kept = [i for i, run in enumerate(lookups) if lines.slopes[:, run].any()]
+        """Segments, floors and what is uneven in the cut of a cycle.
+
+        Args:
+            ops: of the cycle, with the slopes of their costs.
+        """
+        of = self._operations
+        phases = [of.phases[op] for op in ops]
+        runs = _runs([of.scopes[op] for op in ops])
+        lookups = [[i for i in run if phases[i] in LOOKUPS] for run in runs]
+        others = [[i for i in run if phases[i] not in (*LOOKUPS, *ALIKE)] for run in runs]
+        kept = [i for i, run in enumerate(lookups) if slopes[run].any()]
         lookups, others = [lookups[i] for i in kept], [others[i] for i in kept]
-        floors = [lines.floors[:, run].sum(axis=1) / iterations for run in lookups]
+        floors = [of.floors[:, ops[run]].sum(axis=1) / iterations for run in lookups]
         return (
-            self._parts(lines.slopes, lookups, iterations),
+            self._parts(slopes, lookups, iterations),
             np.array(floors).reshape(-1, len(self.groups)),
-            self._parts(lines.slopes, others, iterations),
+            self._parts(slopes, others, iterations),
         )
 
     def _parts(self, slopes: Array, runs: list[list[int]], iterations: int) -> Array:
         """Slopes of some operations together, ``[runs, groups, columns]``."""
-        parts = [self._slope(slopes[:, run].sum(axis=1) / iterations) for run in runs]
+        parts = [self._slope(slopes[run].sum(axis=0) / iterations) for run in runs]
         return np.array(parts).reshape(-1, *self.ceiling.shape)
 
     def _slope(self, columns: Array) -> Array:
@@ -296,51 +370,84 @@ class Relaxation:
         slope.flat[self.columns] = columns
         return slope
 
-    def _linearised(self, load: Array) -> _Lines:
-        """The operations of one rank at ``load``, and what they cost at others."""
-        base = load.ravel()
-        count, groups = len(self.columns), len(self.groups)
-        probes = np.repeat(base[None], count + groups + 2, axis=0)
-        probes[np.arange(1, count + 1), self.columns] += 1.0
-        loads = probes.reshape(len(probes), groups, 1, COLUMNS)
-        loads[..., Load.SHARDS] = np.array(self.present)[:, None]
-        loads[-1, :, 0, Load.SHARDS] = self.certain  # shows what a plan may do without
-        paid = np.zeros((len(probes), groups, 1))
-        paid[np.arange(groups) + count + 1, np.arange(groups)] = 1.0
-        builder = self._builder(loads, paid)
-        many = builder.build()
-        averages = len(builder.averaged)
-        costs = np.stack(
-            [np.broadcast_to(op.cost_ms.reshape(-1), len(probes)) for op in many.ops], axis=1
-        )
-        # a shared cache can make the cost of one lookup negative; it counts as zero
-        slopes = np.where(costs[0] < 0, 0.0, costs[1 : count + 1] - costs[0])
-        gone = [op.active is not None and not op.active[0] for op in many.ops]
-        # a plan without an operation takes no time for it
-        at = np.where(gone, np.minimum(costs[0], base[self.columns] @ slopes), costs[0])
-        one = Graph(1, 1, many.inline_streams, many.launch_latency_ms)
-        issued = self.averaged / averages if averages else 1.0
-        single = [
-            self._single(op, ms, issued) for op, ms in zip(many.ops, at.tolist(), strict=True)
-        ]
-        one.ops, origin = _pass_by(single, gone)
-        floors = costs[count + 1 : -1] - costs[0]
-        scopes = [None if gone[i] else many.ops[i].scope for i in origin]
-        return _Lines(one, slopes[:, origin], floors[:, origin], scopes)
+    @property
+    def _most_of_columns(self) -> Array:
+        """What no plan exceeds on average, ``[columns]``."""
+        return np.asarray(self.ceiling.ravel()[self.columns])
 
-    def _builder(self, loads: Array, paid: Array) -> DlrmBuilder:
+    @cached_property
+    def _operations(self) -> _Operations:
+        """What the operations of one rank cost. The builder is asked once: its plans have nothing,
+        the most of each column, each launch floor, what is certain, and one of each hull."""
+        count, groups = len(self.columns), len(self.groups)
+        last = 1 + count + groups
+        terms: list[_HullTerm] = []
+        self._build(last + 1, terms)  # says how many hulls there are
+        plans, terms = last + 1 + len(terms), []
+        graph, averages = self._build(plans, terms)
+        costs = np.stack([np.broadcast_to(op.cost_ms.ravel(), plans) for op in graph.ops], axis=1)
+        added = costs[1:] - costs[0]
+        gone = [op.active is not None and not op.active[0] for op in graph.ops]
+        issued = self.averaged / averages if averages else 1.0
+        graph.ops = [self._issued_surely(op, last, issued) for op in graph.ops]
+        nodes, origin = make_nodes(graph, gone)
+        return _Operations(
+            nodes,
+            np.array(origin),
+            costs[0],
+            added[:count].T / self._most_of_columns,
+            terms,
+            np.array([term.size for term in terms]).reshape(-1, count),
+            added[last:].T,
+            added[count : count + groups],
+            np.array(gone),
+            [None if without else op.scope for op, without in zip(graph.ops, gone, strict=True)],
+            [op.phase for op in graph.ops],
+        )
+
+    def _build(self, plans: int, terms: list[_HullTerm]) -> tuple[Graph, int]:
+        """The operations under so many plans, and how many all-reduces of copies there are."""
+        count, groups = len(self.columns), len(self.groups)
+        loads = np.zeros((plans, groups, 1, COLUMNS))
+        loads.reshape(plans, -1)[np.arange(1, count + 1), self.columns] = self._most_of_columns
+        loads[..., Load.SHARDS] = np.array(self.present)[:, None]
+        loads[1 + count + groups, :, 0, Load.SHARDS] = self.certain
+        paid = np.zeros((plans, groups, 1))
+        paid[1 + count + np.arange(groups), np.arange(groups)] = 1.0
+        builder = self._builder(loads, paid, terms)
+        return builder.build(), len(builder.averaged)
+
+    @staticmethod
+    def _issued_surely(op: Op, certain: int, issued: float) -> Op:
+        """The operation with the host time that every plan has.
+
+        Args:
+            certain: the plan that has what is certain.
+            issued: share of the all-reduces of copies that every plan has.
+        """
+        host_ms = op.host_ms
+        if op.phase in OF_GROUPS and op.active is not None and not op.active[certain]:
+            host_ms = 0.0
+        if op.phase == AVERAGING:
+            host_ms *= issued
+        return replace(op, host_ms=host_ms)
+
+    def _builder(self, loads: Array, paid: Array, terms: list[_HullTerm]) -> DlrmBuilder:
         """The builder of a rank's operations.
 
         Args:
-            loads: ``[plans, groups, 1, columns]``.
+            loads: ``[plans, groups, 1, columns]``; of the last plans each has one of the hulls.
             paid: share of the launch floors that count, ``[plans, groups, 1]``, where not all ranks
                 of all plans pay them.
+            terms: gets the hulls.
         """
         known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
         present, most, reach = self.present, self.most, self.reach
+        columns, tops = slice(1, 1 + len(self.columns)), self._most_of_columns
+        first = 1 + len(self.columns) + len(self.groups) + 1
 
         class Relaxed(Exchange):
-            """Costs are supporting lines at the loads of the first of the plans."""
+            """Costs are the hulls that `terms` names."""
 
             asked = 0
 
@@ -349,16 +456,14 @@ class Relaxation:
                 used = all(present[m] for m in mine)
                 key = self.name, used, tuple(self.groups[m] for m in mine)
                 if key not in known:
-                    tops = ceiling[mine].sum(axis=0), most[mine].sum(axis=0)
-                    known[key] = Hulls(*tops, least[mine].min(axis=0), reach)
+                    ends = ceiling[mine].sum(axis=0), most[mine].sum(axis=0)
+                    known[key] = Hulls(*ends, least[mine].min(axis=0), reach)
                 hull = known[key].get(self.asked, model, size)
                 self.asked += 1
-                sizes = size(self.total)
-                at = float(sizes[0].max())
-                value, slope = hull.tangent(at)
-                if not used:  # without loads it takes no time
-                    value = min(value, slope * at)
-                return np.asarray(value + slope * (sizes - at))
+                found = np.zeros((len(loads), 1))
+                found[first + len(terms) :][:1] = 1.0
+                terms.append(_HullTerm(hull, used, size(self.total)[columns, 0] / tops))
+                return found
 
             def _lookup(self, group: int, column: Load, floor_ms: float) -> Array:
                 everywhere = certain[group] and self._everywhere
@@ -373,57 +478,20 @@ class Relaxation:
 
         return DlrmBuilder(self.costs, self.groups, loads, Relaxed)
 
-    def _single(self, op: Op, cost_ms: float, issued: float) -> Op:
-        """The operation for one average rank; a collective of one starts when it is ready.
 
-        Args:
-            issued: share of the all-reduces of copies that every plan has.
-        """
-        host_ms = op.host_ms
-        if op.phase in OF_GROUPS and op.active is not None and not op.active[-1]:
-            host_ms = 0.0
-        if op.phase == AVERAGING:
-            host_ms *= issued
-        return replace(
-            op, cost_ms=np.array([max(0.0, cost_ms)]), host_ms=host_ms, scope=None, active=None
-        )
+def _runs(scopes: Sequence[Scope | None]) -> list[list[int]]:
+    """Positions in a cycle, parted at the collectives of all ranks, without them. Where some ranks
+    meet others in between, such parts cannot be assigned to one rank and are left out.
 
-
-def _runs(ops: Sequence[int], scopes: Sequence[Scope | None]) -> list[list[int]]:
-    """A cycle's operations parted at the collectives of all ranks, without them. Where some ranks
-    meet others in between, such parts cannot be assigned to one rank and are left out."""
+    Args:
+        scopes: of the cycle's operations, in their order.
+    """
     runs: list[list[int]] = [[]]
-    for op in ops:
-        if scopes[op] == "world":
+    for i, scope in enumerate(scopes):
+        if scope == "world":
             runs.append([])
         else:
-            runs[-1].append(op)
+            runs[-1].append(i)
     if len(runs) > 1:  # the cycle is closed
         runs[0] = runs.pop() + runs[0]
-    return [run for run in runs if run and all(scopes[op] is None for op in run)]
-
-
-def _pass_by(ops: Sequence[Op], gone: Sequence[bool]) -> tuple[list[Op], list[int]]:
-    """Operations of which plans may do without some, and which one each of them stands for.
-
-    Without an operation its stream and its host go on as they were, and what depends on it waits
-    for what it would have waited for (`predictor.iteration.timeline`). With it, either takes its
-    time. So it becomes two, neither of which waits for what the other does: one on its stream, and
-    one on its own, which has its dependencies and its dependants.
-    """
-    found: list[Op] = []
-    origin: list[int] = []
-    place: list[int] = []
-    for index, (op, without) in enumerate(zip(ops, gone, strict=True)):
-        if without:
-            alone = f"{op.name} {index} alone"
-            bare = replace(op, host_ms=0.0, kernels=1, blocks_host=False, fills=None)
-            found += [replace(bare, deps=()), replace(bare, stream=alone, thread=alone)]
-        else:
-            found.append(op)
-        origin += [index] * (len(found) - len(origin))
-        place.append(len(found) - 1)
-    moved = [
-        replace(op, deps=tuple(replace(dep, op=place[dep.op]) for dep in op.deps)) for op in found
-    ]
-    return moved, origin
+    return [run for run in runs if run and all(scopes[i] is None for i in run)]
