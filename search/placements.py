@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from predictor.model.topology import Topology
@@ -19,6 +21,7 @@ from search.in_use.moves import keep_shards_in_place
 from search.objective import Assignment
 from search.space.option import AllowedPlacements, Choice, Option, Space
 
+Array = NDArray[np.float64]
 Ranks = tuple[int, ...]
 Term = tuple[int, cp_model.IntVar]
 """A coefficient and its variable."""
@@ -47,7 +50,7 @@ class RunVariables:
 
 
 @dataclass(frozen=True)
-class PlacedOption:
+class OptionVariables:
     """The variables of an option.
 
     Args:
@@ -95,18 +98,18 @@ class PlacementModel:
             self.model.add_exactly_one([x for p in placed for x in p.chosen])
 
     @property
-    def placed(self) -> list[PlacedOption]:
+    def placed(self) -> list[OptionVariables]:
         """The options of all tables."""
         return [placed for table in self.tables for placed in table]
 
-    def _place(self, option: Option) -> PlacedOption | None:
+    def _place(self, option: Option) -> OptionVariables | None:
         model, legal = self.model, self.legal(option)
         if legal.is_empty:
             return None
         width = len(legal.units[0][0])
         if len(legal.units) == 1:
             chosen = [model.new_bool_var("") for _ in legal.units[0]]
-            return PlacedOption(
+            return OptionVariables(
                 option, chosen, width, [RunVariables((0,), legal.units[0], chosen, 1)]
             )
         alike: dict[tuple[object, ...], list[int]] = {}
@@ -124,12 +127,12 @@ class PlacementModel:
             counts = [model.new_int_var(0, count, "") for _ in alternatives]
             model.add(sum(counts) == count * one[0])
             units.append(RunVariables(tuple(runs), alternatives, counts, 1))
-        placed = PlacedOption(option, one, width, units)
+        placed = OptionVariables(option, one, width, units)
         if legal.same_group and self.topology.groups > 1:
             self._same_group(placed)
         return placed
 
-    def _same_group(self, placed: PlacedOption) -> None:
+    def _same_group(self, placed: OptionVariables) -> None:
         """All its runs lie in one intra group."""
         groups = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
         self.model.add(sum(groups) == sum(placed.chosen))
@@ -138,7 +141,7 @@ class PlacementModel:
                 here = groups[self.topology.group_of(ranks[0])]
                 self.model.add(count <= len(unit.runs) * here)
 
-    def per_rank(self, value: Callable[[PlacedOption, int], int]) -> list[list[Term]]:
+    def per_rank(self, value: Callable[[OptionVariables, int], int]) -> list[list[Term]]:
         """What every rank has, if each shard puts a value there.
 
         Args:
@@ -155,6 +158,18 @@ class PlacementModel:
                     for rank, one in zip(ranks, worth, strict=True):
                         found[rank].append((one, count))
         return found
+
+    def used(self, kind: int) -> list[list[Term]]:
+        """Bytes that every rank takes of a kind of memory (0: HBM, 1: DDR)."""
+        sizes = {placed.option: placed.option.bytes_of[kind] for placed in self.placed}
+        return self.per_rank(lambda placed, shard: sizes[placed.option][shard])
+
+    def limit_memory(self, caps: Array, kinds: Sequence[int] = (0, 1)) -> None:
+        """No rank takes more of these kinds than its bytes, ``[hbm or ddr, ranks]``."""
+        for kind in kinds:
+            for terms, cap in zip(self.used(kind), caps[kind].tolist(), strict=True):
+                if terms:
+                    self.model.add(weighted(terms) <= int(cap))
 
     def co_locate(self, space: Space) -> None:
         """Tables of a group use the same ranks: a rank is either used by all of them or by none."""
@@ -200,22 +215,6 @@ class PlacementModel:
             found.append(stay)
         return found
 
-    def hint(self, assignment: Assignment) -> None:
-        """Start from an assignment; options that the model lacks are not hinted."""
-        for table, (option, ranks) in enumerate(assignment):
-            for placed in self.tables[table]:
-                mine = placed.option is option
-                every = [*placed.chosen, *(x for unit in placed.units for x in unit.counts)]
-                values = {x.index: (x, 0) for x in every}
-                if mine and len(placed.chosen) == 1:
-                    values[placed.chosen[0].index] = placed.chosen[0], 1
-                for unit, times in (
-                    zip(placed.units, placed.times(ranks), strict=True) if mine else ()
-                ):
-                    values |= {x.index: (x, n) for x, n in zip(unit.counts, times, strict=True)}
-                for variable, value in values.values():
-                    self.model.add_hint(variable, value)
-
     def read(self, solver: cp_model.CpSolver, space: Space | None = None) -> Assignment:
         """The plan that was found.
 
@@ -238,12 +237,6 @@ class PlacementModel:
                 (placed.option, tuple(rank for run in sorted(where) for rank in where[run]))
             )
         return keep_shards_in_place(space.in_use if space else None, tuple(found))
-
-
-def shard_bytes(placed: PlacedOption, shard: int, kind: int) -> int:
-    """Bytes of a kind (0: HBM, 1: DDR) that a shard takes."""
-    memory = placed.option.memory[shard]
-    return memory.ddr_bytes if kind else memory.hbm_bytes
 
 
 def weighted(terms: Sequence[Term]) -> cp_model.LinearExprT:

@@ -1,5 +1,3 @@
-"""Lower bounds on the predicted iteration time of every plan in a space.
-
-`lower_bound` is the entrance; `additive` bounds TorchRec's rating instead. May import `objective`,
-`space` and `problem`.
+"""Lower bounds on the predicted iteration time of every plan in a space; `lower_bound` is the
+entrance. May import `objective`, `space`, `problem` and `placements`.
 """

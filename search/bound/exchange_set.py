@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from predictor.cost.loads import LookupGroup, filling_column
+from predictor.cost.loads import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.patterns import RankItems, RankPatterns, rank_items
 from search.bound.program import Program
-from search.bound.rank_excess import CycleSegment, RankExcess
+from search.bound.rank_excess import CycleSegments, Place, RankExcess
 from search.bound.rank_targets import RankChoice, RankTargets
-from search.bound.relaxation import BUSIEST, Cut, KnownHulls, Relaxation
+from search.bound.relaxation import BUSIEST, KnownHulls, Relaxation
 from search.space.option import Option
 
 Array = NDArray[np.float64]
@@ -42,16 +41,6 @@ EASY = 0.1
 """Part of its work within which a target was refuted easily: then the next one is farther off."""
 
 
-@dataclass(frozen=True)
-class _TakenCut:
-    """A cut of a larger set: ``time >= constant + weights . shares``, and the segments of its cycle
-    with the numbers of the rows that they have."""
-
-    constant: float
-    weights: Array
-    segments: list[tuple[CycleSegment, list[int]]]
-
-
 class ExchangeSet:
     """The bound for plans that use a set of exchanges, and may use some others.
 
@@ -62,7 +51,6 @@ class ExchangeSet:
             for all.
 
     Attributes:
-        names: exchange of every choice, ``[choices]``.
         priced_ms: the best bound that prices prove.
         slack: what plans with a choice exceed that by at least in ms, ``[choices]``.
         step: share of the way to the best plan, at which the next target for ranks lies.
@@ -83,23 +71,24 @@ class ExchangeSet:
         self.proven = 0.0
         self.cut_short = False
         self.priced_ms = 0.0
-        self.slack = np.zeros(len(self.choices))
+        self.slack = np.zeros(len(index))
         self.step = FIRST_STEP
         self.is_settled = False
         self.targets: RankTargets | None = None
-        self.first = np.flatnonzero(np.diff([-1, *(c.table for c in self.choices)]))
-        self.names = [known.exchanges[i] for i in index.tolist()]
+        self.first = np.flatnonzero(np.diff(known.table[index], prepend=-1))
+        self.names = [known.exchanges[i] for i in index.tolist()]  # exchange of every choice
         self.exchanges = frozenset(self.names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables()
         self.needed = known.undominated(index) if needed is None else needed
-        self.taken: list[_TakenCut] = []
+        # cuts of a larger set: constant, weights, segments of the cycle and rows of those
+        self.taken: list[tuple[float, Array, CycleSegments, list[Place]]] = []
         self.binding: list[int] = []
         self.relaxation: Relaxation | None = None
 
     def _needed_by_tables(self) -> frozenset[Exchange]:
         """Exchanges without which some table has no option."""
-        tables = zip(self.first.tolist(), [*self.first[1:].tolist(), len(self.names)], strict=True)
-        offered = [set(self.names[first:end]) for first, end in tables]
+        tables = np.split(np.arange(len(self.names)), self.first[1:])
+        offered = [{self.names[i] for i in table} for table in tables]
         return frozenset().union(*(found for found in offered if len(found) == 1))
 
     @property
@@ -131,21 +120,20 @@ class ExchangeSet:
 
     def _start(self) -> None:
         known = self.known
-        used = sorted(set(known.groups[self.index].tolist()))
-        self.group = np.searchsorted(used, known.groups[self.index])
-        self.members = [np.flatnonzero(self.group == i) for i in range(len(used))]
-        self.loads, self.sharing = known.loads[self.index], known.sharing[self.index]
+        numbers, self.group = np.unique(known.groups[self.index], return_inverse=True)
+        self.numbers: list[int] = numbers.tolist()
+        self.members = [np.flatnonzero(self.group == i) for i in range(len(self.numbers))]
+        self.loads = known.loads[self.index]
         self.relaxation = self._relax(known.hulls)
         self.memory = known.needs[self.index].T
         self.program = Program(self.first, self.needed, self.memory, known.caps)
-        exchange = [exchange_of(known.scorer.groups[g]) for g in used]
+        exchange = [exchange_of(known.scorer.groups[g]) for g in self.numbers]
         longest, even = known.longest[self.index], known.even[self.index]
         self.rank_excess = RankExcess(self.program, self.group, exchange, self.used, longest, even)
         self.constants: list[float] = []
         self.weights = np.zeros((0, len(self.choices)))
-        for one in self.taken:
-            row = self._add_row(one.constant, one.weights)
-            self.rank_excess.take_cut(row, one.segments)
+        for constant, weights, segments, rows in self.taken:
+            self._add_row(constant, weights, segments, rows)
 
     def take_cuts(self, larger: ExchangeSet) -> None:
         """Begin with the cuts that bind a larger set: what holds for all of its plans holds for
@@ -159,22 +147,21 @@ class ExchangeSet:
         if not begun and larger.used <= self.used:
             kept = np.searchsorted(larger.index, self.index)
             self.taken = [
-                _TakenCut(
+                (
                     larger.constants[number],
                     larger.weights[number, kept],
-                    larger.rank_excess.binding(number, kept),
+                    *larger.rank_excess.binding(number, kept),
                 )
                 for number in larger.binding
             ]
 
     def _relax(self, hulls: KnownHulls, reach: float = 1.0) -> Relaxation:
         known = self.known
-        numbers = sorted({c.group for c in self.choices})
-        groups = [known.scorer.groups[g] for g in numbers]
+        groups = [known.scorer.groups[g] for g in self.numbers]
         ceiling = np.stack([self._at_most(self.loads, mine) for mine in self.members])
         most = np.stack([self._at_most(known.most[self.index], mine) for mine in self.members])
         present = [exchange_of(group) in self.used for group in groups]
-        certain = [self._is_certain(group, numbers) for group in numbers]
+        certain = [self._is_certain(i, groups) for i in range(len(groups))]
         least = np.stack([self._least(mine) for mine in self.members])
         least[~np.array(present)] = 0.0
         costs, averaged = known.scorer.costs, self._averaged(groups)
@@ -199,7 +186,7 @@ class ExchangeSet:
         fused = np.array([group.fused for group in groups])[self.group]
         always = np.logical_and.reduceat(fused, self.first)
         tables = self.known.problem.workload.tables
-        kinds = {tables[self.choices[i].table].data_type for i in self.first[always].tolist()}
+        kinds = {tables[self.choices[i].option.table].data_type for i in self.first[always]}
         return len(kinds) + 1 if kinds else 0
 
     def _least(self, mine: Ints) -> Array:
@@ -207,15 +194,15 @@ class ExchangeSet:
         peaks = self.known.peaks[self.index[mine]]
         return np.stack([self.loads[mine].min(axis=0), peaks.min(axis=0)])
 
-    def _is_certain(self, group: int, groups: list[int]) -> bool:
+    def _is_certain(self, number: int, groups: Sequence[LookupGroup]) -> bool:
         """Every plan of the set uses the lookup group: some table has no other, or its exchange,
         which they use, has no other."""
-        if any(c.option.pinned is not None for c in self.choices if c.group == group):
+        if any(self.choices[i].option.pinned is not None for i in self.members[number]):
             return False  # rows may be split over a part of the ranks
-        key = exchange_of(self.known.scorer.groups[group])
-        alone = sum(exchange_of(self.known.scorer.groups[g]) == key for g in groups) == 1
-        mine = np.array([c.group == group for c in self.choices])
-        return (key in self.used and alone) or bool(np.logical_and.reduceat(mine, self.first).any())
+        key = exchange_of(groups[number])
+        alone = sum(exchange_of(group) == key for group in groups) == 1
+        always = np.logical_and.reduceat(self.group == number, self.first).any()
+        return (key in self.used and alone) or bool(always)
 
     def refine(self) -> tuple[float, bool]:
         """One step: solve, cut. Returns the bound so far and whether no step will raise it."""
@@ -302,16 +289,14 @@ class ExchangeSet:
     def targets_of_ranks(self) -> RankTargets:
         """What refutes targets for plans of the set, whose program is solved."""
         known = self.known
+        each = zip(self.choices, self.group.tolist(), self.loads, self.slack.tolist(), strict=True)
         topology = known.problem.topology
-        load = np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
-        each = zip(self.choices, self.group.tolist(), self.slack.tolist(), strict=True)
         choices = [
-            RankChoice.of(choice.option, group, choice.load, slack, known.shards(choice), topology)
-            for choice, group, slack in each
+            RankChoice.of(one.option, group, mean, slack, known.shards(one), topology)
+            for one, group, mean, slack in each
         ]
-        numbers = sorted({c.group for c in self.choices})
-        relaxation = self.relaxation_of_ranks()
-        return RankTargets(choices, known.scorer, numbers, relaxation, topology, load)
+        relaxation, load = self.relaxation_of_ranks(), self._mean_load()
+        return RankTargets(choices, known.scorer, self.numbers, relaxation, topology, load)
 
     def relaxation_of_ranks(self) -> Relaxation:
         """The relaxation with hulls that reach as far as the load of one rank can."""
@@ -327,68 +312,45 @@ class ExchangeSet:
     def _items(self, upper_ms: float) -> RankItems | None:
         """What ranks can hold, under the cycle that is critical where ranks are so uneven that the
         time comes to ``upper_ms``."""
-        loads = self._priced()
-        load = np.stack([self.shares[mine] @ loads[mine] for mine in self.members])
-        relaxation, cut = self._relax({}, BUSIEST), None
+        load, relaxation = self._mean_load(), self._relax({}, BUSIEST)
         for more in SLOWER:
             ms, cut = relaxation.evaluate(load, more * load)
             if ms >= upper_ms:
                 break
-        if cut is None or not len(cut.segments):
+        if not len(cut.segments):
             return None
         topology = self.known.problem.topology
         caps = np.array([max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)], dtype=float)
-        return rank_items(
-            self.choices,
-            self.known.shards,
-            self.group,
-            loads,
-            cut,
-            BUSIEST * relaxation.ceiling,
-            caps,
-        )
+        ceiling = BUSIEST * relaxation.ceiling
+        of = self.known.shards, self.group, self.loads
+        return rank_items(self.choices, *of, cut, ceiling, caps)
+
+    def _mean_load(self) -> Array:
+        """Of the program's last optimum, ``[groups, COLUMNS]``."""
+        return np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
 
     def _cut(self) -> bool:
         """Add what the program's optimum violates (or first of all, the even mix)."""
         assert self.relaxation is not None
-        loads = self._priced()
-        load = np.stack([self.shares[mine] @ loads[mine] for mine in self.members])
+        load = self._mean_load()
         # where floors are paid another cycle may be the longest
         for launched in (False, True):
             cut = self.relaxation.evaluate(load, launched=launched)[1]
-            if cut is not None and self._violated(cut, loads, load):
+            segments = self.rank_excess.segments(cut, self.loads)
+            at = cut.constant + float((cut.slope * load).sum())
+            at += self.rank_excess.excess_ms(segments)
+            if at > self.program.optimum * (1 + TOLERANCE) + 1e-12:
+                weights = np.einsum("nc,nc->n", self.loads, cut.slope[self.group])
+                self._add_row(cut.constant, weights, segments)
                 return True
         return False
 
-    def _violated(self, cut: Cut, loads: Array, load: Array) -> bool:
-        """Add a cut if the program's optimum violates it; whether it does."""
-        segments = self.rank_excess.segments(cut, loads)
-        at = cut.constant + float((cut.slope * load).sum())
-        at += self.rank_excess.excess_ms(segments)
-        found = at > self.program.optimum * (1 + TOLERANCE) + 1e-12
-        if found:
-            self._add(cut, loads, segments)
-        return found
-
-    def _priced(self) -> Array:
-        """Loads ``[choices, COLUMNS]`` with what they fetch at least through shared caches, at the
-        prices at which the program's last optimum fetches most."""
-        if not self.sharing.any():
-            return self.loads
-        loads, column = self.loads.copy(), filling_column(self.known.problem.workload)
-        for mine in self.members:
-            price = int(np.argmax(self.shares[mine] @ self.sharing[mine]))
-            loads[mine, column] += self.sharing[mine, price]
-        return loads
-
-    def _add(self, cut: Cut, loads: Array, segments: list[CycleSegment]) -> None:
-        weights = np.einsum("nc,nc->n", loads, cut.slope[self.group])
-        self.rank_excess.add_cut(self._add_row(cut.constant, weights), segments)
-
-    def _add_row(self, constant: float, weights: Array) -> pywraplp.Constraint:
+    def _add_row(
+        self, constant: float, weights: Array, segments: CycleSegments, rows: Sequence[Place] = ()
+    ) -> None:
         self.constants.append(constant)
         self.weights = np.vstack([self.weights, weights])
-        return self.program.cut(constant, weights)
+        self.rank_excess.add_cut(self.program.cut(constant, weights), segments, rows)
 
     def _certified(self) -> float:
         """The bound that the program's prices prove, whatever the solver's tolerances were.

@@ -14,7 +14,7 @@ Why: docs/decisions/0026-bound.md, docs/decisions/0029-time-of-a-search.md.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain, combinations, count
 
@@ -32,10 +32,15 @@ MARGIN = 1e-9
 by. A plan may lie below what is proven by as much; by more, the bound is wrong."""
 MAX_SETS = 256
 """With more sets of exchanges than this, plans are made of those only that the division ends at."""
+REST = 0.02
+"""Share of the tables that may be in exchanges that the optimum uses least."""
 FLOOR_STEPS = 20
 """Refinements that are made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
+PATIENCE, LEAST_PATIENCE = 60_000, 40
+"""Choices times refinements, and refinements, that must raise the bound by more than that, or it is
+refined no more."""
 KNAPSACKS = 120
 """Knapsacks solved for that at effort 1; each takes hundredths of a second."""
 SMALL = 480
@@ -65,10 +70,15 @@ class LowerBound:
 
     Args:
         scorer: shares its shard loads with the search.
+        patience: multiple of `PATIENCE`; None to refine it however little that raises it.
     """
 
-    def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
+    def __init__(
+        self, problem: Problem, space: Space, scorer: PlanScorer, patience: float | None = None
+    ) -> None:
         self._problem = problem, space, scorer
+        self._patience = patience
+        self._raised = 0.0, 0  # the bound when it last rose by more than that, and when that was
         # what may still be refined or divided, least bound first; sets of exchanges whose program
         # is solved; and those of which it is known what single ranks can hold
         self._open: list[Bounded] | None = None
@@ -104,10 +114,12 @@ class LowerBound:
             UnsoundBoundError: the plan that is known is faster than what is proven.
         """
         if self._open is None:
-            everything = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
-            self._open = [(0.0, next(self._count), everything)]
+            self._all = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
+            self._open = [(0.0, next(self._count), self._all)]
         for _ in range(steps):
             if not self._open or self.proven_ms >= min(self._least_solved, upper_ms):
+                break
+            if self._is_idle():
                 break
             before, number, one = heapq.heappop(self._open)
             if one.proven > before:  # it was refined elsewhere
@@ -132,6 +144,15 @@ class LowerBound:
             if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
                 break
         return self._below(upper_ms)
+
+    def _is_idle(self) -> bool:
+        """What is worth refining has been."""
+        if self._patience is None:
+            return False
+        if self.proven_ms > self._raised[0] * (1 + WORTH):
+            self._raised = self.proven_ms, self._refined
+        most = max(LEAST_PATIENCE, PATIENCE * self._patience / len(self.choices.all))
+        return self._refined - self._raised[1] >= most
 
     def tighten(
         self,
@@ -251,7 +272,8 @@ class LowerBound:
         the optimum over all plans uses."""
         found = [*(self._open or ()), *self._solved, *self._filled]
         if not self.sets:
-            return [one for bound, _, one in sorted(found) if one.is_exact and bound < np.inf]
+            exact = [one for bound, _, one in sorted(found) if one.is_exact and bound < np.inf]
+            return [*exact, *(self._nested() if self._refined else ())]
         known = self._least_solved < np.inf
         least: dict[ExchangeSet, tuple[float, int]] = {}
         for bound, _, family in found:
@@ -263,6 +285,23 @@ class LowerBound:
                     first = one.proven if known else self._elsewhere(one)
                     least[one] = first, len(one.exchanges)
         return sorted(least, key=least.__getitem__)[:most]
+
+    def _nested(self) -> Iterator[ExchangeSet]:
+        """Of too many sets to tell apart: the exchanges that the optimum over all plans uses most,
+        as few as will do, then one more and another, while it uses them for more than a few
+        tables."""
+        choices, wanted = self.choices, self._all.exchange_shares()
+        order = sorted(wanted, key=lambda one: (-wanted[one], one))
+        for last in range(1, len(order) + 1):
+            kept = set(order[:last])
+            mine = np.flatnonzero([exchange in kept for exchange in choices.exchanges])
+            if len(np.unique(choices.table[mine])) < choices.tables:
+                continue
+            one = ExchangeSet(choices, mine)
+            one.take_cuts(self._all)
+            yield one
+            if sum(wanted[other] for other in order[last:]) < REST * choices.tables:
+                break
 
     def _elsewhere(self, one: ExchangeSet) -> float:
         """The share of tables that other exchanges have at the optimum over all plans, in tenths:
@@ -290,7 +329,7 @@ class LowerBound:
         found = []
         for kept in chain.from_iterable(combinations(kinds, n) for n in range(1, len(kinds) + 1)):
             mine = np.flatnonzero([exchange in kept for exchange in exchanges])
-            if len({choices.all[i].table for i in mine}) == choices.tables:
+            if len(np.unique(choices.table[mine])) == choices.tables:
                 found.append(ExchangeSet(choices, mine, needed=needed[mine]))
         return found
 

@@ -98,7 +98,7 @@ def rank_items(
     means = np.einsum("nc,snc->ns", loads, slopes[:, group])
     other = cut.slope - cut.uneven.sum(axis=0)
     rest = np.einsum("nc,nc->n", loads, other[group]) - means.sum(axis=1)
-    tables = np.unique([c.table for c in choices], return_inverse=True)[1]
+    tables = np.unique([c.option.table for c in choices], return_inverse=True)[1]
     first = np.flatnonzero(np.diff([-1, *tables]))
     found: dict[tuple[float, ...], None] = {}
     longest = np.zeros((len(choices), len(slopes)))

@@ -133,10 +133,9 @@ class Program:
         least = np.minimum.reduceat(rent @ self.memory, self.first).sum()
         return bool(least > float(rent @ self.caps) * (1 + SURE) + SURE)
 
-    def largest(self, factors: Array | float = 1.0) -> Ints:
-        """The choice with the largest share of every table, each share times a factor,
-        ``[choices]``."""
-        parts = np.split(self.shares * factors, self.first[1:])
+    def largest(self) -> Ints:
+        """The choice with the largest share of every table."""
+        parts = np.split(self.shares, self.first[1:])
         return np.asarray(self.first + [int(np.argmax(part)) for part in parts])
 
     def within(self, part: float) -> Ints | None:

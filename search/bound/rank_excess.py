@@ -11,8 +11,9 @@ Why: docs/decisions/0026-bound.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,69 +69,75 @@ def everywhere(kind: ShardingType, shards: Array, ranks: int) -> Array:
 
 
 @dataclass(frozen=True)
-class CycleSegment:
-    """A segment of a cut's cycle, in ms.
+class CycleSegments:
+    """The segments of a cut's cycle of which some rank is sure to have something, in ms.
 
     Args:
-        peak: what the rank with the longest shard of a choice takes at least for it, ``[choices]``.
-        even: what every rank takes at least for it, ``[choices]``.
-        mean: what a choice adds to the cut that may differ between ranks, ``[choices]``.
-        floor: of a launch on the ranks that have any of ``launched``, at least.
-        launched: choices that only ranks with a launch take time for, ``[choices]``.
+        peak: what the rank with the longest shard of a choice takes at least for it,
+            ``[segments, choices]``.
+        even: what every rank takes at least for it, likewise.
+        mean: what a choice adds to the cut that may differ between ranks, likewise.
+        floor: of a launch on the ranks that have any of ``launched``, at least, ``[segments]``.
+        launched: choices that only ranks with a launch take time for, ``[segments, choices]``.
     """
 
     peak: Array
     even: Array
     mean: Array
-    floor: float
+    floor: Array
     launched: NDArray[np.bool_]
 
-    def excess(self, program: Program) -> Array:
-        """How far the segment exceeds the mean at least at a program's optimum: by the longest
-        shard of each table, and last by the floor of a launch, ``[tables + 1]``; of a table that
-        mixes options, the mix of their shards."""
-        shares, first = program.shares, program.first
-        even = np.add.reduceat(self.even * shares, first)
-        peaks = np.add.reduceat(self.peak * shares, first) - even
-        beyond = peaks + even.sum() - self.mean @ shares
-        return np.append(beyond, self.floor + self.taken(program, len(first)) @ shares)
-
-    def taken(self, program: Program, row: int) -> Array:
-        """What the shares raise the segment by beyond its mean, ``[choices]``, by a row of
-        `excess`; beyond the floor for the last one."""
+    @cached_property
+    def beyond(self) -> Array:
+        """What every rank has more of than the mean one, ``[segments, choices]``."""
         beyond = self.even - self.mean
-        beyond[np.abs(beyond) < NOISE] = 0.0
+        return np.where(np.abs(beyond) < NOISE, 0.0, beyond)
+
+    def excess(self, program: Program) -> Array:
+        """How far each segment exceeds the mean at least at a program's optimum,
+        ``[segments, tables + 1]``: by the longest shard of each table, and last by the floor of a
+        launch; of a table that mixes options, the mix of their shards."""
+        shares, first = program.shares, program.first
+        even = np.add.reduceat(self.even * shares, first, axis=1)
+        peaks = np.add.reduceat(self.peak * shares, first, axis=1) - even
+        peaks += (even.sum(axis=1) - self.mean @ shares)[:, None]
+        floors = self.floor + np.where(self.launched, 0.0, self.beyond) @ shares
+        return np.column_stack([peaks, floors])
+
+    def row(self, program: Program, segment: int, row: int) -> tuple[float, Array]:
+        """What a row of `excess` has at least, and what the shares add to it, ``[choices]``."""
+        beyond = self.beyond[segment]
         if row == len(program.first):
-            return np.where(self.launched, 0.0, beyond)
+            return float(self.floor[segment]), np.where(self.launched[segment], 0.0, beyond)
+        taken = beyond.copy()
         mine = slice(program.first[row], program.first[row] + program.sizes[row])
-        beyond[mine] = self.peak[mine] - self.mean[mine]
-        return beyond
+        taken[mine] = self.peak[segment, mine] - self.mean[segment, mine]
+        return 0.0, taken
 
-    def constant(self, program: Program, row: int) -> float:
-        """What a row has beside the shares."""
-        return self.floor if row == len(program.first) else 0.0
-
-    def of(self, kept: Ints) -> CycleSegment:
-        """The segment for some of the choices."""
-        peak, even, mean = self.peak[kept], self.even[kept], self.mean[kept]
-        return CycleSegment(peak, even, mean, self.floor, self.launched[kept])
+    def of(self, kept: Ints) -> CycleSegments:
+        """The segments for some of the choices."""
+        peak, even, mean = (each[:, kept] for each in (self.peak, self.even, self.mean))
+        return CycleSegments(peak, even, mean, self.floor, self.launched[:, kept])
 
     @property
-    def most(self) -> float:
-        """No plan's rows exceed it."""
-        return float(self.peak.max() + self.floor + self.even.sum())
+    def most(self) -> Array:
+        """No plan's rows exceed it, ``[segments]``."""
+        return np.asarray(self.peak.max(axis=1) + self.floor + self.even.sum(axis=1))
+
+
+Place = tuple[int, int]
+"""A segment of a cut, and a row of it."""
 
 
 @dataclass(frozen=True)
-class _SegmentRows:
-    """The variable of a segment, its rows by number and what they take of every choice's share;
-    which of the rows bind at the last optimum."""
+class _CutRows:
+    """The variables of a cut's segments, their rows with what these have at least and what they
+    take of every choice's share; which of the rows bind at the last optimum."""
 
-    cut: int
-    segment: CycleSegment
-    variable: pywraplp.Variable
-    rows: dict[int, tuple[pywraplp.Constraint, Array]]
-    binding: set[int] = field(default_factory=set)
+    segments: CycleSegments
+    variables: list[pywraplp.Variable]
+    rows: dict[Place, tuple[pywraplp.Constraint, float, Array]] = field(default_factory=dict)
+    binding: set[Place] = field(default_factory=set)
 
 
 class RankExcess:
@@ -159,29 +166,26 @@ class RankExcess:
         self.used = used
         self.longest = longest
         self.even = even
-        self.found: list[_SegmentRows] = []
+        self.cuts: list[_CutRows] = []
 
-    def segments(self, cut: Cut, loads: Array) -> list[CycleSegment]:
+    def segments(self, cut: Cut, loads: Array) -> CycleSegments:
         """The segments of a cut of which some rank is sure to have something.
 
         Args:
             loads: mean of every choice over the ranks, ``[choices, COLUMNS]``.
         """
-        found = []
-        for each, floors, uneven in zip(cut.segments, cut.floors, cut.uneven, strict=True):
-            slope = each[self.group]
-            peak = np.einsum("nc,nc->n", self.longest, slope[:, WORK])
-            floor = self._floor(floors)
-            if peak.any() or floor:
-                even = np.einsum("nc,nc->n", self.even, slope[:, WORK])
-                # caches that tables lend each other can make a mean less than nothing
-                mean = np.einsum("nc,nc->n", loads, slope + uneven[self.group])
-                launched = floors[self.group] > 0
-                # nothing else is known of ranks that launch nothing
-                launched &= ~uneven[self.group].any(axis=1)
-                peak = np.where(peak > 0, peak + floors[self.group], 0.0)
-                found.append(CycleSegment(peak, even, np.maximum(0.0, mean), floor, launched))
-        return found
+        slope, uneven = cut.segments[:, self.group], cut.uneven[:, self.group]
+        floors = cut.floors[:, self.group]
+        peak = np.einsum("nc,snc->sn", self.longest, slope[..., WORK])
+        floor = np.array([self._floor(of_groups) for of_groups in cut.floors])
+        even = np.einsum("nc,snc->sn", self.even, slope[..., WORK])
+        # caches that tables lend each other can make a mean less than nothing
+        mean = np.maximum(0.0, np.einsum("nc,snc->sn", loads, slope + uneven))
+        # nothing else is known of ranks that launch nothing
+        launched = (floors > 0) & ~uneven.any(axis=2)
+        sure = peak.any(axis=1) | (floor > 0)
+        peak = np.where(peak > 0, peak + floors, 0.0)
+        return CycleSegments(peak[sure], even[sure], mean[sure], floor[sure], launched[sure])
 
     def _floor(self, floors: Array) -> float:
         """What the ranks that launch anything in a segment pay at least, if some rank is sure to:
@@ -194,58 +198,52 @@ class RankExcess:
         without = {e for e, one in zip(self.exchange, paid.tolist(), strict=True) if not one}
         return float(floors[paid].min()) if self.used - without else 0.0
 
-    def excess_ms(self, segments: list[CycleSegment]) -> float:
+    def excess_ms(self, segments: CycleSegments) -> float:
         """What segments exceed the mean by at the program's last optimum in ms."""
-        return sum(max(0.0, float(one.excess(self.program).max())) for one in segments)
+        return float(np.maximum(0.0, segments.excess(self.program).max(axis=1)).sum())
 
-    def add_cut(self, row: pywraplp.Constraint, segments: list[CycleSegment]) -> None:
-        """Put the excess of a new cut's segments into its row."""
-        solver, cut = self.program.solver, len(self.program.cuts) - 1
-        for segment in segments:
-            variable = solver.NumVar(0.0, segment.most, "")
-            row.SetCoefficient(variable, -1.0)
-            self.found.append(_SegmentRows(cut, segment, variable, {}))
-
-    def binding(self, cut: int, kept: Ints) -> list[tuple[CycleSegment, list[int]]]:
-        """The segments of a cut for some of the choices, and the numbers of the rows that bind."""
-        return [(o.segment.of(kept), sorted(o.binding)) for o in self.found if o.cut == cut]
-
-    def take_cut(
-        self, row: pywraplp.Constraint, segments: list[tuple[CycleSegment, list[int]]]
+    def add_cut(
+        self, row: pywraplp.Constraint, segments: CycleSegments, known: Iterable[Place] = ()
     ) -> None:
-        """As `add_cut`, with the rows that another set had for these segments."""
-        before = len(self.found)
-        self.add_cut(row, [segment for segment, _ in segments])
-        for one, (_, numbers) in zip(self.found[before:], segments, strict=True):
-            for number in numbers:
-                self._add_row(one, number)
+        """Put the excess of a new cut's segments into its row.
+
+        Args:
+            known: rows that another set had for these segments.
+        """
+        solver = self.program.solver
+        one = _CutRows(segments, [solver.NumVar(0.0, most, "") for most in segments.most.tolist()])
+        for variable in one.variables:
+            row.SetCoefficient(variable, -1.0)
+        self.cuts.append(one)
+        for place in known:
+            self._add_row(one, place)
+
+    def binding(self, cut: int, kept: Ints) -> tuple[CycleSegments, list[Place]]:
+        """The segments of a cut for some of the choices, and the rows that bind."""
+        one = self.cuts[cut]
+        return one.segments.of(kept), sorted(one.binding)
 
     def add_rows(self) -> bool:
         """Add the rows that exceed what the last optimum has the most; whether there are any."""
-        # a program forgets its optimum when it changes
-        now = [one.variable.solution_value() for one in self.found]
-        return any([self._add_rows(one, ms) for one, ms in zip(self.found, now, strict=True)])
+        program, found = self.program, []
+        for one in self.cuts:
+            # a program forgets its optimum when it changes
+            now = np.array([variable.solution_value() for variable in one.variables])
+            excess = one.segments.excess(program)
+            over = excess > (now + WORTH * program.optimum)[:, None]
+            for segment in np.flatnonzero(over.any(axis=1)).tolist():
+                most = np.argsort(-excess[segment], kind="stable")[:ROWS].tolist()
+                found += [(one, (segment, row)) for row in most if over[segment, row]]
+        new = [(one, place) for one, place in found if place not in one.rows]
+        for one, place in new:
+            self._add_row(one, place)
+        return bool(new)
 
-    def _add_rows(self, one: _SegmentRows, now: float) -> bool:
-        program = self.program
-        excess = one.segment.excess(program)
-        enough = now + WORTH * program.optimum
-        rows = [
-            row
-            for row in np.argsort(-excess, kind="stable")[:ROWS].tolist()
-            if excess[row] > enough and row not in one.rows
-        ]
-        for number in rows:
-            self._add_row(one, number)
-        return bool(rows)
-
-    def _add_row(self, one: _SegmentRows, number: int) -> None:
-        program = self.program
-        taken = one.segment.taken(program, number)
-        least = one.segment.constant(program, number)
-        row = program.row(least, program.solver.infinity(), -taken)
-        row.SetCoefficient(one.variable, 1.0)
-        one.rows[number] = row, taken
+    def _add_row(self, one: _CutRows, place: Place) -> None:
+        least, taken = one.segments.row(self.program, *place)
+        row = self.program.row(least, self.program.solver.infinity(), -taken)
+        row.SetCoefficient(one.variables[place[0]], 1.0)
+        one.rows[place] = row, least, taken
 
     def price(self, prices: Array, scale: float) -> tuple[Array, float]:
         """What the prices of the rows charge every choice ``[choices]``, and what the variables
@@ -256,15 +254,15 @@ class RankExcess:
             scale: what the program's prices of the cuts sum to.
         """
         cost, least = np.zeros(len(self.program.shares)), 0.0
-        for one in self.found:
-            left = float(prices[one.cut])
+        for one, of_cut in zip(self.cuts, prices.tolist(), strict=True):
+            left = np.full(len(one.variables), of_cut)
             one.binding.clear()
-            for number, (row, taken) in one.rows.items():
+            for place, (row, constant, taken) in one.rows.items():
                 price = max(0.0, row.dual_value()) / scale
                 if price:
-                    one.binding.add(number)
-                cost += price * taken
-                least += price * one.segment.constant(self.program, number)
-                left -= price
-            least += min(0.0, left) * one.segment.most
+                    one.binding.add(place)
+                    cost += price * taken
+                    least += price * constant
+                    left[place[0]] -= price
+            least += float(np.minimum(0.0, left) @ one.segments.most)
         return cost, least

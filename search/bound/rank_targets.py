@@ -22,7 +22,7 @@ from predictor.cost.loads import LAUNCH, Load
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.topology import Topology
 from search.bound.relaxation import Cut, Relaxation
-from search.placements import PlacedOption, PlacementModel, Term, shard_bytes, weighted
+from search.placements import OptionVariables, PlacementModel, Term, weighted
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, place
 
@@ -38,8 +38,6 @@ HIGHER = 1e-4
 """A cut that raises the time of a plan by less than this share is no new one."""
 UNITS_PER_MS = 1e5
 """Times are whole steps of 10 ns."""
-MEMORY_STEPS = 1 << 20
-"""A rank's memory has this many."""
 ORDERED = 5
 """Tables with the most work, by whose shards ranks are put in order."""
 BASE = 5
@@ -155,7 +153,8 @@ class RankModel(PlacementModel):
         super().__init__(topology, list(tables.values()))
         self.target_ms = target_ms
         self.launches: dict[tuple[int, int], cp_model.IntVar] = {}
-        self._limit_memory()
+        roomiest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
+        self.limit_memory(np.repeat(np.array(roomiest)[:, None], topology.world_size, axis=1))
         slacks = self._of_choices(lambda choice: choice.slack_ms)
         self.model.add(weighted(slacks) <= _ceil(target_ms - bound_ms))
         for cut in cuts:
@@ -166,24 +165,13 @@ class RankModel(PlacementModel):
         """What the options that are chosen add, whichever ranks they are on."""
         return [(_floor(ms(self.choices[p.option])), x) for p in self.placed for x in p.chosen]
 
-    def _limit_memory(self) -> None:
-        topology = self.topology
-        for kind, caps in enumerate((topology.hbm_cap_bytes, topology.ddr_cap_bytes)):
-            cap = max(max(caps), 0.5)  # no byte fits where there are none
-
-            def taken(placed: PlacedOption, shard: int, kind: int = kind, cap: float = cap) -> int:
-                return int(shard_bytes(placed, shard, kind) / cap * MEMORY_STEPS)
-
-            for used in self.per_rank(taken):
-                self.model.add(weighted(used) <= MEMORY_STEPS)
-
     def _limit_time(self, cut: RankCut) -> None:
         """The cut is not above the target."""
         terms = self._of_choices(lambda c: float((cut.rest[c.group] * c.mean).sum()))
         most = _ceil(self.target_ms)
         for work, floors in zip(cut.work, cut.floors, strict=True):
 
-            def taken(placed: PlacedOption, shard: int, work: Array = work) -> int:
+            def taken(placed: OptionVariables, shard: int, work: Array = work) -> int:
                 choice = self.choices[placed.option]
                 return max(0, _floor(float(work[choice.group] @ choice.shards[shard])))
 
@@ -261,21 +249,19 @@ class RankTargets:
         self,
         choices: Sequence[RankChoice],
         scorer: PlanScorer,
-        numbers: Sequence[int],
+        numbers: list[int],
         relaxation: Relaxation,
         topology: Topology,
         mean: Array,
     ) -> None:
         self.choices = choices
         self.scorer = scorer
-        self.numbers = list(numbers)
+        self.numbers = numbers
         self.relaxation = relaxation
         self.topology = topology
         self.cuts: list[RankCut] = []
         for share in RAISED:
-            cut = relaxation.evaluate(mean, share * mean, launched=share > 0)[1]
-            if cut is not None:
-                self._add(RankCut.of(cut))
+            self._add(RankCut.of(relaxation.evaluate(mean, share * mean, launched=share > 0)[1]))
 
     def refute(
         self, target_ms: float, bound_ms: float, work: float, seconds: Callable[[], float]
@@ -319,10 +305,10 @@ class RankTargets:
         mean = loads.mean(axis=1)
         more = loads.max(axis=1) - mean
         found = [self.relaxation.evaluate(mean, share * more, launched=True)[1] for share in UNEVEN]
-        cuts = [RankCut.of(cut) for cut in found if cut is not None]
+        cuts = [RankCut.of(cut) for cut in found]
         times = [cut.at(loads, launched) for cut in cuts]
         known = max((cut.at(loads, launched) for cut in self.cuts), default=0.0)
-        if not cuts or max(times) <= max(known * (1 + HIGHER), target_ms):
+        if max(times) <= max(known * (1 + HIGHER), target_ms):
             return False
         self.cuts.append(cuts[int(np.argmax(times))])
         return True

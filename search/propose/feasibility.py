@@ -7,20 +7,22 @@ exact. Nothing exceeded is a plan; anything else says what is missing, and wheth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from search.objective import Assignment, Objective
-from search.placements import PlacementModel, shard_bytes, weighted
+from search.placements import PlacementModel, weighted
 from search.problem import Problem
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, Space
 
 MAX_VARIABLES = 200_000
 """Larger models are not built."""
+MOST_BYTES = 1 << 50
+SOLVED = (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
 @dataclass(frozen=True)
@@ -47,23 +49,20 @@ def find_feasible(
         work: deterministic time of CP-SAT, about seconds on one core.
         time_limit_s: ceiling on wall time.
     """
-    world = objective.problem.topology.world_size
-    unknown = Feasibility(None, ((0, 0),) * world, False)
+    nothing = ((0, 0),) * objective.problem.topology.world_size
     made = _MemoryModel.of(objective)
     if made is None:
-        return unknown
+        return Feasibility(None, nothing, False)
     over = [made.exceed(kind) for kind in range(2)]
     made.model.minimize(sum(over[0]) + sum(over[1]))
-    solver = reproducible_solver(work, seed, time_limit_s)
-    status = run(solver, made.model)
-    if status == cp_model.INFEASIBLE:
-        return Feasibility(None, unknown.missing, True)  # constraints alone exclude each other
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return unknown
+    status, solver = made.solve(work, seed, time_limit_s)
+    if status not in SOLVED:
+        # constraints alone may exclude each other
+        return Feasibility(None, nothing, status == cp_model.INFEASIBLE)
     missing = tuple((solver.value(hbm), solver.value(ddr)) for hbm, ddr in zip(*over, strict=True))
-    if not any(map(any, missing)):
-        return Feasibility(made.read(solver, objective.space), unknown.missing, False)
-    return Feasibility(None, missing, solver.BestObjectiveBound() > 0.5)
+    if missing == nothing:
+        return Feasibility(made.read(solver, objective.space), missing, False)
+    return Feasibility(None, missing, solver.best_objective_bound > 0.5)
 
 
 def least_moves(
@@ -82,14 +81,13 @@ def least_moves(
     made = _MemoryModel.of(objective.over(free))
     if made is None:
         return forced, None
-    made.limit_memory(0, 1)
+    made.limit_memory(made.caps)
     made.model.minimize(len(space.options) - sum(made.stays(space)))
-    solver = reproducible_solver(work, seed, time_limit_s)
-    status = run(solver, made.model)
-    lower = max(forced, math.ceil(solver.BestObjectiveBound() - 0.5))
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status, solver = made.solve(work, seed, time_limit_s)
+    if status not in SOLVED:
         return forced, None
-    return lower, round(solver.ObjectiveValue())
+    least = math.ceil(solver.best_objective_bound - 0.5)
+    return max(forced, least), round(solver.objective_value)
 
 
 def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
@@ -98,16 +96,17 @@ def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
     Args:
         work: deterministic time of CP-SAT, about seconds on one core.
     """
-    if not _fits_pooled(problem, space):
+    topology = problem.topology
+    # all tables in their smallest options against all memory of the ranks together
+    least = sum(min(sum(map(sum, option.bytes_of)) for option in some) for some in space.options)
+    if least > sum(topology.hbm_cap_bytes) + sum(topology.ddr_cap_bytes):
         return False
     made = _MemoryModel.of(Objective(problem, space))
     if made is None:
         return None
-    made.limit_memory(0, 1)
-    status = run(reproducible_solver(work, 0, float("inf")), made.model)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return True
-    return False if status == cp_model.INFEASIBLE else None
+    made.limit_memory(made.caps)
+    status, _ = made.solve(work)
+    return True if status in SOLVED else False if status == cp_model.INFEASIBLE else None
 
 
 def least_extra_bytes(
@@ -124,16 +123,15 @@ def least_extra_bytes(
     made = _MemoryModel.of(Objective(problem, space))
     if made is None:
         return None, False
-    made.limit_memory(1 - kind)
-    extra = made.model.new_int_var(0, 1 << 50, "")
+    made.limit_memory(made.caps, [1 - kind])
+    extra = made.model.new_int_var(0, MOST_BYTES, "")
     for over in made.exceed(kind):
         made.model.add(over <= extra)
     made.model.minimize(extra)
-    solver = reproducible_solver(work, 0, float("inf"))
-    status = run(solver, made.model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status, solver = made.solve(work)
+    if status not in SOLVED:
         return None, False
-    return round(solver.ObjectiveValue()), status == cp_model.OPTIMAL
+    return round(solver.objective_value), status == cp_model.OPTIMAL
 
 
 class _MemoryModel(PlacementModel):
@@ -153,58 +151,38 @@ class _MemoryModel(PlacementModel):
         options = [_frugal(*one) for one in zip(objective.space.options, before, strict=True)]
         return cls(objective, options) if model_size(objective, options) <= MAX_VARIABLES else None
 
-    def _rows(self, kind: int) -> Iterator[tuple[cp_model.LinearExprT, int]]:
-        """The bytes that every rank takes of a kind, and its cap."""
-        used = self.per_rank(lambda placed, shard: shard_bytes(placed, shard, kind))
-        for terms, cap in zip(used, self.caps[kind].tolist(), strict=True):
-            yield weighted(terms), int(cap)
-
-    def limit_memory(self, *kinds: int) -> None:
-        """No rank takes more than its caps of these kinds."""
-        for kind in kinds:
-            for used, cap in self._rows(kind):
-                self.model.add(used <= cap)
-
     def exceed(self, kind: int) -> list[cp_model.IntVar]:
         """By how many bytes a plan exceeds the cap of every rank."""
         found = []
-        for used, cap in self._rows(kind):
-            found.append(self.model.new_int_var(0, 1 << 50, ""))
-            self.model.add(used <= cap + found[-1])
+        for terms, cap in zip(self.used(kind), self.caps[kind].tolist(), strict=True):
+            found.append(self.model.new_int_var(0, MOST_BYTES, ""))
+            self.model.add(weighted(terms) <= int(cap) + found[-1])
         return found
 
-
-def _fits_pooled(problem: Problem, space: Space) -> bool:
-    """All tables in their smallest options against all memory of the ranks together."""
-    topology = problem.topology
-    least = (min(_total(option) for option in table) for table in space.options)
-    return sum(least) <= sum(topology.hbm_cap_bytes) + sum(topology.ddr_cap_bytes)
-
-
-def _total(option: Option) -> int:
-    return sum(m.hbm_bytes + m.ddr_bytes for m in option.memory)
+    def solve(
+        self, work: float, seed: int = 0, time_limit_s: float = float("inf")
+    ) -> tuple[cp_model.CpSolverStatus, cp_model.CpSolver]:
+        """The status of the model, and what has its solution."""
+        solver = reproducible_solver(work, seed, time_limit_s)
+        return run(solver, self.model), solver
 
 
 def _frugal(options: Sequence[Option], stays: Choice | None) -> list[Option]:
     """Without options that another of the same placements beats in the memory of every shard; the
     one that the plan in use has remains."""
-    kept: list[Option] = []
-    for option in options:
-        beaten = any(_beats(other, option) for other in options if other is not option)
-        if not beaten or (stays is not None and option is stays[0]):
-            kept.append(option)
-    return kept
+    return [
+        option
+        for option in options
+        if (stays is not None and option is stays[0])
+        or not any(_beats(other, option) for other in options if other is not option)
+    ]
 
 
 def _beats(better: Option, worse: Option) -> bool:
     if (better.sharding_type, better.sizes) != (worse.sharding_type, worse.sizes):
         return False
-    if better.pinned is not None:
-        return False
-    a, b = (
-        np.array([(m.hbm_bytes, m.ddr_bytes) for m in option.memory]) for option in (better, worse)
-    )
-    return bool((a <= b).all() and (a < b).any())
+    a, b = np.array(better.bytes_of), np.array(worse.bytes_of)
+    return better.pinned is None and bool((a <= b).all() and (a < b).any())
 
 
 def model_size(objective: Objective, options: Sequence[Sequence[Option]]) -> int:

@@ -15,7 +15,7 @@ from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.bound.choices import certain_fetches_ms, least_sharing_ms
+from search.bound.choices import certain_fetches_ms
 from search.bound.lower_bound import LowerBound
 from search.objective import Objective
 from search.space import enumerate as space
@@ -51,41 +51,6 @@ def cached_shards(rng: random.Random, count: int) -> list[np.ndarray]:
         )
     times = shared_cache.common_times(shards)
     return [shared_cache.tabulate(shard, H100, times) for shard in shards]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_launch_fetches_less_than_the_sum(seed: int) -> None:
-    rng = random.Random(seed)
-    shards = cached_shards(rng, 8)
-    bound = least_sharing_ms([[one] for one in shards])
-    for _ in range(200):
-        joined = rng.sample(range(8), rng.randint(1, 8))
-        total = np.sum([shards[i] for i in joined], axis=0)
-        most = total[shared_cache.FETCH_MS][0]
-        assert (
-            bound[joined].sum(axis=0).max() <= float(shared_cache.sharing_ms(total)) + 1e-9 * most
-        )
-
-
-def test_tables_alike_lose_nothing() -> None:
-    shards = cached_shards(random.Random(1), 1) * 3
-    bound = least_sharing_ms([[one] for one in shards])
-    assert np.abs(bound).max() <= 1e-9 * shards[0][shared_cache.OWN_MS]
-
-
-def test_shards_of_an_option_count_together() -> None:
-    one, other = cached_shards(random.Random(2), 2)
-    apart = least_sharing_ms([[one], [one], [other]])
-    joint = least_sharing_ms([[one, one], [other]])
-    assert joint == pytest.approx(np.stack([apart[0] + apart[1], apart[2]]))
-
-
-def test_a_price_of_the_room_beats_none() -> None:
-    """A table that is cached whole makes the longest time infinite: without a price, all hit."""
-    shards = cached_shards(random.Random(4), 6)
-    assert any(s[shared_cache.ROWS] >= s[shared_cache.RESIDENT][-1] for s in shards)
-    free, *priced = least_sharing_ms([[one] for one in shards]).sum(axis=0)
-    assert max(priced) > free == pytest.approx(-sum(s[shared_cache.OWN_MS] for s in shards))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,7 +14,6 @@ from predictor.cost.loads import COLUMNS, Load
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
-from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
 from search.bound import choices as bound_choices
@@ -23,7 +22,7 @@ from search.bound.lower_bound import LowerBound
 from search.bound.rank_excess import longest_shard
 from search.bound.relaxation import Relaxation, _runs
 from search.objective import Objective
-from tests.quick import quick_first, quick_only
+from tests.quick import quick_only
 from tests.search.problems import (
     CPU,
     H100,
@@ -33,7 +32,6 @@ from tests.search.problems import (
     every_plan,
     hosts,
     objective_of,
-    random_plan,
     random_problem,
 )
 
@@ -109,18 +107,6 @@ def test_a_table_that_cannot_be_split_sets_the_pace(
     assert 0.95 * optimum < bound <= optimum
 
 
-@pytest.mark.parametrize("seed", quick_first(2, (0, 2, 1, 3, 4, 5)))
-def test_thousands_of_random_plans_are_above_it(seed: int) -> None:
-    problem = random_problem(100 + seed)
-    ranks = problem.topology.world_size
-    topology: Topology = replace(problem.topology, hbm_cap_bytes=(1000 * GIB,) * ranks)
-    workload = replace(problem.workload, batch_size=65536)
-    objective, _ = objective_of(replace(problem, workload=workload, topology=topology))
-    rng = random.Random(seed)
-    times = objective.score([random_plan(objective, rng) for _ in range(400)])
-    assert 0 < bound_of(objective) <= times.min() * (1 + 1e-9)
-
-
 def test_the_longest_shard_of_all_times_together_counts() -> None:
     shards = np.zeros((2, COLUMNS))
     shards[0, [Load.FORWARD_MS, Load.BACKWARD_MS]] = 1.0, 2.0
@@ -129,10 +115,9 @@ def test_the_longest_shard_of_all_times_together_counts() -> None:
 
 
 def test_a_cycle_is_parted_where_all_ranks_meet() -> None:
-    ops, scopes = [0, 1, 2, 3, 4], [None, "world", None, "world", None]
-    assert _runs(ops, scopes) == [[4, 0], [2]]
-    assert _runs(ops, [None] * 5) == [ops]
-    assert _runs(ops, [None, "world", "intra", "world", None]) == [[4, 0]]
+    assert _runs([None, "world", None, "world", None]) == [[4, 0], [2]]
+    assert _runs([None] * 5) == [[0, 1, 2, 3, 4]]
+    assert _runs([None, "world", "intra", "world", None]) == [[4, 0]]
 
 
 def by_exchanges(objective: Objective) -> dict[frozenset[tuple[str, ShardingType]], float]:

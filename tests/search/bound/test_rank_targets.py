@@ -5,22 +5,20 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from ortools.sat.python import cp_model
 
-from predictor.model.plan import ShardingType
-from predictor.model.workload import Constraints
 from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
-from search.objective import Objective
+from search.bound.rank_targets import RankCut, RankModel
+from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first
-from tests.search.bound.plans_of_sets import ONE_HOST, roomy_objective, sets_with_plans
-from tests.search.problems import a_problem, a_table, a_workload, every_plan, hosts, objective_of
-
-
-def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
-    """Without and with shards placed on ranks."""
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    before = bound.solve(3000, upper_ms)
-    return before, bound.tighten(3000, upper_ms, 1.0, lambda _: False)
+from tests.search.bound.plans_of_sets import (
+    ONE_HOST,
+    rank_loads,
+    roomy_objective,
+    sets_with_plans,
+)
+from tests.search.problems import every_plan
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
@@ -32,20 +30,43 @@ def test_it_stays_below_the_best_plan(
     monkeypatch.setattr(exchange_set, "FEW", 0)
     objective = roomy_objective(seed, batch_size, ONE_HOST)
     best = float(objective.score(list(itertools.islice(every_plan(objective), 5000))).min())
-    before, after = bounds_of(objective, 1.5 * best)
+    bound = LowerBound(objective.problem, objective.space, objective.scorer)
+    before = bound.solve(3000, 1.5 * best)
+    after = bound.tighten(3000, 1.5 * best, 1.0, lambda _: False)
     assert before <= after <= best * (1 + 1e-9)
 
 
-def test_tables_that_cannot_be_split_evenly_raise_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five tables alike on four ranks: some rank has two."""
-    monkeypatch.setattr(exchange_set, "FEW", 0)
-    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
-    tables = [a_table(f"t{i}", 500_000, 128, 60.0, constraints=wants) for i in range(5)]
-    objective, _ = objective_of(a_problem(a_workload(*tables, batch_size=16384), hosts(4)))
-    best = float(objective.score(list(every_plan(objective))).min())
-    before, after = bounds_of(objective, best)
-    assert before < 0.8 * best
-    assert after > 0.97 * best
+@pytest.mark.parametrize("seed", quick_first(3, range(12)))
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_no_plan_is_faster_than_a_cut_at_its_loads(seed: int, share: float) -> None:
+    """Also than the cuts that are critical at the loads of other plans."""
+    objective = roomy_objective(seed)
+    found = sets_with_plans(objective, seed)
+    for one, plan, ms in found:
+        relaxation = one.relaxation_of_ranks()
+        loads, launched = rank_loads(objective, one, plan)
+        for other in (p for s, p, _ in found if s is one):
+            theirs = rank_loads(objective, one, other)[0]
+            mean = theirs.mean(axis=1)
+            more = share * (theirs.max(axis=1) - mean)
+            cut = relaxation.evaluate(mean, more, launched=share > 0)[1]
+            assert RankCut.of(cut).at(loads, launched) <= ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", quick_first(3, range(12)))
+def test_a_plan_is_a_solution_of_the_model_at_its_own_time(seed: int) -> None:
+    objective = roomy_objective(seed, worlds=ONE_HOST)
+    topology = objective.problem.topology
+    for one, plan, ms in sets_with_plans(objective, seed):
+        targets = one.targets_of_ranks()
+        options = [option for option, _ in plan]
+        mine = [c for c in targets.choices if c.option in options]
+        model = RankModel(mine, targets.cuts, topology, one.priced_ms, ms)
+        solver = reproducible_solver(1.0, 0, float("inf"))
+        assert run(solver, model.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        found = model.read(solver)
+        assert [option for option, _ in found] == options
+        assert all(option.is_legal(ranks, topology) for option, ranks in found)
 
 
 def test_without_a_cut_a_plan_tells_the_first_one() -> None:

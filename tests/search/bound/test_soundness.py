@@ -262,7 +262,7 @@ def test_what_single_ranks_hold_counts_in_full_and_no_more(
             mine = [
                 np.einsum("hc,sc->s", one.known.shards(c), slopes[:, g])
                 for c, g in zip(one.choices, one.group, strict=True)
-                if c.table == table and c.option.num_shards == 1
+                if c.option.table == table and c.option.num_shards == 1
             ]
             rows = items.work[(items.table == table) & (items.part == 1.0)]
             assert np.isclose(rows[:, None], np.array(mine)[None], rtol=1e-6).all(-1).any()
