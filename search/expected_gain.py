@@ -118,17 +118,11 @@ def expected_gain(
     Raises:
         PlanError: a plan does not cover the workload's tables or the topology's ranks.
     """
-    nominal, drawn = gains(problem, plan, baseline, draws=draws, seed=seed)
-    mean, width = float(drawn.mean()), Z_90 * float(drawn.std(ddof=1))
-    return ExpectedGain(name, mean, (mean - width, mean + width), nominal, draws)
-
-
-def gains(
-    problem: Problem, plan: ShardingPlan, baseline: ShardingPlan, *, draws: int, seed: int
-) -> tuple[float, Array]:
-    """The gain as predicted, and under every draw ``[draws]``."""
     (ours, theirs), times = drawn_times(problem, (plan, baseline), draws=draws, seed=seed)
-    return float(1 - ours / theirs), 1 - times[0] / times[1]
+    drawn = 1 - times[0] / times[1]
+    mean, width = float(drawn.mean()), Z_90 * float(drawn.std(ddof=1))
+    interval = mean - width, mean + width
+    return ExpectedGain(name, mean, interval, float(1 - ours / theirs), draws)
 
 
 def drawn_times(

@@ -1,6 +1,4 @@
-"""What would make an infeasible problem feasible, cheapest first, and the message about it.
-
-What makes a problem infeasible: a smallest set of demands that exclude each other.
+"""Why no plan fits, what would help, cheapest first, and the message about it.
 
 Demands are the memory of the ranks, by kind, and each thing that a table's constraints ask for. A
 set of them is irreducible when no plan meets it and every smaller one can be met. It is found by
@@ -15,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.topology import Topology
-from predictor.model.workload import Constraints, Table
+from predictor.model.workload import Constraints
 from predictor.units import format_bytes
 from search.in_use.plan import PlanInUse, find_misfits
 from search.objective import Objective
@@ -41,6 +39,22 @@ ENDLESS = 1 << 50
 """Bytes that no table needs."""
 MAX_DEMANDS = 400
 """With more, finding the smallest set takes too many proofs."""
+WORK = 1.0
+"""Deterministic time of one proof at effort 1, about seconds on one core."""
+ANSWERS = 60
+"""Proofs that the search for an irreducible set may ask for."""
+PROOFS_S = 20.0
+"""Seconds after which no further proof is begun; the error then says what is known by then."""
+LARGEST = 4000
+"""Tables times ranks beyond which a proof takes seconds: the error only says what is missing."""
+SIZES = 10
+"""Larger clusters that are tried, at most."""
+TIMES = (2, 4, 8)
+"""Multiples of the hosts that are tried after up to three more hosts."""
+GPUS_OF_A_HOST = 8
+ADVICE = "\nTo try:"
+INPUTS = {HBM: ("hbm_gib", "reserve"), DDR: ("ddr_gib",)}
+"""What a user changes to have more memory for tables."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +98,6 @@ class Oracle:
         space = _space(problem)
         return space is not None and can_fit(problem, space, self.work)
 
-    def space_without(self, dropped: Iterable[Demand]) -> Space | None:
-        """The space once these demands are dropped, None where a table has no option in it."""
-        return _space(drop_demands(self.problem, dropped))
-
     def fits_without(self, dropped: Iterable[Demand]) -> bool | None:
         """Whether some plan fits once these demands are dropped."""
         return self.fits(drop_demands(self.problem, dropped))
@@ -105,11 +115,15 @@ def _space(problem: Problem) -> Space | None:
 
 def list_memory_demands(problem: Problem) -> list[Demand]:
     """The memory of the ranks, by kind."""
-    topology = problem.topology
-    return [
-        Demand(kind, "", f"the {kind} of the ranks: {_caps_words(caps)} for tables")
-        for kind, caps in ((HBM, topology.hbm_cap_bytes), (DDR, topology.ddr_cap_bytes))
-    ]
+    found = []
+    for kind, caps in (
+        (HBM, problem.topology.hbm_cap_bytes),
+        (DDR, problem.topology.ddr_cap_bytes),
+    ):
+        low, high = format_bytes(min(caps)), format_bytes(max(caps))
+        each = f"{low} on each" if low == high else f"{low} to {high} each"
+        found.append(Demand(kind, "", f"the {kind} of the ranks: {each} for tables"))
+    return found
 
 
 def list_demands(problem: Problem) -> list[Demand]:
@@ -133,13 +147,6 @@ def list_demands(problem: Problem) -> list[Demand]:
     return found
 
 
-def _caps_words(caps: Sequence[int]) -> str:
-    low, high = min(caps), max(caps)
-    if low == high:
-        return f"{format_bytes(low)} on each"
-    return f"{format_bytes(low)} to {format_bytes(high)} each"
-
-
 def _value(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
@@ -154,11 +161,16 @@ def _listed(keys: Sequence[str], most: int = 4) -> str:
 def drop_demands(problem: Problem, dropped: Iterable[Demand]) -> Problem:
     """The problem with some demands dropped."""
     gone = {(demand.what, demand.where) for demand in dropped}
-    if not gone:
-        return problem
     workload, topology = problem.workload, problem.topology
+
+    def without(wants: Constraints, key: str) -> Constraints:
+        fields = [field for field in FIELDS if (field, key) in gone]
+        if ("co_locate", wants.co_locate) in gone:
+            fields.append("co_locate")
+        return replace(wants, **dict.fromkeys(fields, None)) if fields else wants
+
     tables = tuple(
-        replace(table, constraints=_constraints_without(table, key, gone))
+        replace(table, constraints=without(table.constraints, key))
         for key, table in zip(workload.keys, workload.tables, strict=True)
     )
     endless = (ENDLESS,) * topology.world_size
@@ -167,14 +179,6 @@ def drop_demands(problem: Problem, dropped: Iterable[Demand]) -> Problem:
     if (DDR, "") in gone:
         topology = replace(topology, ddr_cap_bytes=endless)
     return replace(problem, workload=replace(workload, tables=tables), topology=topology)
-
-
-def _constraints_without(table: Table, key: str, gone: set[tuple[str, str]]) -> Constraints:
-    wants = table.constraints
-    fields = [field for field in FIELDS if (field, key) in gone]
-    if ("co_locate", wants.co_locate) in gone:
-        fields.append("co_locate")
-    return replace(wants, **dict.fromkeys(fields, None)) if fields else wants
 
 
 def find_conflict(oracle: Oracle) -> list[Demand] | None:
@@ -191,8 +195,11 @@ def find_conflict(oracle: Oracle) -> list[Demand] | None:
         return oracle.fits_without(set(everything) - set(kept)) is False
 
     found = _quick_explain(excluded, [], False, everything)
+    others = set(everything) - set(found)
     # an answer that took too long counts as a plan, so what is found may be too large
-    return None if oracle.spent or not _is_irreducible(oracle, everything, found) else found
+    irreducible = not oracle.spent and excluded(found)
+    irreducible = irreducible and all(oracle.fits_without(others | {one}) is True for one in found)
+    return found if irreducible else None
 
 
 def _quick_explain(
@@ -211,31 +218,6 @@ def _quick_explain(
     return first + second
 
 
-def _is_irreducible(oracle: Oracle, everything: list[Demand], found: list[Demand]) -> bool:
-    others = set(everything) - set(found)
-    if oracle.fits_without(others) is not False:
-        return False
-    return all(oracle.fits_without(others | {demand}) is True for demand in found)
-
-
-WORK = 1.0
-"""Deterministic time of one proof at effort 1, about seconds on one core."""
-ANSWERS = 60
-"""Proofs that the search for an irreducible set may ask for."""
-PROOFS_S = 20.0
-"""Seconds after which no further proof is begun; the error then says what is known by then."""
-LARGEST = 4000
-"""Tables times ranks beyond which a proof takes seconds: the error only says what is missing."""
-SIZES = 10
-"""Larger clusters that are tried, at most."""
-TIMES = (2, 4, 8)
-"""Multiples of the hosts that are tried after up to three more hosts."""
-GPUS_OF_A_HOST = 8
-ADVICE = "\nTo try:"
-INPUTS = {HBM: ("hbm_gib", "reserve"), DDR: ("ddr_gib",)}
-"""What a user changes to have more memory for tables."""
-
-
 @dataclass(frozen=True)
 class Remedy:
     """One thing that makes a plan possible.
@@ -251,25 +233,24 @@ class Remedy:
 def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> InfeasibleError:
     """The error with the demands that exclude each other and what would help, as far as the time
     left allows to prove them."""
-    size = len(problem.workload.tables) * problem.topology.world_size
+    if len(problem.workload.tables) * problem.topology.world_size > LARGEST:
+        return error
     end_s = stop.elapsed_s + min(PROOFS_S, stop.remaining_s)
     work = WORK * max(1.0, stop.effort)
     oracle = Oracle(problem, work, ANSWERS, lambda: stop.elapsed_s > end_s or not stop.remaining_s)
-    found = find_conflict(oracle) if size <= LARGEST else None
-    text, inputs = str(error), error.inputs
-    parts: list[str] = []
+    found = find_conflict(oracle)
+    text, inputs, lines = str(error), error.inputs, []
     if found is not None:
         head = "These demands alone cannot be met together; with any one of them dropped, they can:"
-        parts.append("\n".join([head, *(f"  {demand.words}" for demand in found)]))
-    if size <= LARGEST:
-        told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
-        if told:
-            # general advice gives way to what is shown to help
-            text = text.partition(ADVICE)[0]
-            inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
-            head = "To try; each of these makes a plan possible:"
-            parts.append("\n".join([head, *(f"  {remedy.words}" for remedy in told)]))
-    return InfeasibleError("\n".join([text, *parts]), inputs)
+        lines += [head, *(f"  {demand.words}" for demand in found)]
+    told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
+    if told:
+        # general advice gives way to what is shown to help
+        text = text.partition(ADVICE)[0]
+        inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
+        head = "To try; each of these makes a plan possible:"
+        lines += [head, *(f"  {remedy.words}" for remedy in told)]
+    return InfeasibleError("\n".join([text, *lines]), inputs)
 
 
 def explain_no_plan(
@@ -312,33 +293,28 @@ def find_remedies(oracle: Oracle, found: Sequence[Demand]) -> list[Remedy]:
     Args:
         found: demands that exclude each other.
     """
-    told = []
-    for demand in found:
-        extra = _extra_bytes(oracle, demand)
-        if extra:
-            told.append(extra)
+    memory = [demand for demand in found if demand.what in (HBM, DDR)]
+    told = [remedy for demand in memory if (remedy := _extra_bytes(oracle, demand))]
     gpus = _gpus(oracle)
-    if gpus and any(d.what in (HBM, DDR) for d in found):
+    if gpus and memory:
         told.append(gpus)
     oracle.answers = max(oracle.answers, len(found))
     for demand in found:
-        if demand.what not in (HBM, DDR) and oracle.fits_without([demand]):
+        if demand not in memory and oracle.fits_without([demand]):
             told.append(Remedy(f"dropping {demand.words}"))
     return told
 
 
 def _extra_bytes(oracle: Oracle, demand: Demand) -> Remedy | None:
-    if demand.what not in (HBM, DDR):
-        return None
-    kind = (HBM, DDR).index(demand.what)
-    space = oracle.space_without([demand])
+    """How much more memory of a kind would do."""
+    space = _space(drop_demands(oracle.problem, [demand]))
     if space is None:
         return None
+    kind = (HBM, DDR).index(demand.what)
     extra, least = least_extra_bytes(oracle.problem, space, kind, oracle.work)
     if not extra:
         return None
-    word = "" if least else "at most "
-    size = f"{word}{extra} bytes ({format_bytes(extra)})"
+    size = f"{'' if least else 'at most '}{extra} bytes ({format_bytes(extra)})"
     return Remedy(f"{size} more {demand.what} for tables on every rank", INPUTS[demand.what])
 
 
@@ -362,13 +338,12 @@ def _larger(topology: Topology) -> Iterator[Topology]:
     if len({*topology.hbm_cap_bytes}) > 1 or len({*topology.ddr_cap_bytes}) > 1:
         return
     ranks, local, hosts = topology.world_size, topology.local_world_size, topology.hosts
-    sizes = [
-        (n * local, local) for n in (hosts + 1, hosts + 2, hosts + 3, *(hosts * f for f in TIMES))
-    ]
+    several = (hosts + 1, hosts + 2, hosts + 3, *(hosts * f for f in TIMES))
+    sizes = {(n * local, local) for n in several}
     if hosts == 1 and local < GPUS_OF_A_HOST:
-        one_host = [(n, n) for n in range(ranks + 1, GPUS_OF_A_HOST + 1)]
-        sizes = [*one_host, *((f * GPUS_OF_A_HOST, GPUS_OF_A_HOST) for f in TIMES)]
-    for world, host in sorted({*sizes})[:SIZES]:
+        sizes = {(n, n) for n in range(ranks + 1, GPUS_OF_A_HOST + 1)}
+        sizes |= {(f * GPUS_OF_A_HOST, GPUS_OF_A_HOST) for f in TIMES}
+    for world, host in sorted(sizes)[:SIZES]:
         for domain in (topology.nvlink_domain if hosts > 1 else 0, 0):
             try:
                 yield Topology.uniform(
@@ -385,20 +360,20 @@ def _larger(topology: Topology) -> Iterator[Topology]:
 
 def missing_memory(objective: Objective, known: Feasibility) -> InfeasibleError:
     """The error that says what is missing."""
-    topology, options = objective.problem.topology, objective.space.options
-    need = sum(min(sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in t) for t in options)
+    topology = objective.problem.topology
+    need = sum(min(sum(map(sum, o.bytes_of)) for o in table) for table in objective.space.options)
     hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
     lines = [
-        f"  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
+        f"\n  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
         for rank, sizes in enumerate(known.missing)
-        for kind, size in zip(("HBM", "host memory"), sizes, strict=True)
+        for kind, size in zip((HBM, DDR), sizes, strict=True)
         if size
     ]
     head = "no plan fits" if known.proven else "no plan was found that fits"
-    best = ["; in the plan that comes nearest", *lines] if lines else [""]
+    head += "; in the plan that comes nearest" + "".join(lines) if lines else ""
     together = " and co_locate" if objective.space.co_locate else ""
     return InfeasibleError(
-        head + "\n".join(best) + f"\nThe tables need at least {format_bytes(need)} in all; the "
+        f"{head}\nThe tables need at least {format_bytes(need)} in all; the "
         f"{topology.world_size} ranks have {format_bytes(hbm)} of HBM and {format_bytes(ddr)} of "
         "host memory for them.\n"
         "To try: more GPUs, more HBM on each, a smaller reserve, fused_uvm_caching, or looser "

@@ -139,15 +139,16 @@ class Objective:
             allowed[[a[0] for a in legal.units[0]]] = True
         return PlacedOption(memory, allowed, legal.same_group and len(memory) > 1)
 
-    def movable(self, option: Option, ranks: Sequence[int]) -> NDArray[np.bool_]:
-        """Ranks that one shard of a placed option may move to, ``[ranks]``; the others stay."""
+    def movable(self, option: Option, first: int) -> NDArray[np.bool_]:
+        """Ranks that one shard of an option with its first shard on a rank may move to,
+        ``[ranks]``; the others stay."""
         placed, topology = self.placed(option), self.problem.topology
         if placed.allowed is None:
             return np.zeros(topology.world_size, dtype=bool)
         if not placed.on_one_host:
             return placed.allowed
         size = topology.intra_group_size
-        group = np.arange(topology.world_size) // size == ranks[0] // size
+        group = np.arange(topology.world_size) // size == first // size
         return np.asarray(placed.allowed & group)
 
     def _footprint(self, option: Option, ranks: Ranks) -> Array:

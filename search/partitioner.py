@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from search.objective import Assignment, Objective, Ranks
 from search.space.option import Choice, Option
-from search.surrogate import PHASES, Weights
+from search.surrogate import PHASES
 
 Array = NDArray[np.float64]
 
@@ -28,13 +28,13 @@ class GreedyPartitioner:
     """Places tables one by one; a placement never exceeds a memory cap.
 
     Args:
-        weights: how much each phase counts.
+        weights: how much each phase counts, ``[PHASES]``; all alike if None.
     """
 
-    def __init__(self, objective: Objective, costs: Costs, weights: Weights | None = None) -> None:
+    def __init__(self, objective: Objective, costs: Costs, weights: Array | None = None) -> None:
         self.objective = objective
         self.costs = costs
-        self.weights = (weights or Weights()).array
+        self.weights = np.ones(PHASES) if weights is None else weights
         self.topology = objective.problem.topology
         self.units = lru_cache(maxsize=1 << 16)(self._units)
         self.alike = lru_cache(maxsize=1 << 16)(self._alike)
@@ -231,15 +231,6 @@ class GreedyPartitioner:
         keys = (loads @ self.weights)[where] + more
         over = np.logical_or.reduce(used + memory > self.objective.caps, axis=0)
         keys[over[where]] = np.inf
-        count = len(phases)
-        if count == 1:
-            first = int(keys.argmin())
-            return None if keys[first] == np.inf else (int(where[first]),)
-        freest = keys.argsort(kind="stable")[:count]
-        last = keys[freest[-1]]
-        if len(freest) == count and last < np.inf and last <= keys[freest[0]] + more:
-            # with a shard, even the freest rank is no freer than the last of these without
-            return tuple(where[freest].tolist())
         shards = np.zeros(len(where))
         ranks: list[int] = []
         for _ in phases:

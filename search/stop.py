@@ -13,6 +13,8 @@ MOST_EFFORT = 1e6
 MOST_SECONDS = 1e9
 """Thirty years; what counts in milliseconds or in 32 bits of seconds still holds it."""
 
+Late = Callable[..., bool]
+"""Whether the time of a stage is up, whatever it is given."""
 
 LATE, LATE_S = 1.05, 1.0
 """Share of the ceiling, and seconds more, after which a search without any plan gives up."""
@@ -103,7 +105,7 @@ class Stop:
             return float("inf")
         return max(0.0, self.time_limit_s * (1 - self.reserve) - self.elapsed_s)
 
-    def part(self, share: float) -> Callable[..., bool]:
+    def part(self, share: float) -> Late:
         """Whether a share of what is left now is spent, to be asked from now on. Steps that come
         later have the rest; without a ceiling there is no end."""
         end = self.elapsed_s + share * self.remaining_s

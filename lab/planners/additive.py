@@ -27,11 +27,11 @@ from ortools.sat.python import cp_model
 from lab.planners.published import TorchRecObjective
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
-from search.improve.balance import Balancer
+from search.improve.balance import balance
 from search.infeasible import missing_memory
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
-from search.placements import PlacedOption, PlacementModel, shard_bytes, weighted
+from search.placements import PlacementModel, weighted
 from search.problem import Problem
 from search.propose.feasibility import find_feasible, model_size
 from search.reproducible import reproducible_solver, run
@@ -195,8 +195,6 @@ LARGEST = (1.0, 0.5, 0.25, 0.1)
 NEAR = 1.02
 """Rating over the bound at which no more starts are tried."""
 STARTS = 3
-RESTARTS = 2
-"""Of `search.improve.balance`, for each of the starts."""
 PUTS = 10_000
 """Tables put back in a descent at effort 1."""
 WIDE = 0.01
@@ -207,8 +205,6 @@ MAX_VARIABLES = 40_000
 """Larger models do not improve on their hint within any reasonable budget."""
 UNITS_PER_MS = 1e5
 """Time resolution of the integer model: 10 ns."""
-MEMORY_STEPS = 1 << 16
-"""Memory resolution: a rank's memory has this many steps. Shards are rounded up."""
 FEASIBILITY_WORK = 10.0
 
 
@@ -256,13 +252,6 @@ class _Rated(Surrogate):
         """All in one."""
         return ("", "")
 
-    def fixed_ms(self, option: Option) -> float:
-        """TorchRec's cost has none."""
-        return 0.0
-
-    def _constant_ms(self, option: Option) -> float:
-        return 0.0
-
     def _phases(self, option: Option) -> Array:
         found = np.zeros((option.num_shards, PHASES))
         found[:, FORWARD] = self.torchrec.cost_ms(option)
@@ -288,9 +277,8 @@ class _Search:
         costs = [[self.cost[o] for o in table] for table in options]
         items = stack_options(costs, memory, self.objective.caps)
         self.bound = AdditiveBound(items, topology.world_size)
-        rated = _Rated(self.objective, torchrec)
-        self.placer = GreedyPartitioner(self.objective, rated)
-        self.balancer = Balancer(self.objective, rated)
+        self.rated = _Rated(self.objective, torchrec)
+        self.placer = GreedyPartitioner(self.objective, self.rated)
         self.ranked = [
             sorted(table, key=lambda o: (self.cost[o] * o.num_shards, self.cost[o]))
             for table in options
@@ -373,9 +361,9 @@ class _Search:
         return found if whole else None
 
     def _improved(self, plan: Assignment) -> Assignment:
-        balanced = self.balancer.balance(plan, self.seed, RESTARTS).assignment
+        balanced = balance(self.objective, self.rated, plan)
         moved = self.descend(balanced, self.stop.work(PUTS))
-        again = self.balancer.balance(moved, self.seed, 0).assignment
+        again = balance(self.objective, self.rated, moved)
         # the 16-norm that both minimise may fall while the maximum rises
         return min((moved, again, balanced, plan), key=self.rating_ms)
 
@@ -427,24 +415,32 @@ class _Search:
         build = PlacementModel(self.objective.problem.topology, options)
         build.co_locate(self.space)
         build.limit_moves(self.space)
-        for kind, caps in enumerate(self.objective.caps):
-            unit = max(1, int(caps.max()) // MEMORY_STEPS)
-
-            def steps(p: PlacedOption, shard: int, kind: int = kind, unit: int = unit) -> int:
-                return -(-shard_bytes(p, shard, kind) // unit)
-
-            for cap, terms in zip(caps.tolist(), build.per_rank(steps), strict=True):
-                build.model.add(weighted(terms) <= int(cap // unit))
+        build.limit_memory(self.objective.caps)
         slowest = build.model.new_int_var(0, 1 << 40, "")
         for terms in build.per_rank(lambda p, _: round(self.cost[p.option] * UNITS_PER_MS)):
             build.model.add(slowest >= weighted(terms))
         build.model.minimize(slowest)
-        build.hint(best)
+        _hint(build, best)
         work = CPSAT_WORK * self.stop.effort
         solver = reproducible_solver(work, self.seed, self.stop.remaining_s)
         if run(solver, build.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return best
         return build.read(solver, self.space)
+
+
+def _hint(build: PlacementModel, plan: Assignment) -> None:
+    """Start from a plan."""
+    for table, (option, ranks) in enumerate(plan):
+        for placed in build.tables[table]:
+            mine = placed.option is option
+            every = [*placed.chosen, *(x for unit in placed.units for x in unit.counts)]
+            values = {x.index: (x, 0) for x in every}
+            if mine and len(placed.chosen) == 1:
+                values[placed.chosen[0].index] = placed.chosen[0], 1
+            for unit, times in zip(placed.units, placed.times(ranks), strict=True) if mine else ():
+                values |= {x.index: (x, n) for x, n in zip(unit.counts, times, strict=True)}
+            for variable, value in values.values():
+                build.model.add_hint(variable, value)
 
 
 def _norm(loads: Array, scale: float) -> float:

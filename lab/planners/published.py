@@ -14,11 +14,11 @@ from functools import cache
 
 import numpy as np
 
+from lab.planners.greedy import Array, Ints, Shards, place_greedily
 from predictor.model.memory.ranks import ShardMemory
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
-from search.baselines.greedy import Array, Ints, Shards, place_greedily
 from search.baselines.starting_plans import GREEDY
 from search.baselines.torchrec_memory import torchrec_memory
 from search.baselines.torchrec_planner import Bandwidths, CostModel

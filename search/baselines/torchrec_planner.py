@@ -29,7 +29,9 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +42,6 @@ from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, Table, Workload
 from predictor.units import GIB
-from search.baselines.greedy import Key, NoRoomError, place_shards
 from search.baselines.torchrec_memory import torchrec_memory
 from search.space.enumerate import enumerate_space
 from search.space.option import Option, Partition, place
@@ -61,22 +62,39 @@ class CostedOption:
     hbm: tuple[int, ...]
     ddr: tuple[int, ...]
     order: int
-    total: float = field(init=False)
-    sum_hbm: int = field(init=False)
-    sum_ddr: int = field(init=False)
-    count: int = field(init=False)
-    uniform: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total", self.perf.total)
-        object.__setattr__(self, "sum_hbm", sum(self.hbm))
-        object.__setattr__(self, "sum_ddr", sum(self.ddr))
-        object.__setattr__(self, "count", len(self.hbm))
-        object.__setattr__(self, "uniform", self.option.partition is Partition.UNIFORM)
+    @cached_property
+    def total(self) -> float:
+        """Cost of a shard in ms."""
+        return self.perf.total
+
+    @cached_property
+    def sum_hbm(self) -> int:
+        """Bytes of HBM that all shards take."""
+        return sum(self.hbm)
+
+    @cached_property
+    def sum_ddr(self) -> int:
+        """Bytes of host memory, likewise."""
+        return sum(self.ddr)
+
+    @property
+    def count(self) -> int:
+        """Number of shards."""
+        return len(self.hbm)
+
+    @property
+    def uniform(self) -> bool:
+        """Every rank has a shard."""
+        return self.option.partition is Partition.UNIFORM
 
 
-OptionShard = tuple[CostedOption, int]
-"""A shard by its position among those of an option."""
+Key = tuple[float, int, int]
+"""What ranks are ordered by: cost, what breaks ties, and the rank itself."""
+
+
+class NoRoomError(Exception):
+    """A shard fits on none of the ranks."""
 
 
 class RankState:
@@ -89,14 +107,12 @@ class RankState:
         self.perf = [Perf(0.0, 0.0, 0.0, 0.0)] * topology.world_size
         self.total = [0.0] * topology.world_size
 
-    def fits(self, one: OptionShard, rank: int) -> bool:
+    def fits(self, choice: CostedOption, shard: int, rank: int) -> bool:
         """The shard has room on the rank."""
-        choice, shard = one
         return choice.hbm[shard] <= self.hbm[rank] and choice.ddr[shard] <= self.ddr[rank]
 
-    def put(self, one: OptionShard, rank: int) -> None:
+    def put(self, choice: CostedOption, shard: int, rank: int) -> None:
         """Place a shard. Parts of the cost are summed one by one, as TorchRec does."""
-        choice, shard = one
         self.hbm[rank] -= choice.hbm[shard]
         self.ddr[rank] -= choice.ddr[shard]
         a, b = self.perf[rank], choice.perf
@@ -108,49 +124,74 @@ class RankState:
         """Ranks of the least cost first; ties go round the hosts."""
         return self.total[rank], rank % self.local, rank
 
-    def put_all(self, choice: CostedOption, ranks: Sequence[int], first: int = 0) -> None:
-        """Shard ``first + i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
-        done: list[tuple[int, Perf, float]] = []
-        for shard, rank in enumerate(ranks, start=first):
-            if not self.fits((choice, shard), rank):
-                for back, (there, perf, total) in reversed(list(enumerate(done, start=first))):
-                    self.hbm[there] += choice.hbm[back]
-                    self.ddr[there] += choice.ddr[back]
-                    self.perf[there], self.total[there] = perf, total
+    def heap(self, ranks: Iterable[int]) -> list[Key]:
+        """Ranks by their keys, as a heap."""
+        found = [self.key(rank) for rank in ranks]
+        heapq.heapify(found)
+        return found
+
+    @contextmanager
+    def undone_without_room(self) -> Iterator[None]:
+        """What is placed here is taken away again if a shard fits nowhere."""
+        saved = self.hbm[:], self.ddr[:], self.perf[:], self.total[:]
+        try:
+            yield
+        except NoRoomError:
+            self.hbm, self.ddr, self.perf, self.total = saved
+            raise
+
+    def put_all(self, choice: CostedOption, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Shard ``i`` on ``ranks[i]``, or `NoRoomError` with nothing placed."""
+        with self.undone_without_room():
+            for shard, rank in enumerate(ranks):
+                if not self.fits(choice, shard, rank):
+                    raise NoRoomError
+                self.put(choice, shard, rank)
+        return tuple(ranks)
+
+    def put_on_cheapest(self, choice: CostedOption, heap: list[Key]) -> tuple[int, ...]:
+        """`_device_partition`: every shard to the cheapest rank that has room, or `NoRoomError`.
+
+        Args:
+            heap: keys of the ranks that may be used; kept up to date.
+        """
+        placed = []
+        for shard in range(choice.count):
+            full = []
+            while heap and not self.fits(choice, shard, heap[0][2]):
+                full.append(heapq.heappop(heap))
+            if not heap:
                 raise NoRoomError
-            done.append((rank, self.perf[rank], self.total[rank]))
-            self.put((choice, shard), rank)
+            rank = heap[0][2]
+            self.put(choice, shard, rank)
+            heapq.heapreplace(heap, self.key(rank))
+            for key in full:
+                heapq.heappush(heap, key)
+            placed.append(rank)
+        return tuple(placed)
 
 
 def partition(choices: Sequence[CostedOption], topology: Topology) -> list[tuple[int, ...]]:
     """Ranks of every shard of every choice; raises `NoRoomError`."""
     ranks = RankState(topology)
     placed: list[tuple[int, ...]] = [()] * len(choices)
-    everyone = tuple(range(topology.world_size))
+    everyone = range(topology.world_size)
     for i, choice in enumerate(choices):
         if choice.uniform:
-            ranks.put_all(choice, everyone)
-            placed[i] = everyone
+            placed[i] = ranks.put_all(choice, everyone)
     rest = [i for i, choice in enumerate(choices) if not choice.uniform]
     rest.sort(key=lambda i: (choices[i].sum_hbm, choices[i].sum_ddr), reverse=True)
     heap: list[Key] | None = None
     for i in rest:
         choice = choices[i]
         if choice.option.partition is Partition.DEVICE:
-            if heap is None:
-                heap = [ranks.key(r) for r in everyone]
-                heapq.heapify(heap)
-            placed[i] = _by_device(choice, ranks, heap)
+            heap = ranks.heap(everyone) if heap is None else heap
+            placed[i] = ranks.put_on_cheapest(choice, heap)
         else:
             heap = None
             by_group = choice.option.partition is Partition.HOST
             placed[i] = (_by_host if by_group else _by_hosts)(choice, ranks, topology)
     return placed
-
-
-def _by_device(choice: CostedOption, ranks: RankState, heap: list[Key]) -> tuple[int, ...]:
-    """`_device_partition`: every shard to the cheapest rank that has room."""
-    return tuple(place_shards(((choice, shard) for shard in range(choice.count)), ranks, heap))
 
 
 def _hosts_by_cost(ranks: RankState, topology: Topology) -> list[range]:
@@ -175,16 +216,10 @@ def _by_host(choice: CostedOption, ranks: RankState, topology: Topology) -> tupl
         room_ddr = sum(ranks.ddr[r] for r in host)
         if choice.sum_hbm > room_hbm or choice.sum_ddr > room_ddr:
             continue
-        saved = (ranks.hbm[:], ranks.ddr[:], ranks.perf[:], ranks.total[:])
-        try:
+        with suppress(NoRoomError), ranks.undone_without_room():
             if choice.option.sharding_type is ShardingType.TABLE_ROW_WISE:
-                ranks.put_all(choice, host)
-                return tuple(host)
-            heap = [ranks.key(r) for r in host]
-            heapq.heapify(heap)
-            return _by_device(choice, ranks, heap)
-        except NoRoomError:
-            ranks.hbm, ranks.ddr, ranks.perf, ranks.total = saved
+                return ranks.put_all(choice, host)
+            return ranks.put_on_cheapest(choice, ranks.heap(host))
     raise NoRoomError
 
 
@@ -195,11 +230,8 @@ def _by_hosts(choice: CostedOption, ranks: RankState, topology: Topology) -> tup
     starts = range(1) if blocks >= len(hosts) else range(len(hosts) - blocks + 1)
     for start in starts:
         run = [r for b in range(blocks) for r in hosts[(start + b) % len(hosts)]]
-        try:
-            ranks.put_all(choice, run)
-            return tuple(run)
-        except NoRoomError:
-            continue
+        with suppress(NoRoomError):
+            return ranks.put_all(choice, run)
     raise NoRoomError
 
 
@@ -386,15 +418,12 @@ class TorchRecPlan:
         tables: in the workload's order.
         options: the chosen option of every table.
         rating_ms: under TorchRec's own cost model; no iteration time.
-        proposals: how many plans were proposed; ``placed`` had to be placed.
         cut_short: not all proposals were looked at.
     """
 
     tables: tuple[TablePlan, ...]
     options: tuple[Option, ...]
     rating_ms: float
-    proposals: int
-    placed: int
     cut_short: bool = False
 
 
@@ -431,8 +460,6 @@ def torchrec_plan(
         tuple(place(choice.option, ranks) for choice, ranks in in_order),
         tuple(choice.option for choice, _ in in_order),
         best.rating,
-        best.proposals,
-        best.placed,
         best.cut_short,
     )
 
@@ -505,21 +532,17 @@ class BestProposal:
         self.rating = math.inf
         self.choices: list[CostedOption] | None = None
         self.ranks: list[tuple[int, ...]] = []
-        self.proposals = 0
-        self.placed = 0
         self.cut_short = False
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
 
     def may_win(self, proposal: _Proposal) -> bool:
-        """Counts a proposal, and says whether its bounds leave it a chance."""
-        self.proposals += 1
+        """Whether the bounds of a proposal leave it a chance."""
         hbm, ddr, bound = proposal.bounds(self.topology.world_size)
         fits = hbm <= self._room[0] and ddr <= self._room[1]
         return fits and bound * (1 - SLACK) <= self.rating
 
     def place(self, proposal: _Proposal) -> None:
         """Place and rate a proposal."""
-        self.placed += 1
         choices = list(proposal.choices)
         try:
             ranks = partition(choices, self.topology)

@@ -1,15 +1,13 @@
 """Improves assignments on the true objective: the full timeline, many neighbours at a time.
 
 Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option,
-tables of one exchange join another (`search.improve.local_search`).
+tables of one exchange join another of their module: all, which saves an exchange with its
+collectives and launches, or a random part, which lets the collectives of one exchange overlap with
+the lookups of the other. Changing tables one at a time reaches neither, because the first change
+only adds an exchange.
+
 Descent takes the best neighbours together as far as that helps; at a local optimum a few tables are
 shaken (iterated local search, Lourenço et al. 2003) until the budget of evaluations is spent.
-
-Block moves: tables of one exchange join another of their module.
-
-All of them, which saves an exchange with its collectives and launches; or a random part, which
-lets the collectives of one exchange overlap with the lookups of the other. Neither is reached by
-changing tables one at a time, because the first change only adds an exchange.
 """
 
 from __future__ import annotations
@@ -38,64 +36,6 @@ SHARES = (1.0, 0.5, 0.25)
 """Parts of an exchange's tables that move together."""
 MOST = 100
 """Tables that move together at most; placing more costs more than it can gain."""
-
-
-class Transfers:
-    """Proposes block moves; what they propose may not fit."""
-
-    def __init__(self, objective: Objective, surrogate: Surrogate, rng: random.Random) -> None:
-        self.objective = objective
-        self.surrogate = surrogate
-        self.placer = GreedyPartitioner(objective, surrogate)
-        self.random = rng
-        options = objective.space.options
-        self.cheapest = lru_cache(maxsize=1 << 16)(self._cheapest)
-        self.known = sorted({surrogate.exchange(o) for table in options for o in table})
-
-    def propose(self, base: Assignment, shares: Sequence[float] = SHARES) -> Iterator[Change]:
-        """Block moves between random pairs of exchanges."""
-        used = sorted({self.surrogate.exchange(option) for option, _ in base})
-        pairs = [(a, b) for a in used for b in self.known if a != b and a[0] == b[0]]
-        for source, target in self.random.sample(pairs, min(PAIRS, len(pairs))):
-            members = [t for t, (o, _) in enumerate(base) if self.surrogate.exchange(o) == source]
-            for share in shares:
-                tables = self.random.sample(members, min(MOST, ceil(share * len(members))))
-                change = self._move(base, tables, target)
-                if change:
-                    yield change
-
-    def _move(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
-        """These tables in the target exchange, on their own ranks where that is legal; a table
-        that has no option there stays."""
-        loads, used = self.surrogate.standing_without(base, tables)
-        change: Change = {}
-        for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
-            choice = self._choice(table, base[table], target, loads, used)
-            if choice is not None:
-                change[table] = choice
-            option, ranks = choice or base[table]
-            np.add.at(loads, list(ranks), self.surrogate.phases(option))
-            used += self.objective.footprint(option, ranks)
-        return change
-
-    def _cheapest(self, table: int, target: Exchange) -> Option | None:
-        """The option of a table in an exchange with the least sum of phases; None if none is."""
-        options = self.objective.space.options[table]
-        mine = [o for o in options if self.surrogate.exchange(o) == target]
-        return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)
-
-    def _choice(
-        self, table: int, now: Choice, target: Exchange, loads: np.ndarray, used: np.ndarray
-    ) -> Choice | None:
-        option = self.cheapest(table, target)
-        if option is None:
-            return None
-        if self.objective.is_legal(option, now[1]):
-            return option, now[1]
-        ranks = self.placer.best_ranks(option, loads, used)
-        return None if ranks is None else (option, ranks)
-
-
 NEIGHBOURS = 512
 """Neighbours scored before the best of them is taken."""
 JOINED = 16
@@ -115,7 +55,12 @@ SWAPPED = 64
 
 
 class LocalSearch:
-    """Descent with restarts from shaken optima."""
+    """Descent with restarts from shaken optima.
+
+    Attributes:
+        refused: changes that were too far from the plan in use to be scored.
+        visited: plans that it went through.
+    """
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective = objective
@@ -125,8 +70,9 @@ class LocalSearch:
         self.refused = 0
         self.placer = GreedyPartitioner(objective, surrogate)
         self.random = random.Random(seed)
-        self.transfers = Transfers(objective, surrogate, self.random)
         self.visited: dict[Assignment, float] = {}
+        self.exchanges = sorted({surrogate.exchange(o) for o in objective.space.every_option})
+        self.cheapest = lru_cache(maxsize=1 << 16)(self._cheapest)
 
     def improve(
         self,
@@ -218,7 +164,7 @@ class LocalSearch:
         used = self.objective.memory(base)
         order = self._order(base)
         changes = chain(
-            self.transfers.propose(base),
+            self.transfers(base),
             self._returns(base),
             chain.from_iterable(self._of_table(base, t, order) for t in order),
         )
@@ -304,14 +250,45 @@ class LocalSearch:
         for other in others:
             second, there = base[other]
             alike = len(here) == len(there) and here != there and self._is_movable(second)
-            if alike and self._may(first, there, second, here):
+            legal = self.objective.is_legal
+            if alike and legal(first, there) and legal(second, here):
                 yield {table: (first, there), other: (second, here)}
 
     def _is_movable(self, option: Option) -> bool:
         legal = self.objective.legal(option)
         return len(legal.units) == 1 and len(legal.units[0]) > 1
 
-    def _may(self, first: Option, there: Ranks, second: Option, here: Ranks) -> bool:
-        return there in self.objective.legal(first).units[0] and (
-            here in self.objective.legal(second).units[0]
-        )
+    def transfers(self, base: Assignment, shares: Sequence[float] = SHARES) -> Iterator[Change]:
+        """Block moves between random pairs of exchanges; what they propose may not fit."""
+        exchange = self.surrogate.exchange
+        used = sorted({exchange(option) for option, _ in base})
+        pairs = [(a, b) for a in used for b in self.exchanges if a != b and a[0] == b[0]]
+        for source, target in self.random.sample(pairs, min(PAIRS, len(pairs))):
+            members = [t for t, (option, _) in enumerate(base) if exchange(option) == source]
+            for share in shares:
+                tables = self.random.sample(members, min(MOST, ceil(share * len(members))))
+                change = self._transfer(base, tables, target)
+                if change:
+                    yield change
+
+    def _transfer(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
+        """These tables in the target exchange, on their own ranks where that is legal; a table
+        that has no option there stays."""
+        loads, used = self.surrogate.standing_without(base, tables)
+        change: Change = {}
+        for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
+            now, option = base[table], self.cheapest(table, target)
+            if option is not None:
+                own = self.objective.is_legal(option, now[1])
+                ranks = now[1] if own else self.placer.best_ranks(option, loads, used)
+                if ranks is not None:
+                    now = change[table] = option, ranks
+            np.add.at(loads, list(now[1]), self.surrogate.phases(now[0]))
+            used += self.objective.footprint(*now)
+        return change
+
+    def _cheapest(self, table: int, target: Exchange) -> Option | None:
+        """The option of a table in an exchange with the least sum of phases; None if none is."""
+        options = self.objective.space.options[table]
+        mine = [o for o in options if self.surrogate.exchange(o) == target]
+        return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)

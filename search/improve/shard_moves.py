@@ -1,9 +1,7 @@
 """Moves and swaps of single shards between ranks, all scored at once.
 
-What is minimised is pluggable: a `RankCost` says what the loads of one rank contribute and what
-the sum of these contributions over all ranks is worth. So a change costs no more to score than the
-two ranks that it touches, and thousands are scored in one step. `search.improve.balance` and
-`search.improve.packing` each bring a cost.
+What is minimised is a sum over the ranks of what their loads contribute. So a change costs no more
+to score than the two ranks that it touches, and thousands are scored in one step.
 
 Why the shards of two ranks are divided: docs/decisions/0028-plans-from-the-bound.md.
 """
@@ -21,29 +19,18 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Change = TypeVar("Change")
+Cost = Callable[[Array], Array]
 
 AT_ONCE = 1 << 15
 """Numbers that swaps are scored with at once: what caches hold."""
+SWAPPED = 16
+"""Ranks that contribute least, whose shards others swap places with."""
 DIVIDED = 12
 """Shards of two ranks that are divided between them in every way, at most: 4096 ways."""
 PARTNERS = 8
 """Ranks that a rank shares its shards with, one after the other."""
 WAYS = [(np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(bool) for n in range(DIVIDED + 1)]
 """All ways to take some of so many shards, ``[ways, shards]``."""
-
-
-@dataclass(frozen=True)
-class RankCost:
-    """A cost that is separable over the ranks.
-
-    Args:
-        of_loads: loads ``[..., columns]`` to what ranks with them contribute, ``[...]`` or
-            ``[..., columns]``.
-        total: sums of contributions over the ranks to the cost, smaller is better.
-    """
-
-    of_loads: Callable[[Array], Array]
-    total: Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -86,22 +73,23 @@ class Neighbourhood:
     """The costs of all changes of some shards.
 
     Args:
+        cost: loads ``[..., columns]`` to what ranks with them contribute, ``[...]``.
         mine: positions in ``shards`` of those to change.
     """
 
-    def __init__(self, shards: Shards, now: Occupancy, cost: RankCost, mine: Ints) -> None:
+    def __init__(self, shards: Shards, now: Occupancy, cost: Cost, mine: Ints) -> None:
         self.shards, self.now, self.cost, self.mine = shards, now, cost, mine
-        self.parts = cost.of_loads(now.loads)
-        self.sum = self.parts.sum(axis=0)
+        self.parts = cost(now.loads)
+        self.sum = float(self.parts.sum())
         self.here = shards.ranks[mine]
 
     def moves(self) -> Array:
         """Cost after each move to a rank, ``[mine, ranks]``; infinite where it is not allowed."""
         shards, now, cost, here = self.shards, self.now, self.cost, self.here
         work = shards.work[self.mine]
-        left = self.sum - self.parts[here] + cost.of_loads(now.loads[here] - work)
+        left = self.sum - self.parts[here] + cost(now.loads[here] - work)
         come = now.loads.T + work[..., None]
-        found = cost.total(left[:, None] - self.parts + cost.of_loads(come.swapaxes(1, 2)))
+        found = left[:, None] - self.parts + cost(come.swapaxes(1, 2))
         found[np.arange(len(here)), here] = np.inf
         over = ~shards.allowed[self.mine]
         for kind in self.scarce:
@@ -110,28 +98,32 @@ class Neighbourhood:
         return found
 
     def swaps(self) -> Array:
-        """Cost after each swap with a shard, ``[mine, shards]``; infinite where not allowed."""
+        """Cost after each swap with a shard, ``[mine, shards]``; infinite where it is not allowed,
+        and for shards of ranks that contribute more than so many others."""
         shards, now, cost, here = self.shards, self.now, self.cost, self.here
-        ranks = shards.ranks
+        found = np.full((len(here), len(shards.ranks)), np.inf)
+        idle = np.zeros(len(self.parts), dtype=bool)
+        idle[np.argsort(self.parts, kind="stable")[:SWAPPED]] = True
+        others = np.flatnonzero(idle[shards.ranks])
+        there = shards.ranks[others]
         # columns before shards: numpy is fast along what is long
-        every, there = np.ascontiguousarray(shards.work.T), np.ascontiguousarray(now.loads[ranks].T)
-        parts = np.ascontiguousarray(self.parts[ranks].T).T
-        found = np.empty((len(here), len(ranks)))
+        every = np.ascontiguousarray(shards.work[others].T)
+        loads = np.ascontiguousarray(now.loads[there].T)
         rows = max(1, AT_ONCE // max(1, every.size))
         for some in (slice(at, at + rows) for at in range(0, len(here), rows)):
             mine, its = self.mine[some], here[some]
             change = every - shards.work[mine][..., None]
-            after = cost.of_loads((now.loads[its][..., None] + change).swapaxes(1, 2))
-            np.subtract(there, change, out=change)
-            after += cost.of_loads(change.swapaxes(1, 2))
-            after += self.sum - self.parts[its][:, None] - parts
-            found[some] = cost.total(after)
-        over = (here[:, None] == ranks) | self.forbidden()
+            after = cost((now.loads[its][..., None] + change).swapaxes(1, 2))
+            np.subtract(loads, change, out=change)
+            after += cost(change.swapaxes(1, 2))
+            after += self.sum - self.parts[its][:, None] - self.parts[there]
+            found[some, others] = after
+        over = (here[:, None] == shards.ranks) | self.forbidden()
         for kind in self.scarce:
             memory, used, room = shards.memory[:, kind], now.used[:, kind], now.room[:, kind]
             moved = memory - memory[self.mine, None]
             over |= moved > (room - used)[here, None]
-            over |= moved < (used - room)[ranks]
+            over |= moved < (used - room)[shards.ranks]
         found[over] = np.inf
         return found
 
@@ -162,9 +154,8 @@ class Neighbourhood:
             random: picks ranks that contribute alike, and shards, large ones rather, where there
                 are more than `DIVIDED`.
         """
-        parts = self.parts.reshape(len(self.parts), -1).sum(axis=1)
-        every = random.permutation(len(parts))  # many may contribute nothing
-        others = every[np.argsort(parts[every], kind="stable")][: PARTNERS + 1].tolist()
+        every = random.permutation(len(self.parts))  # many may contribute nothing
+        others = every[np.argsort(self.parts[every], kind="stable")][: PARTNERS + 1].tolist()
         found = [self._divided(here, there, random) for there in others if there != here]
         return min(found[:PARTNERS], key=lambda one: one[0], default=(np.inf, {}))
 
@@ -186,8 +177,8 @@ class Neighbourhood:
             return np.inf, {}
         ways = ways[fits]
         come = ways @ work - before @ work
-        after = cost.of_loads(now.loads[here] + come) + cost.of_loads(now.loads[there] - come)
-        values = cost.total(after + (self.sum - self.parts[here] - self.parts[there]))
+        after = cost(now.loads[here] + come) + cost(now.loads[there] - come)
+        values = after + (self.sum - self.parts[here] - self.parts[there])
         best = int(values.argmin())
         moved = np.flatnonzero(ways[best] != before)
         ranks = np.where(ways[best], here, there)[moved]

@@ -27,7 +27,7 @@ from predictor.model.plan import ShardingType
 from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
-from search.improve.balance import Balancer
+from search.improve.balance import balance, refill
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option
@@ -44,7 +44,6 @@ BALANCED = 12
 half as many."""
 AT_ONCE = 4
 """Sets that are placed before it is asked again which of the others may hold a better plan."""
-RESTARTS = 20
 SCARCE = 0.9
 """Part of all memory from which on a set's optimum is rounded with less memory, too: shards do not
 fill ranks as the program does."""
@@ -62,14 +61,12 @@ FOUND_BY = "rounding"
 class Rounding:
     """Proposes plans."""
 
-    def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
+    def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
         self.objective = objective
         self.surrogate = surrogate
         self.placer = GreedyPartitioner(objective, surrogate)
-        self.balancer = Balancer(objective, surrogate)
-        self.seed = seed
         size = len(objective.space.options) * objective.problem.topology.world_size
-        self.restarts, self.balanced = (RESTARTS, BALANCED) if size <= LARGE else (0, BALANCED // 2)
+        self.balanced = BALANCED if size <= LARGE else BALANCED // 2
         self.refined = REFINED if size <= LARGE else 0
 
     def propose(
@@ -110,13 +107,13 @@ class Rounding:
         for options in self._rounded(one, best_ms, stop):
             plan = self.placer.place_all(options)
             if plan is not None:
-                plan = self.balancer.refill(plan)
+                plan = refill(self.objective, self.surrogate, plan)
                 found[plan] = Candidate(plan, self._ms(plan), FOUND_BY)
                 best_ms = min(best_ms, found[plan].iteration_ms)
         return list(found.values()), one.proven
 
     def _balance(self, one: Candidate, stop: Callable[[], bool]) -> Candidate:
-        plan = self.balancer.balance(one.assignment, self.seed, self.restarts, stop).assignment
+        plan = balance(self.objective, self.surrogate, one.assignment, stop)
         return Candidate(plan, self._ms(plan), FOUND_BY)
 
     def _ms(self, plan: Assignment) -> float:
@@ -191,13 +188,6 @@ class Rounding:
             if done or one.proven >= best_ms or stop():
                 return done and one.proven < best_ms
         return False
-
-    def place(self, options: Sequence[Option] | None) -> Assignment | None:
-        """A balanced plan with these options; None if there is none."""
-        plan = options and self.placer.place_all(options)
-        if not plan:
-            return None
-        return self.balancer.balance(self.balancer.refill(plan), self.seed, 0).assignment
 
     def divisible(self, one: ExchangeSet) -> ExchangeSet:
         """The set without options whose largest shard exceeds the mean rank's work of its optimum:

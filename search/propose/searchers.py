@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from search.bound.lower_bound import LowerBound
@@ -12,9 +13,10 @@ from search.improve.neighbourhoods import Neighbourhoods
 from search.objective import Assignment, Objective
 from search.problem import Progress
 from search.propose.feasibility import Feasibility, find_feasible
-from search.propose.packed import RoundingPacker
+from search.propose.packed import pack_plans
 from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
+from search.space.filters import AMPLE
 from search.stop import Stop
 from search.surrogate import Surrogate
 
@@ -23,10 +25,9 @@ SEARCHERS = ("rounding", "cpsat")
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 CPSAT_WORK = 20.0
-WIDE = 0.1
-"""Gap from which on CP-SAT has all of that; less where it is smaller."""
-NARROW = 0.02
-"""Gap below which it has none: what it could gain ties."""
+NARROW, WIDE = 0.02, 0.1
+"""Gap below which CP-SAT has none of that, as what it could gain ties, and from which on it has
+all."""
 MANY = 2_000
 """Tables times ranks from which on it has less, as its models take long."""
 OTHERS = 4
@@ -44,118 +45,115 @@ SETUP = 0.7
 baselines."""
 
 
-def propose(
-    objective: Objective,
-    surrogate: Surrogate,
-    stop: Stop,
-    seed: int,
-    searchers: Sequence[str],
-    known: Sequence[Candidate],
-    bound: LowerBound,
-    progress: Progress,
-) -> list[Candidate]:
+@dataclass(frozen=True)
+class Proposer:
     """Candidates of the searchers.
 
     Args:
         bound: solved here as far as its programs propose plans.
     """
-    found: list[Candidate] = []
-    try:
-        if "rounding" in searchers and not stop.reached():
-            for one in _rounded(objective, surrogate, stop, seed, known, bound, progress):
-                found.append(one)
-        if "cpsat" in searchers and not stop.reached():
-            found += _replaced(objective, surrogate, stop, seed, [*known, *found], bound, progress)
-        if "optuna" in searchers and not stop.reached():
-            progress("Optuna study", 0.4, _best_ms([*known, *found]), None)
-            trials = max(1, round(TRIALS * stop.effort))
-            for plan, ms in Study(objective, surrogate, seed).run(trials, stop.reached):
-                found.append(Candidate(plan, ms, "optuna"))
-    except KeyboardInterrupt:
-        if not known and not found:
-            raise
-        stop.interrupt()
-    return found
 
+    objective: Objective
+    surrogate: Surrogate
+    stop: Stop
+    seed: int
+    bound: LowerBound
+    progress: Progress
 
-def _best_ms(known: Sequence[Candidate]) -> float | None:
-    return min((c.iteration_ms for c in known), default=None)
+    def propose(self, searchers: Sequence[str], known: Sequence[Candidate]) -> list[Candidate]:
+        """What the searchers find, beside the plans that are known."""
+        stop = self.stop
+        found: list[Candidate] = []
+        try:
+            if "rounding" in searchers and not stop.reached():
+                for one in self._rounded(known):
+                    found.append(one)
+            if "cpsat" in searchers and not stop.reached():
+                packed = "rounding" in searchers
+                found += self._placed_anew([*known, *found], only_scarce=packed)
+            if "optuna" in searchers and not stop.reached():
+                best_ms = min((c.iteration_ms for c in [*known, *found]), default=None)
+                self.progress("Optuna study", 0.4, best_ms, None)
+                study = Study(self.objective, self.surrogate, self.seed)
+                for plan, ms in study.run(max(1, round(TRIALS * stop.effort)), stop.reached):
+                    found.append(Candidate(plan, ms, "optuna"))
+        except KeyboardInterrupt:
+            if not known and not found:
+                raise
+            stop.interrupt()
+        return found
 
+    @property
+    def _size(self) -> int:
+        """Tables times ranks."""
+        return len(self.objective.space.options) * self.objective.problem.topology.world_size
 
-def _replaced(
-    objective: Objective,
-    surrogate: Surrogate,
-    stop: Stop,
-    seed: int,
-    known: Sequence[Candidate],
-    bound: LowerBound,
-    progress: Progress,
-) -> list[Candidate]:
-    """The best plan, or any that fits, with what lies on a few ranks placed anew by CP-SAT."""
-    size = len(objective.space.options) * objective.problem.topology.world_size
-    if size > LARGE:
-        return []
-    limit = objective.space.in_use
-    near = [c for c in known if limit is None or limit.allows(c.assignment)]
-    ranked = rank_distinct(near or rescue(objective, stop, seed)[0])
-    if not ranked:
-        return []
-    best_ms = ranked[0].iteration_ms
-    gap = best_ms / bound.proven_ms - 1 if bound.proven_ms else WIDE
-    if gap < NARROW:
-        return []
-    progress("CP-SAT", 0.3, best_ms, bound.proven_ms or None)
-    others: dict[frozenset[int], Assignment] = {}
-    for one in ranked[1:]:
-        groups = frozenset(surrogate.shard_loads(option)[0] for option, _ in one.assignment)
-        others.setdefault(groups, one.assignment)
-    late = stop.part(CPSAT_TIME)
-    work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE) * min(1.0, MANY / size)
+    def _rounded(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Plans from the bound's programs, and the best of these and of the known ones packed."""
+        stop, bound = self.stop, self.bound
+        if self._size > LARGE and stop.remaining_s < SETUP * stop.elapsed_s:
+            return  # the bound's choices alone would take too long
+        best_ms = min((c.iteration_ms for c in known), default=math.inf)
+        self.progress("lower bound", 0.05, best_ms if known else None, None)
+        bound.solve(stop.work(BOUND_STEPS), best_ms, stop.part(BOUND_TIME))
+        found: list[Candidate] = []
+        late = stop.part(ROUNDING_TIME)
+        rounding = Rounding(self.objective, self.surrogate)
+        for candidate in rounding.propose(bound, best_ms, late):
+            shown = min([best_ms, *(c.iteration_ms for c in found)])
+            self.progress("rounding", 0.2, shown, bound.proven_ms)
+            found.append(candidate)
+            yield candidate
+            if stop.reached():
+                return
+        of = self.objective, self.surrogate
+        yield from pack_plans(*of, [*known, *found], bound, stop, self.progress)
 
-    def improve(start: Candidate) -> Candidate:
-        found = Neighbourhoods(objective, surrogate, seed).improve(
-            start.assignment,
-            [*others.values()][:OTHERS],
-            work,
-            lambda best: stop.reached(best, bound.proven_ms) or late(),
-            lambda: stop.remaining_s,
-        )
-        return Candidate(*found, "cpsat")
+    def _placed_anew(self, known: Sequence[Candidate], *, only_scarce: bool) -> list[Candidate]:
+        """The best plan, or any that fits, with what lies on a few ranks placed anew by CP-SAT.
 
-    # a plan that was not packed leads elsewhere
-    starts = [ranked[0], *[c for c in ranked[1:] if c.found_by == "rounding"][:1]]
-    pieces = [partial(improve, one) for one in starts]
-    found = list(objective.side_by_side(pieces))
-    return [c for c in found if not near or c.iteration_ms < best_ms]
+        Args:
+            only_scarce: where memory is ample, packing has moved all shards that it pays to move.
+        """
+        objective, stop, bound = self.objective, self.stop, self.bound
+        limit = objective.space.in_use
+        near = [c for c in known if limit is None or limit.allows(c.assignment)]
+        if self._size > LARGE:
+            return []
+        ranked = rank_distinct(near or rescue(objective, stop, self.seed)[0])
+        if not ranked or (only_scarce and not self._is_scarce(ranked[0].assignment)):
+            return []
+        best_ms = ranked[0].iteration_ms
+        gap = best_ms / bound.proven_ms - 1 if bound.proven_ms else WIDE
+        if gap < NARROW:
+            return []
+        self.progress("CP-SAT", 0.3, best_ms, bound.proven_ms or None)
+        others: dict[frozenset[int], Assignment] = {}
+        for one in ranked[1:]:
+            groups = frozenset(self.surrogate.shard_loads(o)[0] for o, _ in one.assignment)
+            others.setdefault(groups, one.assignment)
+        late = stop.part(CPSAT_TIME)
+        work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE) * min(1.0, MANY / self._size)
 
+        def improve(start: Candidate) -> Candidate:
+            found = Neighbourhoods(objective, self.surrogate, self.seed).improve(
+                start.assignment,
+                [*others.values()][:OTHERS],
+                work,
+                lambda best: stop.reached(best, bound.proven_ms) or late(),
+                lambda: stop.remaining_s,
+            )
+            return Candidate(*found, "cpsat")
 
-def _rounded(
-    objective: Objective,
-    surrogate: Surrogate,
-    stop: Stop,
-    seed: int,
-    known: Sequence[Candidate],
-    bound: LowerBound,
-    progress: Progress,
-) -> Iterator[Candidate]:
-    """Plans from the bound's programs, and the best of these and of the known ones packed."""
-    size = len(objective.space.options) * objective.problem.topology.world_size
-    if size > LARGE and stop.remaining_s < SETUP * stop.elapsed_s:
-        return  # the bound's choices alone would take too long
-    best_ms = min((c.iteration_ms for c in known), default=math.inf)
-    shown = best_ms if known else None
-    progress("lower bound", 0.05, shown, None)
-    bound.solve(stop.work(BOUND_STEPS), best_ms, stop.part(BOUND_TIME))
-    found: list[Candidate] = []
-    late = stop.part(ROUNDING_TIME)
-    rounding = Rounding(objective, surrogate, seed)
-    for candidate in rounding.propose(bound, best_ms, late):
-        progress("rounding", 0.2, min([best_ms, *(c.iteration_ms for c in found)]), bound.proven_ms)
-        found.append(candidate)
-        yield candidate
-        if stop.reached():
-            return
-    yield from RoundingPacker(rounding, bound, stop).pack([*known, *found], progress)
+        # a plan that was not packed leads elsewhere
+        starts = [ranked[0], *[c for c in ranked[1:] if c.found_by == "rounding"][:1]]
+        found = list(objective.side_by_side([partial(improve, one) for one in starts]))
+        return [c for c in found if not near or c.iteration_ms < best_ms]
+
+    def _is_scarce(self, plan: Assignment) -> bool:
+        """A plan takes most of a kind of memory."""
+        used = self.objective.memory(plan).sum(axis=1)
+        return bool((used > AMPLE * self.objective.caps.sum(axis=1)).any())
 
 
 def rescue(objective: Objective, stop: Stop, seed: int) -> tuple[list[Candidate], Feasibility]:

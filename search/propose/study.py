@@ -6,38 +6,25 @@ Each trial turns its parameters into one option per table; they are placed greed
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from predictor.model.plan import ShardingType
-from search.improve.balance import Balancer
+from search.improve.balance import balance
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option
-from search.surrogate import Surrogate, Weights
+from search.surrogate import Surrogate
 
-RESTARTS = 2
-"""Of the balancing, per trial."""
+if TYPE_CHECKING:
+    import optuna
 
-
-@dataclass(frozen=True)
-class Shape:
-    """What a trial proposes.
-
-    Args:
-        penalty: sharding type -> factor on the cost of its options.
-        min_width: columns of a column shard, at least.
-        max_replica_bytes: largest table that may be data-parallel.
-        peak: weight of the largest shard of an option against its mean load, in [0, 1].
-        weights: of the phases.
-    """
-
-    penalty: dict[ShardingType, float]
-    min_width: int
-    max_replica_bytes: float
-    peak: float
-    weights: Weights
+PHASES = ("forward", "backward", "ids", "outputs")
+"""In the order of the surrogate's."""
+NEUTRAL = {"min_width": 32, "replica": 24.0, "peak": 0.2} | {f"weight_{p}": 0.0 for p in PHASES}
+"""The first trial, in which every type has its own cost."""
 
 
 class Study:
@@ -46,9 +33,9 @@ class Study:
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective = objective
         self.surrogate = surrogate
-        self.balancer = Balancer(objective, surrogate)
         self.seed = seed
         self.world = objective.problem.topology.world_size
+        self.types = sorted({o.sharding_type for o in objective.space.every_option})
 
     def run(
         self, trials: int, stop: Callable[[], bool] = lambda: False
@@ -63,11 +50,11 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=8)
         study = optuna.create_study(sampler=sampler, direction="minimize")
-        study.enqueue_trial(self._neutral())
+        study.enqueue_trial({**NEUTRAL, **{f"penalty_{t.short}": 0.0 for t in self.types}})
         found: dict[int, tuple[Assignment, float]] = {}
 
         def objective(trial: optuna.Trial) -> float:
-            plan = self._plan(self._suggest(trial))
+            plan = self._plan(trial)
             if plan is None:
                 raise optuna.TrialPruned
             found[trial.number] = (plan, float(self.objective.score([plan])[0]))
@@ -80,53 +67,33 @@ class Study:
         study.optimize(objective, n_trials=trials, callbacks=[check])
         return sorted(found.values(), key=lambda pair: pair[1])
 
-    def _types(self) -> list[ShardingType]:
-        return sorted(
-            {o.sharding_type for options in self.objective.space.options for o in options}
-        )
+    def _plan(self, trial: optuna.Trial) -> Assignment | None:
+        """The plan that a trial's parameters make; None if its options do not fit.
 
-    def _neutral(self) -> dict[str, float]:
-        """The first trial: every type at its own cost."""
-        costs: dict[str, float] = {f"penalty_{t.short}": 0.0 for t in self._types()}
-        return {**costs, "min_width": 32, "replica": 24.0, "peak": 0.2} | {
-            f"weight_{p}": 0.0 for p in ("forward", "backward", "ids", "outputs")
-        }
+        ``weight`` of the phases, ``penalty`` on the cost of a type, ``min_width`` of column shards,
+        ``replica``: bytes of the largest table that may be data-parallel, ``peak``: weight of the
+        largest shard of an option against its mean load.
+        """
+        weights = np.exp([trial.suggest_float(f"weight_{p}", -1.0, 1.0) for p in PHASES])
+        penalty = {t: 2 ** trial.suggest_float(f"penalty_{t.short}", -2.0, 2.0) for t in self.types}
+        width = trial.suggest_categorical("min_width", [32, 64, 128, 256])
+        replica_bytes = 2 ** trial.suggest_float("replica", 10.0, 32.0)
+        peak = trial.suggest_float("peak", 0.0, 1.0)
 
-    def _suggest(self, trial: object) -> Shape:
-        import optuna
+        def is_allowed(option: Option) -> bool:
+            if option.sharding_type is ShardingType.DATA_PARALLEL:
+                return sum(option.bytes_of[0]) / self.world <= replica_bytes
+            return option.num_shards == 1 or option.column_width >= width
 
-        assert isinstance(trial, optuna.Trial)
-        weights = {
-            p: math.exp(trial.suggest_float(f"weight_{p}", -1.0, 1.0))
-            for p in ("forward", "backward", "ids", "outputs")
-        }
-        return Shape(
-            {t: 2 ** trial.suggest_float(f"penalty_{t.short}", -2.0, 2.0) for t in self._types()},
-            trial.suggest_categorical("min_width", [32, 64, 128, 256]),
-            2 ** trial.suggest_float("replica", 10.0, 32.0),
-            trial.suggest_float("peak", 0.0, 1.0),
-            Weights(**weights),
-        )
+        def cost(option: Option) -> float:
+            phases = self.surrogate.phases(option)
+            mean, largest = phases.sum(axis=0) / self.world, phases.max(axis=0)
+            mixed = float(((1 - peak) * mean + peak * largest) @ weights)
+            return penalty[option.sharding_type] * mixed
 
-    def _plan(self, shape: Shape) -> Assignment | None:
-        options = [self._choose(o, shape) for o in self.objective.space.options]
-        hint = GreedyPartitioner(self.objective, self.surrogate, shape.weights).place_all(options)
-        if hint is None:
-            return None
-        return self.balancer.balance(hint, self.seed, RESTARTS).assignment
+        def choose(options: Sequence[Option]) -> Option:
+            return min(filter(is_allowed, options), key=cost, default=min(options, key=cost))
 
-    def _choose(self, options: Sequence[Option], shape: Shape) -> Option:
-        allowed = [o for o in options if self._allowed(o, shape)] or list(options)
-        return min(allowed, key=lambda o: self._cost(o, shape))
-
-    def _allowed(self, option: Option, shape: Shape) -> bool:
-        if option.sharding_type is ShardingType.DATA_PARALLEL:
-            return sum(m.hbm_bytes for m in option.memory) / self.world <= shape.max_replica_bytes
-        return option.num_shards == 1 or option.column_width >= shape.min_width
-
-    def _cost(self, option: Option, shape: Shape) -> float:
-        phases = self.surrogate.phases(option)
-        mean, largest = phases.sum(axis=0) / self.world, phases.max(axis=0)
-        mixed = (1 - shape.peak) * mean + shape.peak * largest
-        cost = float(mixed @ shape.weights.array)
-        return shape.penalty[option.sharding_type] * (cost + self.surrogate.constant_ms(option))
+        options = [choose(some) for some in self.objective.space.options]
+        plan = GreedyPartitioner(self.objective, self.surrogate, weights).place_all(options)
+        return plan and balance(self.objective, self.surrogate, plan)

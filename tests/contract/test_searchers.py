@@ -13,7 +13,7 @@ from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
-from search.improve.balance import Balancer
+from search.improve.balance import balance, refill
 from search.improve.local_search import LocalSearch
 from search.improve.neighbourhoods import Neighbourhoods
 from search.improve.packing import Packer
@@ -54,17 +54,15 @@ def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
 def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(50)
-    return [c.assignment for c in Rounding(objective, surrogate, 0).propose(bound)]
+    return [c.assignment for c in Rounding(objective, surrogate).propose(bound)]
 
 
 def by_balancer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    balancer = Balancer(objective, surrogate)
-    return [balancer.balance(p, 0, 3).assignment for p in by_placer(objective, surrogate)]
+    return [balance(objective, surrogate, p) for p in by_placer(objective, surrogate)]
 
 
 def by_refilling(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    balancer = Balancer(objective, surrogate)
-    return [balancer.refill(p) for p in by_placer(objective, surrogate)]
+    return [refill(objective, surrogate, p) for p in by_placer(objective, surrogate)]
 
 
 def by_packer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:

@@ -10,7 +10,7 @@ from predictor.model.workload import Constraints
 from predictor.units import MIB
 from search.objective import Objective
 from search.partitioner import GreedyPartitioner
-from search.surrogate import PHASES, Weights
+from search.surrogate import PHASES
 from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of
 
 
@@ -87,8 +87,8 @@ def test_tied_tables_share_their_ranks() -> None:
     assert plan[0][1] == plan[2][1] != plan[1][1]
 
 
-@pytest.mark.parametrize("weights", [Weights(), Weights(forward=0.0, outputs=5.0)])
-def test_small_ranks_are_left_alone(weights: Weights) -> None:
+@pytest.mark.parametrize("weights", [None, np.array([0.0, 1.0, 1.0, 5.0])])
+def test_small_ranks_are_left_alone(weights: np.ndarray | None) -> None:
     tables = [a_table(f"t{i}", 500_000, 64) for i in range(3)]
     topology = Topology(3, 3, (10 * MIB, 300 * MIB, 300 * MIB), (0,) * 3)
     objective, surrogate = objective_of(a_problem(a_workload(*tables), topology))

@@ -20,11 +20,12 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload
 from predictor.predict import predict
 from predictor.units import GIB, MIB
+from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate
 from search.objective import Objective
-from search.one_space import SpaceSearcher
 from search.problem import Problem, Result
 from search.propose.searchers import rescue
-from search.solve import solve
+from search.solve import SpaceSearcher, _starts, solve
 from search.space.enumerate import reduced_space
 from search.space.option import Space
 from search.stop import Stop
@@ -39,6 +40,7 @@ from tests.search.problems import (
     hosts,
     objective_of,
     random_problem,
+    several_lookups,
 )
 
 QUICK = 0.01
@@ -190,7 +192,7 @@ def test_time_that_is_over_before_a_first_plan_is_said() -> None:
 def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("search.one_space.LARGE", 1)
+    monkeypatch.setattr("search.solve.LARGE", 1)
     result = solve(a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6), 0)
     assert len(result.baselines) == 1
     assert (result.lower_bound_ms, result.stopped_by) == (0.0, "time")
@@ -365,3 +367,38 @@ def test_the_hot_shard_of_a_row_split_is_seen() -> None:
         chosen[order] = best.plan.tables["t"].sharding_type, best.iteration_ms
     assert chosen["random"][0] is ShardingType.ROW_WISE
     assert chosen["frequency"][1] > chosen["random"][1] * 1.05
+
+
+def ranked(*searchers: str) -> list[Candidate]:
+    return [Candidate((), float(ms), name) for ms, name in enumerate(searchers)]
+
+
+@pytest.mark.parametrize(
+    ("searchers", "taken"),
+    [
+        (("packing",) * 6, [0, 1, 2, 3]),
+        (("packing",) * 5 + ("optuna", "cpsat"), [0, 1, 2, 5]),
+        (("packing", "rounding", "packing", "rounding", "optuna"), [0, 1, 2, 4]),
+        (("packing", "optuna"), [0, 1]),
+    ],
+)
+def test_local_search_starts_from_the_best_and_one_of_another_searcher(
+    searchers: tuple[str, ...], taken: list[int]
+) -> None:
+    plans = ranked(*searchers)
+    assert _starts(plans) == [plans[i] for i in taken]
+
+
+def test_the_bound_is_refined_in_full_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    efforts: list[float] = []
+
+    def tighten(self: LowerBound, steps: int, upper_ms: float, effort: float, *_: object) -> float:
+        efforts.append(effort)
+        return self.solve(steps, upper_ms)
+
+    monkeypatch.setattr(LowerBound, "tighten", tighten)
+    for prove in (False, True):
+        solve(several_lookups(1, 4), Stop(effort=0.01), 0, scenarios=(), prove=prove)
+    assert efforts[1] > 5 * efforts[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from predictor.model.plan import ShardingType
-from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, PHASES, Weights
+from search.surrogate import BACKWARD, FORWARD, IDS, OUTPUTS, PHASES
 from tests.search.problems import a_problem, a_table, a_workload, hosts, objective_of, random_plan
 
 
@@ -23,8 +23,6 @@ def test_every_option_has_finite_phases(world: tuple[int, int]) -> None:
         assert (phases >= 0).all()
         local = option.sharding_type is ShardingType.DATA_PARALLEL
         assert (phases[:, [IDS, OUTPUTS]].sum() == 0) == local
-        assert (surrogate.constant_ms(option) > 0) == local
-        assert surrogate.fixed_ms(option) > 0
 
 
 def test_more_lookups_cost_more() -> None:
@@ -51,7 +49,7 @@ def test_balance_on_the_surrogate_is_balance_on_the_timeline() -> None:
         loads = np.zeros((4, PHASES))
         for option, ranks in plan:
             np.add.at(loads, list(ranks), surrogate.phases(option))
-        sums.append(float(loads.max(axis=0) @ Weights().array))
+        sums.append(float(loads.max(axis=0).sum()))
     ranked = [np.argsort(np.argsort(values)) for values in (sums, objective.score(plans))]
     assert np.corrcoef(*ranked)[0, 1] > 0.9
 

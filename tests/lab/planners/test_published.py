@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.planners.greedy import Shards, place_greedily
 from lab.planners.published import (
     Planner,
     PlannerInputs,
@@ -23,7 +24,6 @@ from lab.planners.published import (
 )
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints
-from search.baselines.greedy import Shards, place_greedily
 from search.baselines.torchrec_memory import torchrec_memory
 from search.baselines.torchrec_planner import torchrec_plan
 from search.objective import Assignment

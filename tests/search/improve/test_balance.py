@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from predictor.units import MIB
-from search.improve.balance import Balancer
+from search.improve.balance import balance, refill
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
@@ -39,15 +37,14 @@ def a_case(count: int, ranks: int = 2, **more: object) -> tuple[Objective, Surro
 
 
 @settings(deadline=None, max_examples=15)
-@given(count=st.integers(2, 12), ranks=st.sampled_from([2, 3, 4]), seed=st.integers(0, 9))
-def test_it_never_makes_a_plan_slower(count: int, ranks: int, seed: int) -> None:
+@given(count=st.integers(2, 12), ranks=st.sampled_from([2, 3, 4]))
+def test_it_never_makes_a_plan_slower(count: int, ranks: int) -> None:
     objective, surrogate = a_case(count, ranks)
     start = tuple((o, (0,)) for o in table_wise(objective))
-    found = Balancer(objective, surrogate).balance(start, seed, 2)
-    assert_valid(objective, found.assignment)
-    assert found.surrogate_ms == pytest.approx(slowest_ms(surrogate, found.assignment))
-    assert found.surrogate_ms <= slowest_ms(surrogate, start) * (1 + 1e-9)
-    assert [o for o, _ in found.assignment] == [o for o, _ in start]
+    found = balance(objective, surrogate, start)
+    assert_valid(objective, found)
+    assert slowest_ms(surrogate, found) <= slowest_ms(surrogate, start) * (1 + 1e-9)
+    assert [o for o, _ in found] == [o for o, _ in start]
 
 
 def test_it_comes_near_the_best_of_all_placements() -> None:
@@ -59,24 +56,24 @@ def test_it_comes_near_the_best_of_all_placements() -> None:
     )
     best = min(slowest_ms(surrogate, plan) for plan in every)
     start = tuple((o, (0,)) for o in options)
-    found = Balancer(objective, surrogate).balance(start, 0, 20)
-    assert found.surrogate_ms <= best * 1.01
+    found = balance(objective, surrogate, start)
+    assert slowest_ms(surrogate, found) <= best * 1.01
 
 
 def test_it_beats_greedy_placement_of_many_tables() -> None:
     objective, surrogate = a_case(60, 8)
     greedy = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert greedy is not None
-    found = Balancer(objective, surrogate).balance(greedy, 0, 5)
+    found = balance(objective, surrogate, greedy)
     mean = surrogate.standing(greedy)[0].mean(axis=0).sum()
-    assert found.surrogate_ms - mean < 0.5 * (slowest_ms(surrogate, greedy) - mean)
+    assert slowest_ms(surrogate, found) - mean < 0.5 * (slowest_ms(surrogate, greedy) - mean)
 
 
 def test_shards_placed_anew_lie_better_than_greedily_placed_ones() -> None:
     objective, surrogate = a_case(60, 8)
     greedy = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert greedy is not None
-    anew = Balancer(objective, surrogate).refill(greedy)
+    anew = refill(objective, surrogate, greedy)
     assert [o for o, _ in anew] == [o for o, _ in greedy]
     mean = surrogate.standing(greedy)[0].mean(axis=0).sum()
     assert slowest_ms(surrogate, anew) - mean < 0.8 * (slowest_ms(surrogate, greedy) - mean)
@@ -86,7 +83,7 @@ def test_caps_hold_while_shards_move() -> None:
     objective, surrogate = a_case(9, 3, hbm=330 * MIB)
     start = GreedyPartitioner(objective, surrogate).place_all(table_wise(objective))
     assert start is not None
-    found = Balancer(objective, surrogate).balance(start, 0, 10).assignment
+    found = balance(objective, surrogate, start)
     assert objective.fits(found)
 
 
@@ -98,12 +95,12 @@ def test_column_shards_bound_to_a_host_move_within_it() -> None:
         for opts, tw in zip(objective.space.options, whole, strict=True)
     ]
     start = tuple((o, (2,) * o.num_shards) for o in every)
-    found = Balancer(objective, surrogate).balance(start, 0, 5)
-    assert_valid(objective, found.assignment)
-    bound = [set(ranks) for o, ranks in found.assignment if o not in whole]
+    found = balance(objective, surrogate, start)
+    assert_valid(objective, found)
+    bound = [set(ranks) for o, ranks in found if o not in whole]
     assert all(ranks <= {2, 3} for ranks in bound)
     assert {2, 3} in bound
-    assert found.surrogate_ms < 0.7 * slowest_ms(surrogate, start)
+    assert slowest_ms(surrogate, found) < 0.7 * slowest_ms(surrogate, start)
 
 
 def test_what_constraints_bind_stays() -> None:
@@ -116,7 +113,7 @@ def test_what_constraints_bind_stays() -> None:
     objective, surrogate = objective_of(a_problem(a_workload(*tables), hosts(2)))
     options = table_wise(objective)
     start = tuple(zip(options, ((1,),) * len(options), strict=True))
-    found = Balancer(objective, surrogate).balance(start, 0, 5).assignment
+    found = balance(objective, surrogate, start)
     assert [ranks for _, ranks in found[:3]] == [(1,)] * 3
     assert {ranks for _, ranks in found[3:]} == {(0,), (1,)}
 
@@ -125,6 +122,5 @@ def test_nothing_to_move_is_no_error() -> None:
     objective, surrogate = a_case(2)
     split = [next(o for o in opts if o.label.startswith("RW")) for opts in objective.space.options]
     start = tuple((o, (0, 1)) for o in split)
-    found = Balancer(objective, surrogate).balance(start, 0, 3)
-    assert found.assignment == start
-    assert np.isfinite(found.surrogate_ms)
+    found = balance(objective, surrogate, start)
+    assert found == start

@@ -9,7 +9,7 @@ import pytest
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from search.baselines.starting_plans import pick
-from search.improve.local_search import LocalSearch, Transfers
+from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective, apply
 from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
@@ -104,26 +104,22 @@ def table_wise() -> tuple[Objective, Surrogate, Assignment]:
 
 def test_whole_exchanges_and_parts_of_them_move() -> None:
     objective, surrogate, base = table_wise()
-    changes = list(Transfers(objective, surrogate, random.Random(0)).propose(base))
+    changes = list(LocalSearch(objective, surrogate, 0).transfers(base))
     assert {len(change) for change in changes} == {8, 4, 2}
     for change in changes:
         assert len({surrogate.exchange(option) for option, _ in change.values()}) == 1
         assert_valid(objective, apply(base, change))
+    neighbours = LocalSearch(objective, surrogate, 0).neighbours(base)
+    assert any(len(change) > 2 for change in neighbours)
 
 
 def test_one_column_shard_keeps_its_rank() -> None:
     """It joins the exchange of column-wise tables without moving a byte."""
     objective, surrogate, base = table_wise()
-    changes = Transfers(objective, surrogate, random.Random(0)).propose(base, (1.0,))
+    changes = LocalSearch(objective, surrogate, 0).transfers(base, (1.0,))
     columns = next(
         c for c in changes if next(iter(c.values()))[0].sharding_type is ShardingType.COLUMN_WISE
     )
     assert {t: ranks for t, (_, ranks) in columns.items()} == {
         t: ranks for t, (_, ranks) in enumerate(base)
     }
-
-
-def test_descent_uses_them() -> None:
-    objective, surrogate, base = table_wise()
-    neighbours = LocalSearch(objective, surrogate, 0).neighbours(base)
-    assert any(len(change) > 2 for change in neighbours)

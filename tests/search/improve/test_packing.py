@@ -10,13 +10,14 @@ import pytest
 
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
-from search.improve.balance import Balancer
-from search.improve.cut_plan import Changes, OptionPlaces
+from search.improve.balance import balance
 from search.improve.cycle_cuts import critical_cut
-from search.improve.packing import CutNorms, Packer, _Descent
+from search.improve.packing import Packer
+from search.improve.placed_plan import Changes, PlacedPlan
 from search.improve.shard_moves import Neighbourhood
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
+from search.surrogate import Surrogate
 from tests.quick import quick_first
 from tests.search.problems import (
     H100,
@@ -59,60 +60,39 @@ def test_random_plans_of_random_problems(seed: int) -> None:
 @pytest.mark.parametrize("local", [None, 2])
 @pytest.mark.parametrize("seed", quick_first(2, range(8)))
 def test_changes_cost_what_the_plan_with_them_does(seed: int, local: int | None) -> None:
-    """Exchanges that are left out do not help, and all others are rated as if they were made."""
+    """Moves, swaps and other options are rated as if they were made, and are legal."""
     objective, surrogate, _ = a_case(4, local=local)
     rng = random.Random(seed)
-    for _ in range(200):  # until the ranks of a plan differ
-        start = random_plan(objective, rng)
-        cut = critical_cut(objective, start)
-        if not objective.fits(start) or cut is None:
-            continue
-        places = OptionPlaces(objective, surrogate)  # type: ignore[arg-type]
-        state = _Descent(
-            objective,  # type: ignore[arg-type]
-            surrogate,  # type: ignore[arg-type]
-            places,
-            set(),
-            [cut],
-            start,
-        )
-        most, mean = state.now.loads.max(axis=0), state.now.loads.mean(axis=0)
-        column = int(np.argmax(most - mean))
-        state.targets, state.even_target = most.copy(), state.even_ms.copy()
-        state.targets[column] = mean[column]
-        slowest = np.array([int(np.argmax(state.now.loads[:, column]))])
-        now = state._excess_ms2()
-        if now > 0:
-            break
-    assert now > 0
+    plans = (random_plan(objective, rng) for _ in range(200))
+    start = next(p for p in plans if objective.fits(p) and critical_cut(objective, p))
+    plan = a_plan(objective, surrogate, start)
+    plan.aim()
+    slowest = np.argsort(-plan.counted(plan.now.loads), kind="stable")[:1]
 
     def after(change: Changes) -> float:
-        before = state.keep()
-        state.apply([change])
-        fits = objective.fits(state.assignment)
-        found = state._excess_ms2() if fits else np.inf
-        state.go_back(before)
-        return found
+        before = plan.chosen
+        plan.apply([change])
+        fits = objective.fits(plan.assignment)
+        found = float(plan.counted(plan.now.loads).sum() + plan.even_ms @ plan.shares)
+        plan.put(before)
+        return found if fits else np.inf
 
-    mine = np.flatnonzero(np.isin(state.shards.ranks, slowest))
-    near = Neighbourhood(state.shards, state.now, state.cost, mine)
-    places_of = {"swap": state.world, "trade": state.world + len(state.shards.ranks)}
-    for kind, values in (("swap", state._swaps(near)), ("trade", state._trades(near))):
-        for row, other in np.argwhere(np.isfinite(values)).tolist():
-            change = state._changes_of(near, int(mine[row]), places_of[kind] + other)
-            assert after(change) == pytest.approx(values[row, other], rel=1e-9, abs=1e-15)
-        for row, other in np.argwhere(np.isinf(values)).tolist() if kind == "swap" else ():
-            change = state._changes_of(near, int(mine[row]), places_of[kind] + other)
-            legal = all(objective.is_legal(*choice) for choice in change.values())
-            assert not legal or after(change) >= now * (1 - 1e-9)
-    for value, change in state._other_options(state._owners(slowest), near):
+    mine = np.flatnonzero(np.isin(plan.shards.ranks, slowest))
+    near = Neighbourhood(plan.shards, plan.now, plan.counted, mine)
+    even = float(plan.even_ms @ plan.shares)
+    values = np.concatenate([near.moves(), near.swaps()], axis=1) + even
+    for row, target in np.argwhere(np.isfinite(values)).tolist():
+        change = plan.moved(near.placements(int(mine[row]), target))
+        assert all(objective.is_legal(*choice) for choice in change.values())
+        assert after(change) == pytest.approx(values[row, target], rel=1e-9)
+    for value, change in plan.other_options(np.unique(plan.shards.table[mine]), near):
         if change:
             assert all(objective.is_legal(*choice) for choice in change.values())
-            assert after(change) == pytest.approx(value, rel=1e-9, abs=1e-15)
+            assert after(change) == pytest.approx(value, rel=1e-9)
 
 
 def test_a_plan_that_lost_an_exchange_is_packed_on() -> None:
-    """Cuts of a plan whose trades emptied an exchange say nothing of the plan before."""
+    """Cuts of a plan that emptied an exchange say nothing of the plan before."""
     objective, surrogate = objective_of(random_problem(33))
     rng = random.Random(33)
     for _ in range(3):
@@ -123,7 +103,7 @@ def test_a_plan_that_lost_an_exchange_is_packed_on() -> None:
         assert ms <= objective.score([start])[0]
 
 
-def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
+def a_case(ranks: int, **more: object) -> tuple[Objective, Surrogate, Assignment]:
     tables = [
         a_table(f"t{i}", 50_000 * (i % 7 + 1), (32, 64, 128)[i % 3], 1.0 + 7 * (i * i % 5))
         for i in range(40)
@@ -137,10 +117,10 @@ def a_case(ranks: int, **more: object) -> tuple[Objective, object, Assignment]:
 
 
 def test_it_beats_moving_shards_alone() -> None:
-    objective, surrogate, start = a_case(16)
-    balanced = Balancer(objective, surrogate).balance(start, 0, 5).assignment  # type: ignore
+    objective, surrogate, start = a_case(8)
+    balanced = balance(objective, surrogate, start)
     before = float(objective.score([balanced])[0])
-    plan, ms = Packer(objective, surrogate).pack(balanced, 200)  # type: ignore[arg-type]
+    plan, ms = Packer(objective, surrogate).pack(balanced, 200)
     assert ms < before * 0.998
     assert_valid(objective, plan)
 
@@ -150,7 +130,7 @@ def test_caps_hold() -> None:
     objective, _, start = a_case(8)
     most = int(objective.memory(start)[0].max())
     tight, surrogate, start = a_case(8, hbm=most)
-    plan, ms = Packer(tight, surrogate).pack(start, 100)  # type: ignore[arg-type]
+    plan, ms = Packer(tight, surrogate).pack(start, 100)
     assert_valid(tight, plan)
     assert ms < tight.score([start])[0]
 
@@ -198,42 +178,33 @@ def test_no_steps_no_change() -> None:
     assert stopped[0] == start
 
 
-def a_plan() -> CutNorms:
-    tables = [a_table(f"t{i}", 50_000, 32, 1.0 + 7 * (i * i % 5)) for i in range(8)]
-    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4), copying(H100, 1.0))
-    objective, surrogate = objective_of(problem)
-    for option in objective.space.every_option:
-        surrogate.shard_loads(option)
-    start = random_plan(objective, random.Random(1))
+def a_plan(objective: Objective, surrogate: Surrogate, start: Assignment) -> PlacedPlan:
+    packer = Packer(objective, surrogate)  # makes all lookup groups known
     cut = critical_cut(objective, start)
     assert cut is not None
-    assert len(cut.segments)
-    return CutNorms(objective, surrogate, OptionPlaces(objective, surrogate), set(), [cut], start)
+    return PlacedPlan(objective, packer.columns([cut]), start, set())
+
+
+def a_random_plan() -> PlacedPlan:
+    objective, surrogate, _ = a_case(4)
+    return a_plan(objective, surrogate, random_plan(objective, random.Random(1)))
 
 
 @pytest.mark.parametrize("squares", [4, 5])
 def test_norms_are_above_maxima_and_near_them(squares: int) -> None:
-    plan = a_plan()
+    plan = a_random_plan()
     plan.squares = squares
     slowest = plan.now.loads.max(axis=0) * plan.scale
-    longest = float((plan.member @ slowest + plan.constants + plan.even_ms).max())
     ms = plan.aim()
-    assert longest <= ms * (1 + 1e-9)
-    assert ms - longest <= slowest.sum() * (plan.world ** (1 / 2**squares) - 1) + 1e-9
+    assert plan.slowest_ms <= ms * (1 + 1e-9)
+    assert ms - plan.slowest_ms <= slowest.sum() * (plan.world ** (1 / 2**squares) - 1) + 1e-9
 
 
-def test_the_excess_is_the_slope_of_the_norms() -> None:
-    plan = a_plan()
-    plan.squares = 4
+def test_what_ranks_count_is_the_slope_of_the_norms() -> None:
+    plan = a_random_plan()
     before, loads = plan.aim(), plan.now.loads.copy()
-    counted = plan.excess(loads).sum()
+    counted = plan.counted(loads).sum()
     step = 1e-6 * np.random.default_rng(0).random(loads.shape)
-    added = plan.excess(loads + step).sum() - counted
+    added = plan.counted(loads + step).sum() - counted
     plan.now.loads[:] = loads + step
     assert plan.aim() - before == pytest.approx(added, rel=1e-2)
-
-
-def test_without_powers_the_excess_is_over_targets() -> None:
-    plan = a_plan()
-    plan.targets = plan.now.loads.max(axis=0)
-    assert plan.excess(plan.now.loads).sum() == 0.0

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.improve.shard_moves import DIVIDED, Neighbourhood, Occupancy, RankCost, Shards
+from search.improve.shard_moves import DIVIDED, Neighbourhood, Occupancy, Shards
 
-SQUARES = RankCost(lambda loads: (loads * loads).sum(axis=-1), lambda total: total)
+
+def squares(loads: np.ndarray) -> np.ndarray:
+    return (loads * loads).sum(axis=-1)
 
 
 def a_neighbourhood(
@@ -31,7 +33,7 @@ def a_neighbourhood(
         np.column_stack([np.bincount(ranks, memory, world), np.zeros(world)]),
         np.full((world, 2), room),
     )
-    return Neighbourhood(shards, now, SQUARES, np.arange(count))
+    return Neighbourhood(shards, now, squares, np.arange(count))
 
 
 def after(near: Neighbourhood, change: dict[int, int]) -> tuple[float, float]:

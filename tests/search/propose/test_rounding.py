@@ -24,7 +24,7 @@ def many_tables() -> tuple[Objective, Surrogate]:
 
 
 def propose(objective: Objective, surrogate: Surrogate, bound: LowerBound) -> list[Assignment]:
-    return [c.assignment for c in Rounding(objective, surrogate, 0).propose(bound)]
+    return [c.assignment for c in Rounding(objective, surrogate).propose(bound)]
 
 
 def test_many_like_tables_come_close_to_the_bound() -> None:
@@ -53,7 +53,7 @@ def test_sets_that_cannot_hold_a_better_plan_are_left_out() -> None:
     objective, surrogate = many_tables()
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     proven = bound.solve(200)
-    rounding = Rounding(objective, surrogate, 0)
+    rounding = Rounding(objective, surrogate)
     assert list(rounding.propose(bound, proven * 0.99)) == []
     assert list(rounding.propose(bound, proven * 1.2))
 
@@ -66,7 +66,7 @@ def test_of_many_sets_the_cheapest_is_tried_first_however_little_the_bound_was_s
     bound.solve(1)
     assert len(bound.sets) > rounding.MANY
     few = {s for s in bound.sets if len(s.exchanges) <= rounding.FEW}
-    found = Rounding(objective, surrogate, 0)._sets(bound, math.inf, lambda: False)
+    found = Rounding(objective, surrogate)._sets(bound, math.inf, lambda: False)
     for one in bound.sets:
         Rounding.solve(one, lambda: False)
     assert found[0].proven == pytest.approx(min(one.proven for one in few))
@@ -78,7 +78,7 @@ def test_it_stops_with_one_plan_when_told() -> None:
     objective, surrogate = many_tables()
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(200)
-    assert len(list(Rounding(objective, surrogate, 0).propose(bound, stop=lambda: True))) == 1
+    assert len(list(Rounding(objective, surrogate).propose(bound, stop=lambda: True))) == 1
 
 
 def test_one_table_too_busy_for_a_rank_is_split() -> None:

@@ -8,7 +8,7 @@ from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
 from search.problem import silent
 from search.propose.rounding import Rounding
-from search.propose.searchers import propose
+from search.propose.searchers import Proposer
 from search.stop import Stop
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
@@ -23,9 +23,8 @@ def test_where_no_rounded_plan_can_be_placed_known_plans_are_packed(
     crowded = tuple((option, (0,)) for option in whole)
     known = Candidate(crowded, float(objective.score([crowded])[0]), "a baseline")
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    found = propose(
-        objective, surrogate, Stop(effort=0.2), 0, ("rounding",), [known], bound, silent
-    )
+    proposer = Proposer(objective, surrogate, Stop(effort=0.2), 0, bound, silent)
+    found = proposer.propose(("rounding",), [known])
     assert found
     for one in found:
         assert_valid(objective, one.assignment)
