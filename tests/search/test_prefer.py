@@ -187,7 +187,7 @@ def test_memory_is_evened_out_within_the_tolerance() -> None:
 
 
 def test_the_tolerance_is_a_part_of_the_stated_error() -> None:
-    problem = a_problem(a_workload(a_table("a")), hosts(2), CPU)
+    problem = a_problem(a_workload(a_table("a")), hosts(2), H100)
     groups = {
         name: group.model_copy(update={"rel_error": 0.0}) if hasattr(group, "rel_error") else group
         for name, group in problem.hardware

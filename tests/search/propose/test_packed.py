@@ -55,6 +55,7 @@ def test_late_it_packs_nothing() -> None:
 
 
 def test_where_the_bound_is_far_more_plans_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "WORTH", -1.0)
     counts, best = [], []
     for wide in (1.0, 0.0):
         monkeypatch.setattr(packed, "WIDE", wide)
