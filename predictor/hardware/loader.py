@@ -171,16 +171,14 @@ def _has(data: Any, keys: list[str]) -> bool:
 def _check_law(data: dict[str, Any], problems: Problems, profile: HardwareProfile) -> None:
     """Refuse the kernel model of another kind of device."""
     given, wanted = profile.embedding.law, _LAWS[profile.execution]
-    if given == wanted:
-        return
-    origin = {k: "" if k in data else " (of the base)" for k in ("embedding", "execution")}
-    meant = given if "embedding" in data else wanted
-    raise ProfileError(
-        f"{problems.place(('embedding' if meant == given else 'execution',))}: embedding.law is "
-        f"{given}{origin['embedding']}, but execution is {profile.execution}{origin['execution']}, "
-        f"which takes {wanted}: lookups on a CPU and on a GPU have different kernel models; choose "
-        f"a base of the same kind of device, such as {_BASES[meant]}"
-    )
+    if given != wanted:
+        key, meant = ("embedding", given) if "embedding" in data else ("execution", wanted)
+        raise ProfileError(
+            f"{problems.place((key,))}: embedding.law is {given}, but execution is "
+            f"{profile.execution}, which takes {wanted}: lookups on a CPU and on a GPU have "
+            "different kernel models; choose a base of the same kind of device, such as "
+            f"{_BASES[meant]}"
+        )
 
 
 def _validated(
