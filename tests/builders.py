@@ -59,8 +59,38 @@ def a_workload(*tables: Table, batch_size: int = 1024, **more: object) -> Worklo
 
 def table_wise(table: Table, rank: int = 0) -> TablePlan:
     """The whole table on one rank."""
-    shards = (Shard(rank, (0, 0), (table.num_embeddings, table.embedding_dim)),)
-    return TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shards, table.module)
+    return cut(table, ShardingType.TABLE_WISE, [rank])
+
+
+def data_parallel(table: Table, world: int) -> TablePlan:
+    """A copy on every rank."""
+    shards = tuple(
+        Shard(rank, (0, 0), (table.num_embeddings, table.embedding_dim)) for rank in range(world)
+    )
+    return TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, shards, table.module)
+
+
+def cut(table: Table, kind: ShardingType, ranks: Sequence[int], columns: int = 1) -> TablePlan:
+    """The table in as many blocks of columns, and each of these in blocks of rows: one a rank."""
+    rows, width = table.num_embeddings, table.embedding_dim // columns
+    blocks = len(ranks) // columns
+    most = -(-rows // blocks)
+    shards = []
+    for block, rank in enumerate(ranks):
+        column, row = divmod(block, blocks)
+        first = min(row * most, rows)
+        shards.append(Shard(rank, (first, column * width), (min(most, rows - first), width)))
+    return TablePlan(kind, ComputeKernel.FUSED, tuple(shards), table.module)
+
+
+def column_wise(table: Table, *widths: int, first: int = 0) -> TablePlan:
+    """Blocks of columns of these widths, on two ranks in turns from the first."""
+    starts = [sum(widths[:i]) for i in range(len(widths))]
+    shards = tuple(
+        Shard((first + i) % 2, (0, start), (table.num_embeddings, width))
+        for i, (start, width) in enumerate(zip(starts, widths, strict=True))
+    )
+    return TablePlan(ShardingType.COLUMN_WISE, ComputeKernel.FUSED, shards, table.module)
 
 
 def sharded(

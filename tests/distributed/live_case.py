@@ -3,21 +3,28 @@
 from dataclasses import replace
 
 from predictor.model.distribution import Zipf
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
+from tests.builders import table_wise
 
 EVERY, STEPS = 6, 18
 GROWTH = 12.0
 RANKS = (0, 0, 1, 1)
 
 
-def workload(*, rows: int = 5000, batch: int = 256) -> Workload:
+def workload(optimizer: str = "exact_row_wise_adagrad") -> Workload:
     """Four tables alike."""
     tables = tuple(
-        Table(f"t{i}", rows, 32, (Feature(f"f{i}", 3.0, distribution=Zipf(1.05)),))
+        Table(
+            f"t{i}",
+            5000,
+            32,
+            (Feature(f"f{i}", 3.0, distribution=Zipf(1.05)),),
+            optimizer=optimizer,
+        )
         for i in range(len(RANKS))
     )
-    return Workload("drifting", batch, tables, DenseArch(4, (32,), (16, 1), "dot"))
+    return Workload("drifting", 256, tables, DenseArch(4, (32,), (16, 1), "dot"))
 
 
 def drifted(load: Workload) -> Workload:
@@ -33,12 +40,5 @@ def drifted(load: Workload) -> Workload:
 
 def plan(load: Workload, ranks: tuple[int, ...] = RANKS) -> ShardingPlan:
     """Every table whole on a rank."""
-    tables = {
-        key: TablePlan(
-            ShardingType.TABLE_WISE,
-            ComputeKernel.FUSED,
-            (Shard(rank, (0, 0), (table.num_embeddings, table.embedding_dim)),),
-        )
-        for key, table, rank in zip(load.keys, load.tables, ranks, strict=True)
-    }
-    return ShardingPlan(tables, 2, 2)
+    tables = map(table_wise, load.tables, ranks)
+    return ShardingPlan(dict(zip(load.keys, tables, strict=True)), 2, 2)

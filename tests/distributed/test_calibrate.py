@@ -193,10 +193,3 @@ def test_ranks_of_several_hosts_tell_the_link_between_them(tmp_path: Path) -> No
     assert not measured or inter.provenance.range["ranks"] == (2, 2)
     assert profile.gpus_per_host == 1
     assert profile.collectives.intra == base.collectives.intra
-
-
-@pytest.mark.slow
-def test_another_number_of_ranks_than_torchruns_is_refused(tmp_path: Path) -> None:
-    (done,) = torchrun(tmp_path, 1, "--ranks", "4")
-    assert done.returncode
-    assert "torchrun has started 2; leave --ranks out" in done.stderr

@@ -1,8 +1,10 @@
 """Checkpoints saved under one plan and resumed under another, for real, on 2 gloo ranks."""
 
-import json
+from __future__ import annotations
+
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,47 +12,80 @@ import pytest
 
 pytest.importorskip("torchrec")
 
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
 from predictor.errors import PlanError
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_json import plan_to_dict
-from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.torchrec import check_resume
+from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
+from shardopt.torchrec import check_resume, load_training_state, training_state
+from tests.builders import a_table, a_workload, column_wise, data_parallel, table_wise
 from tests.distributed import training_case as case
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import on_ranks
 
 pytestmark = pytest.mark.distributed
 T = ShardingType
-
-
-def other_columns() -> ShardingPlan:
-    """Column-wise with as many shards, of unequal widths."""
-    plan = case.uniform_plan(T.COLUMN_WISE, 2, 2)
-    table = plan.tables["ebc/t0"]
-    shards = (Shard(0, (0, 0), (101, 4)), Shard(1, (0, 4), (101, 12)))
-    return replace(plan, tables={**plan.tables, "ebc/t0": replace(table, shards=shards)})
-
-
+LOAD = case.workload()
+COLUMNS = case.uniform_plan(T.COLUMN_WISE)
 PLANS = {
-    "table_wise": case.uniform_plan(T.TABLE_WISE, 2, 2),
-    "row_wise": case.uniform_plan(T.ROW_WISE, 2, 2),
-    "column_wise": case.uniform_plan(T.COLUMN_WISE, 2, 2),
-    "other_columns": other_columns(),
-    "data_parallel": case.uniform_plan(T.DATA_PARALLEL, 2, 2),
-    "mixed": case.make_plan(case.MIXED, 2, 2),
+    "table_wise": case.uniform_plan(T.TABLE_WISE),
+    "row_wise": case.uniform_plan(T.ROW_WISE),
+    "column_wise": COLUMNS,
+    # with as many shards, of unequal widths
+    "other_columns": replace(
+        COLUMNS, tables={**COLUMNS.tables, "ebc/t0": column_wise(LOAD.tables[0], 4, 12)}
+    ),
+    "data_parallel": case.uniform_plan(T.DATA_PARALLEL),
+    "mixed": case.make_plan(case.MIXED),
 }
 WORKS = [(name, name) for name in PLANS if name != "other_columns"]
 WORKS += [("table_wise", "row_wise"), ("row_wise", "table_wise")]
+STEPS = 2
+
+
+def steps(model: DistributedModelParallel, first: int) -> list[float]:
+    return case.train(model, LOAD, case.own_batches(LOAD, STEPS, first))
+
+
+def resume_all(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every plan saves; every plan resumes what every plan saved."""
+    found: dict[str, dict[str, Any]] = {}
+    for before, plan in PLANS.items():
+        model = case.sharded_model(LOAD, plan)
+        steps(model, 0)
+        dcp.save(training_state(model), checkpoint_id=str(folder / before))
+        found[before] = {"went on": steps(model, STEPS)}
+        for after, other in PLANS.items():
+            found[before][after] = resumed(folder / before, plan, other)
+    return found
+
+
+def resumed(checkpoint: Path, before: ShardingPlan, after: ShardingPlan) -> dict[str, Any]:
+    """Whether shardopt allows the change, and the losses after it, or the errors of loading."""
+    refused = None
+    try:
+        check_resume(before, after, LOAD)
+    except PlanError as error:
+        refused = str(error)
+    model = case.sharded_model(LOAD, after)
+    state = training_state(model)
+    try:
+        dcp.load(state, checkpoint_id=str(checkpoint))
+        load_training_state(model, state)
+        failed = None
+    except (dcp.api.CheckpointException, RuntimeError) as error:
+        failed = str(error)
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failed)  # one rank alone may fail
+    if any(failures):
+        return {"refused": refused, "failures": failures}
+    return {"refused": refused, "losses": steps(model, STEPS)}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks saw."""
-    job = tmp_path_factory.mktemp("checkpoints")
-    (job / "plans").mkdir()
-    for name, plan in PLANS.items():
-        (job / "plans" / f"{name}.json").write_text(json.dumps(plan_to_dict(plan)))
-    run_ranks("checkpoint_worker", job)
-    return [json.loads((job / f"resumed.{rank}.json").read_text()) for rank in range(2)]
+    return on_ranks(resume_all, tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.mark.slow
@@ -71,43 +106,35 @@ def test_what_is_allowed_goes_on_as_if_nothing_had_happened(
 
 # --- without training --------------------------------------------------------------------------
 
-
-def one_table(optimizer: str) -> Workload:
-    table = Table("t", 8, 16, (Feature("f", 1.0),), optimizer=optimizer)
-    return Workload("m", 4, (table,), DenseArch(1, (), (), "concat"))
+TABLE = a_table(rows=8, dim=16)
+WHOLE, HALVES = table_wise(TABLE), column_wise(TABLE, 8, 8)
 
 
-def split(*widths: int, kind: ShardingType = T.COLUMN_WISE, kernel: str = "fused") -> ShardingPlan:
-    first, shards = 0, []
-    for rank, width in enumerate(widths):
-        shards.append(Shard(rank, (0, first), (8, width)))
-        first += width
-    return ShardingPlan({"t": TablePlan(kind, ComputeKernel(kernel), tuple(shards))}, 2, 2)
+def check(before: TablePlan, after: TablePlan, optimizer: str) -> None:
+    load = a_workload(replace(TABLE, optimizer=optimizer))
+    check_resume(*(ShardingPlan({"t": table}, 2, 2) for table in (before, after)), load)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "exact_adagrad", "exact_sgd", "lamb", "lars_sgd"])
 def test_element_wise_states_move_freely(optimizer: str) -> None:
-    check_resume(split(8, 8), split(16, kind=T.TABLE_WISE), one_table(optimizer))
+    check(HALVES, WHOLE, optimizer)
 
 
 @pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "partial_row_wise_adam"])
 def test_row_states_need_the_same_columns(optimizer: str) -> None:
-    load = one_table(optimizer)
-    check_resume(split(8, 8), split(8, 8, kind=T.TABLE_COLUMN_WISE), load)
-    with pytest.raises(PlanError, match=r"table 't' has .*cut at \[0, 8\] before and \[0\] after"):
-        check_resume(split(8, 8), split(16, kind=T.TABLE_WISE), load)
+    check(HALVES, replace(HALVES, sharding_type=T.TABLE_COLUMN_WISE), optimizer)
+    with pytest.raises(PlanError, match=r"'t' .*\[0, 8\] .*\[0\]"):
+        check(HALVES, WHOLE, optimizer)
 
 
 def test_the_dense_optimizer_has_its_own_states() -> None:
-    whole = (Shard(0, (0, 0), (8, 16)), Shard(1, (0, 0), (8, 16)))
-    table = TablePlan(T.DATA_PARALLEL, ComputeKernel.DENSE, whole)
-    copies = ShardingPlan({"t": table}, 2, 2)
-    check_resume(copies, copies, one_table("adam"))
-    for pair in [(copies, split(8, 8)), (split(8, 8), copies)]:
-        with pytest.raises(PlanError, match="fused and the dense optimizer"):
-            check_resume(*pair, one_table("adam"))
+    copies = data_parallel(TABLE, 2)
+    check(copies, copies, "adam")
+    for pair in [(copies, HALVES), (HALVES, copies)]:
+        with pytest.raises(PlanError, match="dense"):
+            check(*pair, "adam")
 
 
 def test_unequal_columns_are_not_loaded() -> None:
-    with pytest.raises(PlanError, match=r"shards of \[4, 12\] columns"):
-        check_resume(split(8, 8), split(4, 12), one_table("adam"))
+    with pytest.raises(PlanError, match=r"\[4, 12\]"):
+        check(HALVES, column_wise(TABLE, 4, 12), "adam")

@@ -1,43 +1,70 @@
 """Planning together when a rank fails or stays away."""
 
-import json
+from __future__ import annotations
+
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torchrec")
 
-from tests.distributed.ranks import run_ranks
+import torch
+import torch.distributed as dist
+import torchrec
+from torchrec.distributed.planner import ParameterConstraints
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both ranks met."""
-    job = tmp_path_factory.mktemp("together")
-    run_ranks("collective_plan_worker", job)
-    return [json.loads((job / f"met.{rank}.json").read_text()) for rank in range(2)]
+from shardopt.torchrec import ShardoptPlanner
+from shardopt.torchrec.collective import search_seconds
+from tests.distributed.ranks import on_ranks
+from tests.distributed.training_case import EFFORT, SHARDERS
 
 
-def test_without_a_group_the_way_to_one_is_named(met: list[dict[str, Any]]) -> None:
-    assert "init_process_group" in met[0]["no group"]
+def plan(group: Any = None, **told: Any) -> str:
+    """Kind and words of the error that planning together ends in.
+
+    Args:
+        told: to the planner.
+    """
+    config = torchrec.EmbeddingBagConfig(
+        name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"]
+    )
+    model = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    planner = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, **told)
+    try:
+        planner.collective_plan(model, SHARDERS, group)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
-def test_the_planning_ranks_error_reaches_all(met: list[dict[str, Any]]) -> None:
+TOLD = {"constraints": {"t": ParameterConstraints(pooling_factors=[2.0])}}
+
+
+def test_without_a_group_the_way_to_one_is_named() -> None:
+    assert "init_process_group" in plan(**TOLD)
+
+
+def plan_in_trouble() -> dict[str, Any]:
+    """First the planning rank fails, then rank 1 stays away: the errors that a rank meets."""
+    found: dict[str, Any] = {"failed": plan(strict=True)}
+    alone = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    found["seconds"] = [search_seconds(given, alone) for given in (None, 0.1, 60.0)]
+    if dist.get_rank() == 0:
+        found["missing"] = plan(alone, **TOLD)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_errors_reach_all_ranks_and_a_missing_rank_is_named() -> None:
     """TorchRec leaves the others waiting for a plan."""
-    for rank in met:
-        assert rank["failed"].startswith("PlannerInputError")
-        assert "no pooling factor is given for 1 feature" in rank["failed"]
-    assert met[0]["failed"] == met[1]["failed"]
-
-
-def test_the_first_rank_searches_far_less_than_the_others_wait(met: list[dict[str, Any]]) -> None:
-    assert met[0]["seconds"] == "[0.5, 0.1, 0.5]", "a quarter of the group's 2 s"
-
-
-def test_a_rank_that_stays_away_is_named_after_the_timeout(met: list[dict[str, Any]]) -> None:
-    words = met[0]["missing"]
-    assert words.startswith("PlannerError: some ranks did not call collective_plan")
-    assert "1" in words.split(";")[0]
-    assert "init_process_group a longer timeout" in words
+    first, second = on_ranks(plan_in_trouble)
+    assert first["failed"].startswith("PlannerInputError")
+    assert "pooling factor" in first["failed"]
+    assert first["failed"] == second["failed"]
+    assert first["seconds"] == [0.5, 0.1, 0.5], "a quarter of the group's 2 s"
+    kind, missing = first["missing"].split(":", 1)
+    assert kind == "PlannerError"
+    assert "1" in missing.split(";")[0]
+    assert "longer timeout" in missing

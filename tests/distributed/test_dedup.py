@@ -1,24 +1,29 @@
 """Ids that TorchRec looks up on two gloo ranks where each sends the distinct ids of its batch."""
 
-import json
-from pathlib import Path
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
+pytest.importorskip("torchrec")
+
+import torch
+import torch.distributed as dist
+
 from predictor.cost.loads import Load, ShardLoads
 from predictor.model.distribution import Uniform, Zipf
-from predictor.model.plan import ShardingType
-from predictor.model.plan_json import plan_to_dict
+from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.cli.output import to_json
-from shardopt.config.write import write_model
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.builders import a_topology, hardware, plan_of, sharded
-
-pytest.importorskip("torchrec")
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import on_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+STEPS = 12
 
 
 def workload(*, dedup: bool = True) -> Workload:
@@ -39,15 +44,53 @@ def workload(*, dedup: bool = True) -> Workload:
     return Workload("histories", 128, tuple(tables), DenseArch(13, (16,), (16, 1), "concat"))
 
 
-@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
-def test_as_many_ids_are_looked_up_as_predicted(tmp_path: Path, kind: ShardingType) -> None:
-    made, topology = workload(), a_topology(2)
-    write_model(tmp_path / "model.yaml", made)
-    tables = sharded(made, topology, kind)
-    plan = plan_of(made, topology, tables)
-    (tmp_path / "plan.json").write_text(to_json(plan_to_dict(plan)))
-    run_ranks("dedup_worker", tmp_path)
+def unique_by_feature(
+    hash_size_cumsum: torch.Tensor,
+    hash_size_offsets: torch.Tensor,
+    offsets: torch.Tensor,
+    values: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """`fbgemm::jagged_unique_indices`, which FBGEMM has for GPUs only, of one feature a table:
+    lengths, offsets, ids, inverse."""
+    features = len(hash_size_offsets) - 1
+    batch = (len(offsets) - 1) // features
+    bounds = offsets[::batch].tolist()
+    ids, inverse, lengths, before = [], [], [], 0
+    for first, last in pairwise(bounds):
+        found, back = torch.unique(values[first:last], return_inverse=True)
+        ids.append(found)
+        inverse.append(back + before)
+        before += len(found)
+        of_samples = torch.zeros(batch, dtype=torch.int64)
+        of_samples[: len(found) % batch] = 1
+        lengths.append(of_samples + len(found) // batch)
+    all_lengths = torch.cat(lengths)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), all_lengths.cumsum(0)])
+    return all_lengths, ends, torch.cat(ids), torch.cat(inverse)
 
+
+def looked_up(load: Workload, plan: ShardingPlan) -> list[int]:
+    """The ids that this rank's lookups were given, batch by batch."""
+    library = torch.library.Library("fbgemm", "IMPL")
+    library.impl("jagged_unique_indices", unique_by_feature, "CPU")
+    ring = batch_ring(load, rank=dist.get_rank(), size=STEPS)
+    training = Training(load, plan, torch.device("cpu"), ring)
+    counts: list[int] = []
+
+    def count(_: Any, given: tuple[Any, ...]) -> None:
+        counts.append(int(given[0].values().numel()))
+
+    for lookup in training.model.sparse["ec"]._lookups:
+        lookup.register_forward_pre_hook(count)
+    for _ in range(STEPS):
+        training.step()
+    return counts
+
+
+@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
+def test_as_many_ids_are_looked_up_as_predicted(kind: ShardingType) -> None:
+    made, topology = workload(), a_topology(2)
+    tables = sharded(made, topology, kind)
     expected = np.zeros(2)
     loads, raw = (ShardLoads(w, topology, hardware()) for w in (made, workload(dedup=False)))
     sent = 0.0
@@ -56,6 +99,5 @@ def test_as_many_ids_are_looked_up_as_predicted(tmp_path: Path, kind: ShardingTy
         np.add.at(expected, ranks, found[:, Load.IDS])
         sent += float(raw.of_table(index, table)[1][:, Load.IDS].sum())
     assert expected.sum() < 0.7 * sent
-    for rank in (0, 1):
-        counts = json.loads((tmp_path / f"ids.{rank}.json").read_text())
-        assert np.mean(counts) == pytest.approx(expected[rank], rel=0.03)
+    counts = on_ranks(looked_up, made, plan_of(made, topology, tables))
+    assert np.mean(counts, axis=1) == pytest.approx(expected, rel=0.03)

@@ -5,61 +5,74 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torchrec")
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
 from lab.planners.reservation import dense_parameters
 from predictor.model.plan import ShardingType
-from predictor.model.plan_json import plan_to_dict
 from predictor.model.workload import MeasuredDense
 from predictor.trace.breakdown import breakdown
 from predictor.trace.phases import PHASES, traced_dense
 from predictor.trace.read import load_traces
 from shardopt.cli.app import main
-from shardopt.cli.output import to_json
 from shardopt.config import load_model
 from shardopt.config.write import write_model
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.distributed import training_case as case
+from tests.distributed.ranks import on_ranks
 from tests.public_data import TRACES, needs_public_data
 
 RESNET_50 = 25_557_032
 """Parameters of torchvision's ResNet-50."""
 SPARSE_KERNEL = re.compile(r"split_embedding|RadixSort|permute_|bounds_check|bucketize")
+STEPS = 4
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, its plan and the traces of two ranks that trained it."""
-    pytest.importorskip("torchrec")
-    from tests.distributed.ranks import run_ranks
-
-    job = tmp_path_factory.mktemp("job")
-    (job / "traces").mkdir()
-    write_model(job / "model.yaml", case.workload())
-    plan = case.uniform_plan(ShardingType.ROW_WISE, 2, 2)
-    (job / "plan.json").write_text(to_json(plan_to_dict(plan)))
-    run_ranks("dense_trace_worker", job)
-    return job
+def train_and_trace(folder: Path) -> None:
+    """Train under TorchRec's profiler."""
+    load, rank = case.workload(), dist.get_rank()
+    plan = case.uniform_plan(ShardingType.ROW_WISE)
+    training = Training(load, plan, case.CPU, batch_ring(load, rank=rank, size=2))
+    training.step()
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        record_shapes=True,
+        profile_memory=True,
+    ) as profiler:
+        for _ in range(1 + STEPS):
+            training.step()
+            profiler.step()
+    profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_traced_training_gives_its_dense_part(
-    job: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = job / "dense.yaml"
-    assert main(["trace", str(job / "traces"), "--dense", str(written)]) == 0
-    assert f"wrote {written}: forward" in capsys.readouterr().err
+    folder, written, model = (tmp_path / name for name in ("traces", "dense.yaml", "model.yaml"))
+    folder.mkdir()
+    on_ranks(train_and_trace, folder)
+    assert main(["trace", str(folder), "--dense", str(written)]) == 0
+    assert f"wrote {written}" in capsys.readouterr().err
 
-    model = (job / "model.yaml").read_text()
-    head, tables = model.split("dense:")[0], "tables:" + model.split("tables:")[1]
-    (job / "measured.yaml").write_text(head + tables + written.read_text())
-    workload, dense = case.workload(), load_model(job / "measured.yaml").dense
+    workload = case.workload()
+    write_model(model, workload)
+    text = model.read_text()
+    head, tables = text.split("dense:")[0], "tables:" + text.split("tables:")[1]
+    model.write_text(head + tables + written.read_text())
+    dense = load_model(model).dense
     assert isinstance(dense, MeasuredDense)
     assert dense.batch_size == workload.batch_size
     assert dense.gradient_bytes == 4 * dense_parameters(workload)
     assert dense.optimizer == workload.dense.optimizer
     assert dense.activation_bytes is not None
     assert dense.activation_bytes > 4 * workload.batch_size * sum(workload.dlrm.bottom_mlp)
-    traces = load_traces([job / "traces"]).traces
-    steps = [s.measured_ms for t in traces for s in breakdown(t)]
+    steps = [s.measured_ms for t in load_traces([folder]).traces for s in breakdown(t)]
     assert 0 < sum(getattr(dense, f"{p}_ms") for p in PHASES) < max(steps)
 
 

@@ -1,11 +1,23 @@
 """Ops, bytes and collectives of a feature processor on two gloo ranks, as they are predicted."""
 
-import json
+from __future__ import annotations
+
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torchrec")
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrec.distributed import fp_embeddingbag
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.cost.ops.position_weights import (
     OPS,
@@ -18,15 +30,12 @@ from predictor.cost.ops.position_weights import (
     WEIGH_BYTES,
 )
 from predictor.model.dlrm_program import dense_program
-from predictor.model.plan import ShardingType, TablePlan
-from predictor.model.plan_json import plan_to_dict
+from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
-from shardopt.cli.output import to_json
-from shardopt.config.write import write_model
+from shardopt.training.batch import batch_ring
+from shardopt.training.loop import Training
 from tests.builders import a_topology, plan_of, sharded, table_wise
-
-pytest.importorskip("torchrec")
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import on_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -51,17 +60,125 @@ def plans(kind: str) -> tuple[TablePlan, ...]:
     return {"whole": whole, "rows": rows, "both": (*whole[:2], *rows[2:])}[kind]
 
 
+LARGE = 2000
+"""Elements from which an operand is one of ids or outputs, not of parameters or splits."""
+
+
+def tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values if isinstance(values, list | tuple) else [values]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors(value)
+
+
+class Ops(TorchDispatchMode):
+    """Counts ops that are no views, and the bytes of their large operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Any] = {}
+        self.part = ""
+        self.moved: list[tuple[str, str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given, out = [*tensors(args)], [*tensors(made)]
+        before = {t.untyped_storage().data_ptr() for t in given}
+        fresh = {t.untyped_storage().data_ptr() for t in out} - before
+        name = func.name().split("::")[1].split(".")[0]
+        if func.namespace == "c10d":
+            moved = given[1] if name == "alltoall_base_" else given[0]
+            self.moved.append((name, str(moved.dtype), moved.numel()))
+        if self.part and (fresh or name.endswith("_")) and not name.startswith("empty"):
+            written = given[:1] if name.endswith("_") else out
+            read = given[1:] if name == "copy_" else [] if name == "zeros_like" else given
+            large = [t for t in (*read, *written) if t.numel() >= LARGE]
+            part = self.found.setdefault(self.part, {"bytes": 0, "ops": []})
+            part["bytes"] += sum(t.numel() * t.element_size() for t in large)
+            part["ops"].append(name)
+        return made
+
+    @contextmanager
+    def during(self, part: str) -> Iterator[None]:
+        before, self.part = self.part, part
+        yield
+        self.part = before
+
+
+def short(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """With lengths of 4 bytes, as TorchRec's own data sets have."""
+    return KeyedJaggedTensor(ids.keys(), ids.values(), lengths=ids.lengths().int())
+
+
+def watch(ops: Ops, ids: dict[str, list[int]]) -> None:
+    """Note what TorchRec's functions for feature processors run."""
+    sharded: Any = ShardedFeatureProcessedEmbeddingBagCollection
+    prepare, weigh = (
+        fp_embeddingbag.modify_input_for_feature_processor,
+        sharded.apply_feature_processors_to_kjt_list,
+    )
+    spread = sharded.add_fp_params_grad_sync_callback
+
+    def prepared(features: Any, *args: Any, **more: Any) -> Any:
+        ids["local"] = [features.values().numel()]
+        with ops.during("prepare"):
+            return prepare(features, *args, **more)
+
+    def weighed(self: Any, given: Any) -> Any:
+        ids["looked up"] = [features.values().numel() for features in given]
+        ids["features"] = [len(features.keys()) for features in given]
+        with ops.during("weigh"):
+            return weigh(self, given)
+
+    def spreading(self: Any, awaitable: Any) -> Any:
+        with ops.during("spread"):
+            found = spread(self, awaitable)
+        (add,) = found.callbacks[-1:]
+
+        def added(kt: Any) -> Any:
+            with ops.during("spread"):
+                return add(kt)
+
+        found.callbacks[-1] = added
+        return found
+
+    fp_embeddingbag.modify_input_for_feature_processor = prepared
+    sharded.apply_feature_processors_to_kjt_list = weighed
+    sharded.add_fp_params_grad_sync_callback = spreading
+
+
+def step_under(plan: ShardingPlan) -> dict[str, Any]:
+    """The ops of the processor in a step, before ids are sent, on what is looked up and backward:
+    their number and bytes; the ids of each exchange; and what collectives moved."""
+    ring = [
+        replace(batch, sparse={"fp": short(batch.sparse["fp"])})
+        for batch in batch_ring(WORKLOAD, rank=dist.get_rank(), size=4)
+    ]
+    training = Training(WORKLOAD, plan, torch.device("cpu"), ring)
+    ops, ids = Ops(), dict[str, list[int]]()
+    watch(ops, ids)
+    training.step()
+    ops.found.clear()
+    backward = torch.Tensor.backward
+
+    def back(self: torch.Tensor, *args: Any, **more: Any) -> None:
+        with ops.during("backward"):
+            backward(self, *args, **more)
+
+    with ops, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", back)
+        training.step()
+    return {"parts": ops.found, "ids": ids, "moved": ops.moved}
+
+
 @pytest.mark.parametrize("kind", ["whole", "rows", "both"])
-def test_as_many_ops_and_bytes_as_predicted(tmp_path: Path, kind: str) -> None:
-    write_model(tmp_path / "model.yaml", WORKLOAD)
+def test_as_many_ops_and_bytes_as_predicted(kind: str) -> None:
     plan = plan_of(WORKLOAD, a_topology(2), plans(kind))
-    (tmp_path / "plan.json").write_text(to_json(plan_to_dict(plan)))
-    run_ranks("feature_processor_worker", tmp_path)
     gradients = dense_program(WORKLOAD).gradient_bytes
-    for rank in (0, 1):
-        found = json.loads((tmp_path / f"found.{rank}.json").read_text())
+    for found in on_ranks(step_under, plan):
         check(found["parts"], found["ids"], travels=kind != "whole")
-        moved = [(name, dtype, count) for name, dtype, count in found["moved"]]
+        moved = found["moved"]
         assert sum(count for name, _, count in moved if name == "allreduce_") == gradients / 4
         of_ids = [(i, m) for i, m in enumerate(moved) if m[1] == "torch.int64" and m[2] > BATCH]
         weights = [("alltoall_base_", "torch.float32", ids[2]) for _, ids in of_ids]

@@ -1,89 +1,141 @@
 """Moves of running models for real, on 2 gloo ranks: training goes on as if nothing had moved."""
 
-import json
+from __future__ import annotations
+
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("torchrec")
 
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_json import plan_to_dict
+import torch.distributed as dist
+
+from predictor.hardware.loader import load_hardware
+from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.topology import Topology
 from predictor.model.workload import Workload
-from shardopt.config.write import write_model
+from predictor.units import GIB
+from search.in_use.price import MovePrice, find_obstacles
+from search.problem import Problem
+from shardopt.live.reshard import Proposal, reshard
+from shardopt.torchrec import load_under_plan, save_for_plan
+from tests.builders import column_wise, cut, table_wise
 from tests.distributed import live_case as case
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import on_ranks
+from tests.distributed.test_live import said
+from tests.distributed.training_case import own_batches, sharded_model, train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-T = ShardingType
-ROWS, DIM = 5000, 32
 
-
-def columns(first: int, *widths: int) -> TablePlan:
-    """Column shards on one rank after the other, from the first."""
-    start, shards = 0, []
-    for i, width in enumerate(widths):
-        shards.append(Shard((first + i) % 2, (0, start), (ROWS, width)))
-        start += width
-    return TablePlan(T.COLUMN_WISE, ComputeKernel.FUSED, tuple(shards))
-
-
-def rows() -> TablePlan:
-    """Half of the rows on either rank."""
-    shards = tuple(Shard(r, (r * ROWS // 2, 0), (ROWS // 2, DIM)) for r in range(2))
-    return TablePlan(T.ROW_WISE, ComputeKernel.FUSED, shards)
-
-
-def model(optimizer: str) -> Workload:
-    load = case.workload()
-    return replace(load, tables=tuple(replace(t, optimizer=optimizer) for t in load.tables))
-
-
-def plans(load: Workload, before: list[Any], after: list[Any]) -> tuple[ShardingPlan, ShardingPlan]:
-    """Tables whole on a rank, where a number stands."""
-    given = []
-    for tables in (before, after):
-        whole = case.plan(load, tuple(t if isinstance(t, int) else 0 for t in tables))
-        named = dict(zip(load.keys, tables, strict=True))
-        other = {key: t for key, t in named.items() if not isinstance(t, int)}
-        given.append(replace(whole, tables={**whole.tables, **other}))
-    return given[0], given[1]
-
-
-HALVES, SWAPPED = columns(0, 16, 16), columns(1, 16, 16)
-CASES: dict[str, tuple[str, list[Any], list[Any]]] = {
+HALF = 4
+TABLE = case.workload().tables[0]
+HALVES, SWAPPED = column_wise(TABLE, 16, 16), column_wise(TABLE, 16, 16, first=1)
+ROWS = cut(TABLE, ShardingType.ROW_WISE, [0, 1])
+ON_0, ON_1 = table_wise(TABLE, 0), table_wise(TABLE, 1)
+COLUMN_ON_0, COLUMN_ON_1 = column_wise(TABLE, 32), column_wise(TABLE, 32, first=1)
+CASES = {
     "in place, columns to other ranks": (
         "exact_row_wise_adagrad",
-        [HALVES, 0, HALVES, 1],
-        [SWAPPED, 1, HALVES, 1],
+        (HALVES, ON_0, HALVES, ON_1),
+        (SWAPPED, ON_1, HALVES, ON_1),
     ),
     "in place, other cuts": (
         "exact_adagrad",
-        [HALVES, columns(0, 32), HALVES, 1],
-        [columns(1, 32), SWAPPED, SWAPPED, 0],
+        (HALVES, COLUMN_ON_0, HALVES, ON_1),
+        (COLUMN_ON_1, SWAPPED, SWAPPED, ON_0),
     ),
-    "in place, no state": ("exact_sgd", [HALVES, 0, 0, 1], [columns(1, 32), 1, 0, 1]),
-    "rows": ("exact_row_wise_adagrad", [0, HALVES, rows(), 1], [rows(), SWAPPED, 1, 0]),
-    "types": ("exact_adagrad", [0, HALVES, rows(), 1], [rows(), 1, HALVES, HALVES]),
-    "no state": ("exact_sgd", [0, HALVES, rows(), 1], [rows(), rows(), HALVES, 0]),
+    "in place, no state": (
+        "exact_sgd",
+        (HALVES, ON_0, ON_0, ON_1),
+        (COLUMN_ON_1, ON_1, ON_0, ON_1),
+    ),
+    "rows": (
+        "exact_row_wise_adagrad",
+        (ON_0, HALVES, ROWS, ON_1),
+        (ROWS, SWAPPED, ON_1, ON_0),
+    ),
+    "types": ("exact_adagrad", (ON_0, HALVES, ROWS, ON_1), (ROWS, ON_1, HALVES, HALVES)),
+    "no state": ("exact_sgd", (ON_0, HALVES, ROWS, ON_1), (ROWS, ROWS, HALVES, ON_0)),
 }
+"""Name -> optimizer, and the four tables before and after."""
+
+
+def move_all(job: Path) -> dict[str, dict[str, Any]]:
+    """Every case: train, move, train on; and the same without the move."""
+    found = {}
+    for name, (optimizer, *when) in CASES.items():
+        load = case.workload(optimizer)
+        before, after = (
+            ShardingPlan(dict(zip(load.keys, tables, strict=True)), 2, 2) for tables in when
+        )
+        still = train(sharded_model(load, before), load, own_batches(load, 2 * HALF))
+        move = in_place if name.startswith("in place") else through_checkpoint
+        found[name] = {"still": still, **move(load, before, after, job / name)}
+    return found
+
+
+def in_place(
+    load: Workload, before: ShardingPlan, after: ShardingPlan, _: Path
+) -> dict[str, list[float]]:
+    """`reshard`, as `ReplanMonitor.apply` calls it."""
+    ranks = Topology.uniform(2, 2, hbm_bytes=0, ddr_bytes=4 * GIB)
+    price = MovePrice(Problem(load, ranks, load_hardware("cpu-gloo")), before)
+    move = price.of(after)
+    obstacles = find_obstacles(price.tables, before, after, move.tables)
+    new_bytes = tuple(int(size) for size in price.rebuilt_bytes(after))
+    proposal = Proposal(before, after, Mock(), move, tuple(obstacles), new_bytes, 1.0, "")
+    model = sharded_model(load, before)
+    losses = train(model, load, own_batches(load, HALF))
+    reshard(model, proposal)
+    return {"moved": losses + train(model, load, own_batches(load, HALF, HALF))}
+
+
+def through_checkpoint(
+    load: Workload, before: ShardingPlan, after: ShardingPlan, folder: Path
+) -> dict[str, Any]:
+    """Save, build anew, load; and what must not be saved."""
+    model = sharded_model(load, before)
+    losses = train(model, load, own_batches(load, HALF))
+    refused = refusals(model, load, before, after, folder)
+    dist.barrier()
+    saved_nothing = not folder.exists()
+    dist.barrier()
+    save_for_plan(model, before, after, load, folder)
+    del model
+    anew = sharded_model(load, after)
+    refused["empty"] = said(lambda: load_under_plan(anew, folder.parent))
+    load_under_plan(anew, folder)
+    return {
+        "moved": losses + train(anew, load, own_batches(load, HALF, HALF)),
+        "refused": refused,
+        "saved nothing": saved_nothing,
+    }
+
+
+def refusals(
+    model: Any, load: Workload, before: ShardingPlan, after: ShardingPlan, folder: Path
+) -> dict[str, str]:
+    """What must not be saved, and what is said of it."""
+    columns = replace(after, tables={**after.tables, load.keys[0]: HALVES})
+    pairs = {
+        "another": (after, before),
+        "disagree": (before, after if dist.get_rank() else before),
+        "lost": (before, columns),
+    }
+    return {
+        what: said(partial(save_for_plan, model, *pair, load, folder))
+        for what, pair in pairs.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks saw."""
-    job = tmp_path_factory.mktemp("moves")
-    for folder in ("plans", "models"):
-        (job / folder).mkdir()
-    for name, (optimizer, before, after) in CASES.items():
-        load = model(optimizer)
-        write_model(job / "models" / f"{name}.yaml", load)
-        for when, plan in zip(("before", "after"), plans(load, before, after), strict=True):
-            path = job / "plans" / f"{name}.{when}.json"
-            path.write_text(json.dumps(plan_to_dict(plan)))
-    run_ranks("live_moves_worker", job)
-    return [json.loads((job / f"moved.{rank}.json").read_text()) for rank in range(2)]
+    return on_ranks(move_all, tmp_path_factory.mktemp("moves"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,13 +148,13 @@ def test_training_goes_on(found: list[dict[str, Any]], name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("in place")])
 def test_what_cannot_be_resumed_is_not_saved(found: list[dict[str, Any]], name: str) -> None:
     words = {
-        "another": "another plan than the given one runs: table",
-        "disagree": "ranks [1] have another proposal than rank 0",
-        "empty": "cannot be loaded into this model",
+        "another": "another plan",
+        "disagree": "ranks [1]",
+        "empty": "cannot be loaded",
     }
     if name == "rows":
-        words["lost"] = "with a state for each row and column shard"
+        words["lost"] = "row and column shard"
     for rank in found:
-        for what, said in words.items():
-            assert said in rank[name]["refused"][what], what
+        for what, word in words.items():
+            assert word in rank[name]["refused"][what], what
         assert rank[name]["saved nothing"] == (name == "rows")

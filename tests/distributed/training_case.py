@@ -1,33 +1,37 @@
 """The model that the distributed tests train, its reference, and the plans they train it under."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from predictor.model.distribution import Zipf
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, Table, Workload
 from predictor.units import GIB
-from shardopt.training.batch import synthetic_batch
-from shardopt.training.loop import dense_optimizer, table_weight
+from shardopt.torchrec.convert import to_torchrec
+from shardopt.training.batch import Batch, synthetic_batch
+from shardopt.training.loop import apply_sparse_optimizers, dense_optimizer, table_weight
 from shardopt.training.model import build_model
+from tests.builders import cut, data_parallel
 
+T = ShardingType
 STEPS = 4
 LEARNING_RATE = 0.1
 EPS = 1e-8
-BATCH = 32
 EFFORT = 0.05
+CPU = torch.device("cpu")
+SHARDERS: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
-MIXED = (
-    ShardingType.ROW_WISE,
-    ShardingType.TABLE_WISE,
-    ShardingType.COLUMN_WISE,
-    ShardingType.ROW_WISE,
-    ShardingType.DATA_PARALLEL,
-)
+MIXED = (T.ROW_WISE, T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE, T.DATA_PARALLEL)
 """A sharding type for each table of the workload."""
 
 
@@ -42,7 +46,7 @@ def workload() -> Workload:
         Table("t0", 33, 16, (Feature("f0", 2.0),), module="other", optimizer="exact_adagrad"),
     )
     dense = DenseArch(13, (32, 16), (32, 1), DcnV2(2, 8))
-    return Workload("small", BATCH, tables, dense)
+    return Workload("small", 32, tables, dense)
 
 
 def initial_weights() -> dict[str, torch.Tensor]:
@@ -52,6 +56,35 @@ def initial_weights() -> dict[str, torch.Tensor]:
     for table in workload().tables:
         torch.nn.init.normal_(table_weight(model, table), std=0.3)
     return model.state_dict()
+
+
+def sharded_model(load: Workload, plan: ShardingPlan) -> DistributedModelParallel:
+    """The model under a plan, with the same weights on every call."""
+    torch.manual_seed(1)
+    model = build_model(load, "meta")
+    unfused = [k for k, t in plan.tables.items() if t.compute_kernel is ComputeKernel.DENSE]
+    apply_sparse_optimizers(model, load, learning_rate=LEARNING_RATE, unfused=unfused, eps=EPS)
+    of_torchrec = to_torchrec(plan, model, device="cpu")
+    return DistributedModelParallel(model, device=CPU, plan=of_torchrec, sharders=SHARDERS)
+
+
+def train(model: DistributedModelParallel, load: Workload, batches: list[Batch]) -> list[float]:
+    """The losses of a rank over its batches."""
+    optimizer = dense_optimizer(model, load, learning_rate=LEARNING_RATE)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss, _ = model(batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def own_batches(load: Workload, count: int, first: int = 0) -> list[Batch]:
+    """Of this rank, from the ``first`` on."""
+    rank = dist.get_rank()
+    return [synthetic_batch(load, rank=rank, index=first + i) for i in range(count)]
 
 
 def reference(plan: ShardingPlan) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -104,20 +137,15 @@ def _step(optimizer: str, weight: torch.nn.Parameter, state: torch.Tensor, plan:
 
 
 @cache
-def plan_under_test(name: str, world_size: int, local_world_size: int) -> ShardingPlan:
-    """One of `PLAN_NAMES`: a plan per sharding type, a mixed one, and those that a search finds,
-    freely and where each table may be sharded in one way only."""
-    if name == "mixed":
-        return make_plan(MIXED, world_size, local_world_size)
+def plan_under_test(name: str) -> ShardingPlan:
+    """One of `PLAN_NAMES`, for two ranks: a plan per sharding type, a mixed one, and those that a
+    search finds, freely and where each table may be sharded in one way only."""
     if name.startswith("searched "):
-        kinds = SEARCHED[name.removeprefix("searched ")]
-        return searched_plan(kinds, world_size, local_world_size)
-    return uniform_plan(ShardingType(name), world_size, local_world_size)
+        return searched_plan(SEARCHED[name.removeprefix("searched ")])
+    return make_plan(MIXED) if name == "mixed" else uniform_plan(T(name))
 
 
-def searched_plan(
-    kinds: tuple[tuple[ShardingType, ...], ...], world_size: int, local_world_size: int
-) -> ShardingPlan:
+def searched_plan(kinds: tuple[tuple[ShardingType, ...], ...]) -> ShardingPlan:
     """The best plan that a short search finds for this workload.
 
     For GPUs, although it is trained on CPUs, where TorchRec's planner offers no row split of a
@@ -137,78 +165,54 @@ def searched_plan(
         replace(table, constraints=Constraints(sharding_types=allowed, min_partition=4))
         for table, allowed in zip(load.tables, kinds, strict=True)
     )
-    topology = Topology.uniform(world_size, local_world_size, hbm_bytes=GIB, ddr_bytes=GIB)
+    topology = Topology.uniform(2, hbm_bytes=GIB, ddr_bytes=GIB)
     problem = Problem(replace(load, tables=tuple(tables)), topology, load_hardware("h100-sxm"))
     return solve(problem, Stop(effort=EFFORT), seed=0, top_k=1).best.plan
 
 
-def uniform_plan(kind: ShardingType, world_size: int, local_world_size: int) -> ShardingPlan:
+def uniform_plan(kind: ShardingType, world_size: int = 2, local: int = 2) -> ShardingPlan:
     """Every table sharded one way, as far as TorchRec can (`predictor.model.plan_check`)."""
-    return make_plan(uniform_kinds(kind), world_size, local_world_size)
+    return make_plan(uniform_kinds(kind), world_size, local)
 
 
 def uniform_kinds(kind: ShardingType) -> tuple[ShardingType, ...]:
     """`kind` for every table, or the nearest that TorchRec can run."""
     unpooled = {
-        ShardingType.DATA_PARALLEL: ShardingType.TABLE_WISE,  # not on CPU
-        ShardingType.TABLE_ROW_WISE: ShardingType.ROW_WISE,
-        ShardingType.TABLE_COLUMN_WISE: ShardingType.COLUMN_WISE,
-        ShardingType.GRID_SHARD: ShardingType.TABLE_WISE,
+        T.DATA_PARALLEL: T.TABLE_WISE,  # not on CPU
+        T.TABLE_ROW_WISE: T.ROW_WISE,
+        T.TABLE_COLUMN_WISE: T.COLUMN_WISE,
+        T.GRID_SHARD: T.TABLE_WISE,
     }
-    mean = {ShardingType.GRID_SHARD: ShardingType.COLUMN_WISE}
-    instead = {"none": unpooled, "mean": mean, "sum": {}}
+    instead = {"none": unpooled, "mean": {T.GRID_SHARD: T.COLUMN_WISE}, "sum": {}}
     return tuple(instead[table.pooling].get(kind, kind) for table in workload().tables)
 
 
-def make_plan(kinds: tuple[ShardingType, ...], world_size: int, local: int) -> ShardingPlan:
+def make_plan(kinds: tuple[ShardingType, ...], world_size: int = 2, local: int = 2) -> ShardingPlan:
     """The i-th table sharded as the i-th kind says, starting on rank or host i (wrapped)."""
     load = workload()
     tables = {
-        key: TablePlan(
-            kind,
-            ComputeKernel.DENSE if kind is ShardingType.DATA_PARALLEL else ComputeKernel.FUSED,
-            tuple(_shards(kind, table, i, world_size, local)),
-            table.module,
-        )
+        key: table_plan(table, kind, i, world_size, local)
         for i, (key, table, kind) in enumerate(zip(load.keys, load.tables, kinds, strict=True))
     }
     return ShardingPlan(tables, world_size, local)
 
 
-def _shards(
-    kind: ShardingType, table: Table, start: int, world_size: int, local: int
-) -> Iterator[Shard]:
-    rows, columns = table.num_embeddings, table.embedding_dim
-    host = start % (world_size // local)
-    if kind is ShardingType.DATA_PARALLEL:
-        yield from (Shard(rank, (0, 0), (rows, columns)) for rank in range(world_size))
-    elif kind is ShardingType.TABLE_WISE:
-        yield Shard(start % world_size, (0, 0), (rows, columns))
-    elif kind in (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE):
-        half = columns // 2
-        for i in range(2):
-            wide = kind is ShardingType.COLUMN_WISE
-            rank = (start + i) % world_size if wide else host * local + i % local
-            yield Shard(rank, (0, i * half), (rows, half))
-    elif kind is ShardingType.GRID_SHARD:
-        hosts = world_size // local
-        width = columns // hosts
-        for h in range(hosts):
-            for first, size, i in _blocks(rows, local):
-                yield Shard(h * local + i, (first, h * width), (size, width))
-    else:
-        ranks = world_size if kind is ShardingType.ROW_WISE else local
-        offset = 0 if kind is ShardingType.ROW_WISE else host * local
-        for first, size, i in _blocks(rows, ranks):
-            yield Shard(offset + i, (first, 0), (size, columns))
-
-
-def _blocks(rows: int, ranks: int) -> Iterator[tuple[int, int, int]]:
-    """Offset, size and index of row blocks of ceil(rows / ranks)."""
-    block = -(-rows // ranks)
-    for i in range(ranks):
-        first = min(i * block, rows)
-        yield first, min(block, rows - first), i
+def table_plan(
+    table: Table, kind: ShardingType, start: int = 0, world: int = 2, local: int = 2
+) -> TablePlan:
+    """A table sharded one way from a rank or host on."""
+    if kind is T.DATA_PARALLEL:
+        return data_parallel(table, world)
+    host = start * local % world
+    ranks, columns = {
+        T.TABLE_WISE: ([start % world], 1),
+        T.COLUMN_WISE: ([start % world, (start + 1) % world], 2),
+        T.TABLE_COLUMN_WISE: ([host, host + 1], 2),
+        T.ROW_WISE: (range(world), 1),
+        T.TABLE_ROW_WISE: (range(host, host + local), 1),
+        T.GRID_SHARD: (range(world), world // local),
+    }[kind]
+    return cut(table, kind, ranks, columns)
 
 
 def only(kinds: tuple[ShardingType, ...]) -> tuple[tuple[ShardingType, ...], ...]:
@@ -218,21 +222,19 @@ def only(kinds: tuple[ShardingType, ...]) -> tuple[tuple[ShardingType, ...], ...
 
 def anything() -> tuple[tuple[ShardingType, ...], ...]:
     """All that TorchRec can run on CPUs."""
-    unpooled = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.ROW_WISE)
-    return tuple(
-        tuple(ShardingType) if table.pooling != "none" else unpooled for table in workload().tables
-    )
+    unpooled = (T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE)
+    return tuple(unpooled if table.pooling == "none" else tuple(T) for table in workload().tables)
 
 
 SEARCHED = {
     "free": anything(),
-    "table_wise": only(uniform_kinds(ShardingType.TABLE_WISE)),
-    "column_wise": only(uniform_kinds(ShardingType.COLUMN_WISE)),
-    "row_wise": only(uniform_kinds(ShardingType.ROW_WISE)),
-    "data_parallel": only(uniform_kinds(ShardingType.DATA_PARALLEL)),
+    **{
+        str(kind): only(uniform_kinds(kind))
+        for kind in (T.TABLE_WISE, T.COLUMN_WISE, T.ROW_WISE, T.DATA_PARALLEL)
+    },
     "mixed": only(MIXED),
 }
 """Name of a search -> the sharding types that it may give each table."""
 
-PLAN_NAMES = (*(kind.value for kind in ShardingType), "mixed", *(f"searched {n}" for n in SEARCHED))
+PLAN_NAMES = (*map(str, ShardingType), "mixed", *(f"searched {name}" for name in SEARCHED))
 """Names of everything that is trained."""
