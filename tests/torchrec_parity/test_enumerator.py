@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torchrec")
 
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import ShardingOption
@@ -20,6 +25,8 @@ from predictor.model.workload import Optimizer, Workload
 from search.baselines.torchrec_memory import torchrec_memory
 from search.space.enumerate import enumerate_space
 from search.space.option import Option
+from shardopt.torchrec.read_module import parameter_constraints
+from shardopt.training.torchrec_planner import torchrec_topology
 from tests.torchrec_parity import modules
 
 PIPELINES = {
@@ -34,19 +41,25 @@ each_model = pytest.mark.parametrize("model", modules.MODELS, ids=lambda m: m.__
 each_world = pytest.mark.parametrize("world", WORLDS)
 
 
+@cache
 def torchrec_options(
-    workload: Workload,
-    topology: Topology,
-    device: str = "cuda",
-    *,
-    fused_params: dict[str, object] | None = None,
+    workload: Workload, topology: Topology, device: str = "cuda", optimizer: Any = None
 ) -> list[ShardingOption]:
-    theirs = modules.torchrec_topology(topology, device)
-    wants = modules.constraints(workload)
+    """What the enumerator lists; it takes longest.
+
+    Args:
+        optimizer: given by ``fused_params``, not in the backward.
+    """
+    theirs = torchrec_topology(topology, device)
+    wants = parameter_constraints(workload)
     storage = EmbeddingStorageEstimator(theirs, wants, PIPELINES[workload.train_pipeline])
     enumerator = EmbeddingEnumerator(theirs, workload.batch_size, wants, [storage])
-    module = modules.build(workload, in_backward=fused_params is None)
-    options: list[ShardingOption] = enumerator.enumerate(module, modules.sharders(fused_params))
+    fused = optimizer and {"optimizer": optimizer}
+    module = modules.build(workload, in_backward=optimizer is None)
+    kinds = EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+    options: list[ShardingOption] = enumerator.enumerate(
+        module, [kind(fused_params=fused) for kind in kinds]
+    )
     return options
 
 
@@ -197,9 +210,7 @@ def test_optimizer_given_through_fused_params_is_zero_in_torchrec_and_counted_he
     """``fused_params={"optimizer": ...}`` is how most examples pass it; TorchRec then counts 0."""
     workload, topology = modules.rm_like(), modules.topology(8)
     seen = torchrec_options(workload, topology)
-    unseen = torchrec_options(
-        workload, topology, fused_params={"optimizer": modules.OPTIMIZERS[Optimizer.ADAM][1]}
-    )
+    unseen = torchrec_options(workload, topology, optimizer=EmbOptimType.ADAM)
     ours = our_options(workload, topology)
     by_key = {their_key(o): o for o in seen}
     for option in unseen:
