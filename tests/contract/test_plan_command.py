@@ -54,17 +54,3 @@ def test_planning_dlrm_needs_no_torch(tmp_path: Path, capsys: pytest.CaptureFixt
             f"\nshardopt plan {DLRM.name} --gpus 8: {seconds:.1f} s of wall time, "
             f"{data['search_seconds']:.1f} s of it search"
         )
-
-
-def test_the_command_runs_as_a_module(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardopt", "--version"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"shardopt {shardopt.__version__}\n"
