@@ -1,10 +1,13 @@
-"""Settings that all tests share."""
+"""Settings that all tests share, and commands run in this process."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,3 +48,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_main(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Done]:
+    """Runs a program's ``main`` with the given words in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(main: Callable[[list[str]], int], *words: object) -> Done:
+        code = main([str(word) for word in words])
+        return Done(code, *capsys.readouterr())
+
+    return call

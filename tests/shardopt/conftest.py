@@ -1,6 +1,7 @@
-"""A small model file, and answers of searches that many tests look at."""
+"""A small model and a plan of it, and answers of searches that many tests look at."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,12 +33,44 @@ dense:
 """
 
 
+def a_plan() -> dict[str, Any]:
+    """A plan for the model on 2 ranks, as plan.json holds it."""
+
+    def table(kind: str, kernel: str, *shards: tuple[int, list[int], list[int]]) -> dict[str, Any]:
+        return {
+            "sharding_type": kind,
+            "compute_kernel": kernel,
+            "shards": [{"rank": r, "offset": o, "size": s} for r, o, s in shards],
+        }
+
+    halves = (0, [0, 0], [50000, 32]), (1, [0, 32], [50000, 32])
+    return {
+        "schema": "shardopt.plan/1",
+        "hardware": "a100-80gb",
+        "world_size": 2,
+        "tables": {
+            "users": table("table_wise", "fused", (0, [0, 0], [200000, 64])),
+            "items": table("column_wise", "fused", *halves),
+            "days": table("data_parallel", "dense", *((r, [0, 0], [7, 64]) for r in (0, 1))),
+        },
+    }
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model of three tables, with enough work that the GPU and not the host sets the time."""
     path = tmp_path / "model.yaml"
     path.write_text(MODEL)
     return path
+
+
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an execution trace and a Kineto trace of a captured step, on one rank."""
+    pytest.importorskip("torch")
+    from tests.shardopt.replay.captured import capture, small_step
+
+    return capture(small_step(), tmp_path_factory.mktemp("traces"))
 
 
 @pytest.fixture

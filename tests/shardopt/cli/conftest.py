@@ -1,76 +1,60 @@
 """The command run in this process, and comparison with committed output."""
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from shardopt.cli.app import main
+from tests.conftest import Done
+from tests.shardopt.conftest import a_plan
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 UPDATE = "SHARDOPT_UPDATE_GOLDEN"
 
 
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-
 Run = Callable[..., Done]
+Refused = Callable[..., str]
 
 
 @pytest.fixture
-def run(
-    kept_answers: None,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    """Runs `shardopt` with the given words in an empty directory. What one test searched is not
-    searched again for another."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
+def run(kept_answers: None, run_main: Run) -> Run:
+    """Runs `shardopt`. What one test searched is not searched again for another."""
+    return partial(run_main, main)
 
-    def call(*words: object) -> Done:
-        code = main([str(word) for word in words])
-        return Done(code, *capsys.readouterr())
+
+@pytest.fixture
+def refused(run: Run) -> Refused:
+    """Runs a command that ends in one message, with these words in it; what it says."""
+
+    def call(*words: object, says: str | Sequence[str], code: int = 2) -> str:
+        done = run(*words)
+        assert (done.code, done.out) == (code, ""), done
+        assert "shardopt: error: " in done.err
+        assert "Traceback" not in done.err
+        for word in (says,) if isinstance(says, str) else says:
+            assert word in done.err
+        return done.err
 
     return call
 
 
 @pytest.fixture
 def plan_data() -> dict[str, Any]:
-    """A plan for the model on 2 ranks, as plan.json holds it."""
-    rows = {"users": 200000, "items": 50000, "days": 7}
+    """`a_plan` that a test may change."""
+    return a_plan()
 
-    def table(kind: str, kernel: str, shards: list[list[Any]]) -> dict[str, Any]:
-        return {
-            "sharding_type": kind,
-            "compute_kernel": kernel,
-            "shards": [{"rank": r, "offset": o, "size": s} for r, o, s in shards],
-        }
 
-    return {
-        "schema": "shardopt.plan/1",
-        "hardware": "a100-80gb",
-        "world_size": 2,
-        "tables": {
-            "users": table("table_wise", "fused", [[0, [0, 0], [rows["users"], 64]]]),
-            "items": table(
-                "column_wise",
-                "fused",
-                [[0, [0, 0], [rows["items"], 32]], [1, [0, 32], [rows["items"], 32]]],
-            ),
-            "days": table(
-                "data_parallel", "dense", [[r, [0, 0], [rows["days"], 64]] for r in (0, 1)]
-            ),
-        },
-    }
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """`a_plan` as a file."""
+    path = tmp_path / "given.json"
+    path.write_text(json.dumps(a_plan()))
+    return path
 
 
 @pytest.fixture

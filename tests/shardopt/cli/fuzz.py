@@ -39,7 +39,7 @@ from shardopt.replay import predict as replay_predict
 from tests.predictor.hardware.test_profile_fuzz import OVERLAY
 from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto
 from tests.shardopt.bench import test_learn as job
-from tests.shardopt.conftest import MODEL
+from tests.shardopt.conftest import MODEL, a_plan
 
 ALLOWED = frozenset({0, 2, 3, 4})
 STARTS_PROCESSES = (
@@ -128,37 +128,29 @@ def damage(rng: random.Random, content: bytes, head: int) -> bytes:
 
 def plan_document() -> dict[str, Any]:
     """A plan of the model on two ranks with every field set somewhere."""
-    rows = {"users": 200000, "items": 50000, "days": 7}
-
-    def shards(*of: tuple[int, list[int], list[int]]) -> list[dict[str, Any]]:
-        return [{"rank": r, "offset": o, "size": s} for r, o, s in of]
-
-    def table(kind: str, kernel: str, *of: Any, **more: Any) -> dict[str, Any]:
-        return {"sharding_type": kind, "compute_kernel": kernel, "shards": shards(*of), **more}
-
-    cached = {"cache_params": {"load_factor": 0.2}, "enforce_hbm": False, "module": "ebc"}
-    half = rows["items"] // 2
+    document = a_plan()
+    tables = document.pop("tables")
+    cached = {"compute_kernel": "fused_uvm_caching", "cache_params": {"load_factor": 0.2}}
+    tables["users"] |= {**cached, "enforce_hbm": False, "module": "ebc"}
+    tables["items"]["sharding_type"] = "row_wise"
+    for rank, shard in enumerate(tables["items"]["shards"]):
+        shard |= {"offset": [25000 * rank, 0], "size": [25000, 64]}
     return {
-        "schema": "shardopt.plan/1",
+        "schema": document["schema"],
         "model": {"name": "small", "sha256": "0" * 64},
-        "hardware": "a100-80gb",
-        "world_size": 2,
+        **document,
         "local_world_size": 2,
         "batch_size": 32768,
         "seed": 0,
         "iteration_ms": 20.5,
         "lower_bound_ms": 20.0,
         "versions": {"shardopt": "0"},
-        "tables": {
-            "users": table(
-                "table_wise", "fused_uvm_caching", (0, [0, 0], [rows["users"], 64]), **cached
-            ),
-            "items": table(
-                "row_wise", "fused", (0, [0, 0], [half, 64]), (1, [half, 0], [half, 64])
-            ),
-            "days": table("data_parallel", "dense", (0, [0, 0], [7, 64]), (1, [0, 0], [7, 64])),
-        },
+        "tables": tables,
     }
+
+
+def json_or_not(rng: random.Random) -> Words:
+    return ["--json"] if rng.random() < 0.5 else []
 
 
 def plan_fields(rng: random.Random, folder: Path) -> Words:
@@ -172,7 +164,7 @@ def plan_fields(rng: random.Random, folder: Path) -> Words:
     other.write_text(json.dumps(plan_document()))
     model = folder / "model.yaml"
     model.write_text(MODEL)
-    json_flag = ["--json"] if rng.random() < 0.5 else []
+    json_flag = json_or_not(rng)
     words = rng.choice((["predict", model, plan], ["diff", other, plan], ["diff", plan, plan]))
     words = ["explain", model, plan] if rng.random() < 0.1 else words
     return [*map(str, words), *json_flag]
@@ -235,7 +227,7 @@ def traces(rng: random.Random, folder: Path) -> Words:
         paths.append(str(path))
     if rng.random() < 0.5:
         return ["bench", "generate", *paths, "-o", str(folder / "benchmark")]
-    return ["trace", *paths, *(["--json"] if rng.random() < 0.5 else [])]
+    return ["trace", *paths, *json_or_not(rng)]
 
 
 STATS = {"user.counts": np.array([1.0, 2.0]), "user.weights": np.array([0.5, 0.5])}
@@ -259,7 +251,7 @@ def npy(rng: random.Random, folder: Path) -> Words:
     else:
         np.save(path, np.arange(60).reshape(20, 3) % 7)
         path.write_bytes(damage(rng, path.read_bytes(), 128))
-    return ["stats", str(path), *(["--json"] if rng.random() < 0.5 else [])]
+    return ["stats", str(path), *json_or_not(rng)]
 
 
 def npz(rng: random.Random, folder: Path) -> Words:
@@ -299,8 +291,9 @@ def report_rounds(_: Any, __: int, job: Job, *, on_report: OnReport, **___: Any)
         on_report(0, {"kind": "round", **at, "order": names, **times})
 
 
+@cache
 def first_of(words: Callable[[Path], Words], *made: str) -> dict[str, bytes]:
-    """Files that a command makes, by name.
+    """Files that a command makes, by name; it runs once.
 
     Args:
         words: of the command, in a folder.
@@ -319,31 +312,24 @@ def _bench_words(folder: Path) -> Words:
     return ["bench", "run", *files[:2], "-o", files[2], "--rounds", "3", "--hardware", "cpu-gloo"]
 
 
-@cache
-def _rows() -> dict[str, bytes]:
-    return first_of(_bench_words, "rows.json")
-
-
 def rows(rng: random.Random, folder: Path) -> Words:
     """Rows of a bench run that a second one continues; no rank is started."""
     bench_run.run_ranks = report_rounds
-    document = json.loads(_rows()["rows.json"])
+    document = json.loads(first_of(_bench_words, "rows.json")["rows.json"])
     del document["rounds"][rng.randrange(4) :]
     words = _bench_words(folder)
     text = json.dumps(mutate(rng, document, most=1))
     content = damage(rng, text.encode(), len(text)) if rng.random() < 0.2 else text.encode()
     (folder / "rows.json").write_bytes(content)
-    return [*words, *(["--json"] if rng.random() < 0.5 else [])]
+    return [*words, *json_or_not(rng)]
+
+
+BENCHMARK = ("b/rank0.json", "b/data.json", "b/benchmark.py")
 
 
 def _generate_words(folder: Path) -> Words:
     (folder / "et.json").write_text(json.dumps(execution(nested=True)))
     return ["bench", "generate", str(folder / "et.json"), "-o", str(folder / "b")]
-
-
-@cache
-def _benchmark() -> dict[str, bytes]:
-    return first_of(_generate_words, "b/rank0.json", "b/data.json", "b/benchmark.py")
 
 
 def _list_here(folder: Path) -> list[dict[str, Any]]:
@@ -358,11 +344,11 @@ def benchmarks(rng: random.Random, folder: Path) -> Words:
     """The data of a generated benchmark, which prediction reads."""
     replay_predict.list_ranks = _list_here
     (folder / "b").mkdir()
-    for name, content in _benchmark().items():
+    for name, content in first_of(_generate_words, *BENCHMARK).items():
         if "rank" in name or ("data" in name and rng.random() < 0.3):
             content = json.dumps(mutate(rng, json.loads(content), most=2)).encode()
         (folder / name).write_bytes(content)
-    return ["bench", "predict", str(folder / "b"), *(["--json"] if rng.random() < 0.5 else [])]
+    return ["bench", "predict", str(folder / "b"), *json_or_not(rng)]
 
 
 def profiles(rng: random.Random, folder: Path) -> Words:
@@ -383,30 +369,28 @@ def _tune_words(folder: Path, storage: str) -> Words:
     return [*words, "--tune", "batch_size=8192", "--trials", "1", "--storage", storage]
 
 
-@cache
-def _journal() -> dict[str, bytes]:
-    return first_of(lambda folder: _tune_words(folder, str(folder / "t.journal")), "t.journal")
+def _journal_words(folder: Path) -> Words:
+    return _tune_words(folder, str(folder / "t.journal"))
 
 
-@cache
-def _database() -> dict[str, bytes]:
-    return first_of(lambda folder: _tune_words(folder, f"sqlite:///{folder}/t.db"), "t.db")
+def _database_words(folder: Path) -> Words:
+    return _tune_words(folder, f"sqlite:///{folder}/t.db")
 
 
 def storages(rng: random.Random, folder: Path) -> Words:
     """Journals and databases of a study that is continued."""
     if rng.random() < 0.5:
-        path, content = folder / "t.db", _database()["t.db"]
-        path.write_bytes(damage(rng, content, len(content)))
-        return _tune_words(folder, f"sqlite:///{path}")
-    path, content = folder / "t.journal", _journal()["t.journal"]
+        content = first_of(_database_words, "t.db")["t.db"]
+        (folder / "t.db").write_bytes(damage(rng, content, len(content)))
+        return _database_words(folder)
+    path, content = folder / "t.journal", first_of(_journal_words, "t.journal")["t.journal"]
     if rng.random() < 0.3:
         path.write_bytes(damage(rng, content, len(content)))
     else:
         lines = mutate(rng, [json.loads(line) for line in content.splitlines()])
         lines = lines if isinstance(lines, list) else [lines]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return _tune_words(folder, str(path))
+    return _journal_words(folder)
 
 
 def _learn_words(folder: Path) -> Words:
@@ -416,11 +400,6 @@ def _learn_words(folder: Path) -> Words:
     return [*words, "--plan", str(folder / "plan.json"), "-o", str(folder / "learned.yaml")]
 
 
-@cache
-def _learned() -> dict[str, bytes]:
-    return first_of(_learn_words, "learned.yaml")
-
-
 def learned(rng: random.Random, folder: Path) -> Words:
     """What a job has taught, with fields of any kind; its traces, model and plan."""
     words = _learn_words(folder)
@@ -428,9 +407,9 @@ def learned(rng: random.Random, folder: Path) -> Words:
     if kind == 0:
         pair = [mutate(rng, job.trace(rank)) for rank in (0, 1)]
         job.write(folder, job.plan() if rng.random() < 0.7 else mutate(rng, job.plan()), pair)
-        return [*words, *(["--json"] if rng.random() < 0.5 else [])]
+        return [*words, *json_or_not(rng)]
     overlay = folder / "overlay.yaml"
-    document = yaml.safe_load(_learned()["learned.yaml"])
+    document = yaml.safe_load(first_of(_learn_words, "learned.yaml")["learned.yaml"])
     # JSON is YAML, and holds characters that YAML's writer refuses
     document["learned"] = mutate(rng, document["learned"])
     overlay.write_text(json.dumps(document))
@@ -459,22 +438,13 @@ def confirms(rng: random.Random, folder: Path) -> Words:
         count, minutes = "2", "0.1"
     words = ["plan", str(model), "--gpus", "2", "--hardware", "cpu-gloo", "--effort", "0.002"]
     words += [f"--confirm={count}", f"--minutes={minutes}", "-o", str(folder / "plan.json")]
-    return [*words, *(["--json"] if rng.random() < 0.5 else [])]
+    return [*words, *json_or_not(rng)]
 
 
-FAMILIES: dict[str, Family] = {
-    "plan_fields": plan_fields,
-    "names": names,
-    "traces": traces,
-    "npy": npy,
-    "npz": npz,
-    "rows": rows,
-    "benchmarks": benchmarks,
-    "profiles": profiles,
-    "storages": storages,
-    "learned": learned,
-    "confirms": confirms,
-}
+OF_ALL = (
+    plan_fields, names, traces, npy, npz, rows, benchmarks, profiles, storages, learned, confirms,
+)  # fmt: skip
+FAMILIES: dict[str, Family] = {family.__name__: family for family in OF_ALL}
 
 
 CALLS = re.compile(r"\w+|ops\.collective|work\.append|work\[\d+\]\.wait")

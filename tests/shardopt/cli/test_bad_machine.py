@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardopt.cli.app import main
@@ -20,7 +21,7 @@ from tests.shardopt.bench import test_learn as job
 PLAN = ("--gpus", 2, "--effort", 0.005)
 
 
-@pytest.mark.parametrize("home", quick_first(1, ["/proc", "/dev/null", "/nowhere"]))
+@pytest.mark.parametrize("home", quick_first(1, ["/proc", "/nowhere"]))
 def test_a_home_that_nobody_can_write_is_no_home(
     run, model: Path, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,37 +34,27 @@ def test_a_home_that_nobody_can_write_is_no_home(
 
 WRITES = {
     "plan": ("plan", "model.yaml", *PLAN, "--quiet", "-o", "out"),
-    "explain": ("explain", "model.yaml", "p.json", "--html", "out"),
-    "trace": ("explain", "model.yaml", "p.json", "--trace", "out"),
+    "explain": ("explain", "model.yaml", "given.json", "--html", "out"),
+    "trace": ("explain", "model.yaml", "given.json", "--trace", "out"),
     "stats": ("stats", "ids.npy", "-o", "out"),
 }
 
 
-@pytest.fixture
-def inputs(model: Path, tmp_path: Path, plan_data) -> None:
-    """What the commands read, and an older file where they write."""
-    import numpy as np
-
-    np.save(tmp_path / "ids.npy", np.arange(60).reshape(20, 3) % 7)
-    (tmp_path / "p.json").write_text(json.dumps(plan_data))
-    (tmp_path / "out").write_text("old")
-
-
-@pytest.mark.usefixtures("inputs")
-@pytest.mark.parametrize("command", ["plan", "explain", "trace", "stats"])
+@pytest.mark.usefixtures("model", "plan")
+@pytest.mark.parametrize("command", WRITES)
 def test_a_full_disk_leaves_the_old_file(
-    run, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes are refused when they are put on the disk, as a full one does at the latest."""
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    np.save(tmp_path / "ids.npy", np.arange(60).reshape(20, 3) % 7)
+    (tmp_path / "out").write_text("old")
     before = sorted(os.listdir(tmp_path))
     monkeypatch.setattr(os, "fsync", full)
-    done = run(*WRITES[command])
-    assert done.code == 2, done.err
-    assert "out: cannot write: No space left" in done.err
+    refused(*WRITES[command], says="out: cannot write: No space left")
     assert (tmp_path / "out").read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == before
 

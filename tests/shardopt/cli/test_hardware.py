@@ -62,19 +62,17 @@ def test_it_is_printed_where_no_file_is_named(run, topology: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
-        ("a slots=2\nb slots=1\n", "hosts have 1, 2 GPUs; TorchRec's plans need as many"),
-        ("a slots=4\n", "gives hosts 4 slots, but the host has 2 GPUs"),
-        ("a slots=0\n", "gives hosts 0 slots"),
+        ("a slots=2\nb slots=1\n", "1, 2 GPUs"),
+        ("a slots=4\n", "4 slots"),
+        ("a slots=0\n", "0 slots"),
     ],
 )
-def test_hosts_that_do_not_fit(run, topology: Path, tmp_path: Path, hosts: str, words: str) -> None:
+def test_hosts_that_do_not_fit(refused, topology, tmp_path: Path, hosts: str, words: str) -> None:
     (tmp_path / "hosts").write_text(hosts)
-    done = run("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts")
-    assert done.code == 2
-    assert words in done.err
+    refused("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts", says=words)
 
 
-def test_bad_numbers_and_missing_files(run, topology: Path) -> None:
-    assert run("cluster", "--from-nvidia-smi", topology, "--hosts", "0").code == 2
-    assert run("cluster", "--from-nvidia-smi", topology, "--hosts", "nowhere").code == 2
-    assert run("cluster", "--from-nvidia-smi", "nowhere").code == 2
+def test_bad_numbers_and_missing_files(refused, topology: Path) -> None:
+    for hosts in ("0", "nowhere"):
+        refused("cluster", "--from-nvidia-smi", topology, "--hosts", hosts, says=hosts)
+    refused("cluster", "--from-nvidia-smi", "nowhere", says="nowhere")

@@ -9,13 +9,6 @@ import pytest
 CONTRACT = {"plan", "iteration_ms", "interval_ms", "breakdown", "per_rank", "memory"}
 
 
-@pytest.fixture
-def plan(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
-    path = tmp_path / "given.json"
-    path.write_text(json.dumps(plan_data))
-    return path
-
-
 def write(path: Path, data: dict[str, Any], **changes: Any) -> Path:
     path.write_text(json.dumps({**data, **changes}))
     return path
@@ -66,28 +59,22 @@ def test_several_plans_best_first(
     assert [line.split(":")[0] for line in quiet] == ["heavy.json", "given.json"]
 
 
-def test_unknown_model_is_a_warning(run, model: Path, plan: Path) -> None:
-    done = run("predict", model, plan, "--quiet")
-    assert done.code == 0
-    assert done.err.startswith("shardopt: warning: ")
-    assert "does not say which model file" in done.err
-
-
-def test_other_model_is_a_warning(
-    run, model: Path, tmp_path: Path, plan_data: dict[str, Any]
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({}, "which model file"),
+        ({"model": {"name": "old", "sha256": "0" * 64}}, "'old'"),
+        ({"batch_size": 64}, "batch size of 64"),
+    ],
+)
+def test_a_plan_of_something_else_is_a_warning(
+    run, model: Path, tmp_path: Path, plan_data: dict[str, Any], changes, warning: str
 ) -> None:
-    given = write(tmp_path / "p.json", plan_data, model={"name": "old", "sha256": "0" * 64})
-    done = run("predict", model, given)
+    done = run("predict", model, write(tmp_path / "p.json", plan_data, **changes))
     assert done.code == 0
-    assert "another version of the model: 'old'" in done.err
-
-
-def test_other_batch_size_is_a_warning(
-    run, model: Path, tmp_path: Path, plan_data: dict[str, Any]
-) -> None:
-    given = write(tmp_path / "p.json", plan_data, batch_size=64)
-    assert "a batch size of 64 predicts" in run("predict", model, given).err
-    assert "--batch-size" not in run("predict", model, given, "--batch-size", 64).err
+    assert "shardopt: warning: " in done.err
+    assert warning in done.err
+    assert "--batch-size" not in run("predict", model, "p.json", "--batch-size", 64).err
 
 
 def test_a_plan_that_does_not_fit_is_predicted_and_said(run, model: Path, plan: Path) -> None:
@@ -96,53 +83,30 @@ def test_a_plan_that_does_not_fit_is_predicted_and_said(run, model: Path, plan: 
     assert done.code == 0
     # the console wraps where the plan's path ends
     assert "does not fit: rank" in " ".join(done.out.split())
-    memory = json.loads(run("predict", model, plan, "--json", *tight).out)["predictions"][0][
-        "memory"
-    ]
-    assert not all(rank["fits"] for rank in memory)
+    (found,) = json.loads(run("predict", model, plan, "--json", *tight).out)["predictions"]
+    assert not all(rank["fits"] for rank in found["memory"])
 
 
-def test_world_size_that_disagrees(run, model: Path, plan: Path, tmp_path: Path) -> None:
-    done = run("predict", model, plan, "--gpus", 4)
-    assert (done.code, done.out) == (2, "")
-    assert "the machine has 4 ranks" in done.err
+def test_world_size_that_disagrees(refused, model: Path, plan: Path, tmp_path: Path) -> None:
+    refused("predict", model, plan, "--gpus", 4, says="4 ranks")
     (tmp_path / "c.yaml").write_text("schema: 1\nhosts: 1\nranks_per_host: 4\n")
-    done = run("predict", model, plan, "--cluster", "c.yaml")
-    assert done.code == 2
-    assert "the cluster file c.yaml has 4 ranks" in done.err
+    refused("predict", model, plan, "--cluster", "c.yaml", says="c.yaml has 4 ranks")
 
 
 def test_plans_for_different_machines_are_not_compared(
-    run, model: Path, plan: Path, tmp_path: Path, plan_data: dict[str, Any]
+    run, refused, model: Path, plan: Path, tmp_path: Path, plan_data: dict[str, Any]
 ) -> None:
     other = write(tmp_path / "p.json", plan_data, hardware="b200")
-    done = run("predict", model, plan, other)
-    assert done.code == 2
-    assert "flags: --hardware" in done.err
+    refused("predict", model, plan, other, says="flags: --hardware")
     assert run("predict", model, plan, other, "--hardware", "b200").code == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "not JSON"),
-        ("[]", "JSON object"),
-        ('{"schema": "shardopt.plan/1", "world_size": 2}', "'tables' is missing"),
-    ],
-)
-def test_bad_plan_files(run, model: Path, tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "bad.json").write_text(text)
-    done = run("predict", model, "bad.json")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("shardopt: error: bad.json")
-    assert words in done.err
-
-
-def test_missing_plan_and_missing_table(
-    run, model: Path, tmp_path: Path, plan_data: dict[str, Any]
+def test_plans_that_cannot_be_read(
+    refused, model: Path, tmp_path: Path, plan_data: dict[str, Any]
 ) -> None:
-    done = run("predict", model, "none.json")
-    assert (done.code, "none.json: no such file" in done.err) == (2, True)
+    refused("predict", model, "none.json", says="none.json")
+    for text in ("{", "[]", '{"schema": "shardopt.plan/1", "world_size": 2}'):
+        (tmp_path / "bad.json").write_text(text)
+        refused("predict", model, "bad.json", says="error: bad.json")
     del plan_data["tables"]["days"]
-    done = run("predict", model, write(tmp_path / "p.json", plan_data))
-    assert (done.code, "days" in done.err) == (2, True)
+    refused("predict", model, write(tmp_path / "p.json", plan_data), says="days")

@@ -47,7 +47,7 @@ def test_what_time_cut_is_not_kept(run, model: Path) -> None:
         assert (KEPT in done.err) <= (data["stopped_by"] == "gap")
 
 
-def test_a_plan_file_is_made_again(run, model: Path, tmp_path: Path) -> None:
+def test_a_plan_file_is_made_again(run, refused, model: Path, tmp_path: Path) -> None:
     run("plan", model, *QUICK, "-o", "plan.json")
     made = json.loads((tmp_path / "plan.json").read_text())["made_by"]
     assert made["settings"] == {"model": str(model), "gpus": 2, "effort": 0.005}
@@ -55,10 +55,8 @@ def test_a_plan_file_is_made_again(run, model: Path, tmp_path: Path) -> None:
     done = run("plan", "--replay", "plan.json")
     assert (done.code, done.out) == (0, "plan.json: made again, byte for byte\n"), done.err
     moved = model.rename(tmp_path / "moved.yaml")
-    assert "no such model file" in run("plan", "--replay", "plan.json").err
-    done = run("plan", "--replay", "plan.json", "--seed", 1)
-    assert done.code == 2
-    assert "leave out --seed" in done.err
+    refused("plan", "--replay", "plan.json", says="no such model file")
+    refused("plan", "--replay", "plan.json", "--seed", 1, says="--seed")
     done = run("plan", moved, "--replay", "plan.json", "--json")
     assert json.loads(done.out) == {"plan": "plan.json", "same": True, "differs": []}
 
@@ -74,7 +72,7 @@ def test_what_differs_is_named(run, model: Path, tmp_path: Path) -> None:
     done = run("plan", "--replay", "plan.json", "--json")
     assert done.code == 2
     assert not json.loads(done.out)["same"]
-    for word in ("contents of model differ", "numpy was 0.1", "iteration_ms was", "model was"):
+    for word in ("model differ", "numpy was 0.1", "iteration_ms was", "model was"):
         assert word in done.err
 
 
@@ -92,11 +90,9 @@ def test_what_differs_is_named(run, model: Path, tmp_path: Path) -> None:
         ({"settings": {"model": "m.yaml", "gpus": 2}}, "no such model file"),
     ],
 )
-def test_what_cannot_be_made_again(run, tmp_path: Path, plan_data, made, why: str) -> None:
+def test_what_cannot_be_made_again(refused, tmp_path: Path, plan_data, made, why: str) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**plan_data, "made_by": made}))
-    done = run("plan", "--replay", "plan.json")
-    assert done.code == 2
-    assert why in done.err
+    refused("plan", "--replay", "plan.json", says=why)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +113,12 @@ def test_what_cannot_be_made_again(run, tmp_path: Path, plan_data, made, why: st
     ids=lambda settings: "+".join(settings),
 )
 def test_a_plan_file_sets_only_what_a_plan_depends_on(
-    run, model: Path, tmp_path: Path, plan_data, settings
+    refused, model: Path, tmp_path: Path, plan_data, settings
 ) -> None:
     given = {"model": str(model), "gpus": 2, **settings}
     (tmp_path / "plan.json").write_text(json.dumps({**plan_data, "made_by": {"settings": given}}))
     files = sorted(tmp_path.iterdir())
-    done = run("plan", "--replay", "plan.json")
-    assert (done.code, done.out) == (2, "")
-    assert next(iter(settings)) in done.err
+    refused("plan", "--replay", "plan.json", says=next(iter(settings)))
     assert sorted(tmp_path.iterdir()) == files
 
 
@@ -138,18 +132,14 @@ def test_settings_that_no_option_has_are_told_and_left_out(run, model: Path, tmp
     assert "--gpus-per-nod" in done.err
 
 
-def test_a_plan_file_that_names_a_fifo_is_not_waited_for(run, tmp_path: Path, plan_data) -> None:
+def test_a_plan_file_that_names_a_fifo_is_not_waited_for(refused, tmp_path, plan_data) -> None:
     os.mkfifo(tmp_path / "fifo")
     for name in ("model", "cluster", "hardware", "scenarios", "stats", "from"):
         settings = {"model": "m.yaml", "gpus": 2, name: "./fifo"}
         made = {**plan_data, "made_by": {"settings": settings}}
         (tmp_path / "plan.json").write_text(json.dumps(made))
-        done = run("plan", "--replay", "plan.json")
-        assert done.code == 2
-        assert "fifo" in done.err
+        refused("plan", "--replay", "plan.json", says="fifo")
 
 
-def test_the_model_is_needed_otherwise(run) -> None:
-    done = run("plan", "--gpus", 2)
-    assert done.code == 2
-    assert "MODEL" in done.err
+def test_the_model_is_needed_otherwise(refused) -> None:
+    refused("plan", "--gpus", 2, says="MODEL")

@@ -52,7 +52,7 @@ def test_json_has_curve_fit_histogram_and_hot_rows(run, data: Path) -> None:
     assert day["distinct"] == 7
 
 
-def test_a_model_reads_the_file(run, data: Path, model: Path, tmp_path: Path) -> None:
+def test_a_model_reads_the_file(run, refused, data: Path, model: Path, tmp_path: Path) -> None:
     assert run("stats", data, "--table-rows", ROWS, "-o", "stats.npz", "--quiet").code == 0
     text = model.read_text().replace("num_embeddings: 200000", f"num_embeddings: {ROWS}")
     text = text.replace("{zipf: {alpha: 1.05}}", "{file: stats.npz}", 1)
@@ -67,12 +67,10 @@ def test_a_model_reads_the_file(run, data: Path, model: Path, tmp_path: Path) ->
     done = run("stats", data, "--model", model)
     assert done.code == 0, done.err
     assert "item" in done.err
-    done = run("stats", data, "--model", model, "--features", "user,item")
-    assert done.code == 2
-    assert "'item'" in done.err
+    refused("stats", data, "--model", model, "--features", "user,item", says="'item'")
 
 
-def test_a_copy_of_the_model_has_the_statistics(run, data: Path, model: Path) -> None:
+def test_a_copy_of_the_model_has_the_statistics(run, refused, data: Path, model: Path) -> None:
     (model.parent / "copies").mkdir()
     copy = model.parent / "copies" / "filled.yaml"
     words = ("stats", data, "--modulo", "--model", model)
@@ -86,8 +84,8 @@ def test_a_copy_of_the_model_has_the_statistics(run, data: Path, model: Path) ->
     assert after["item"] == before["item"], "the data has no such feature"
     assert run("plan", copy, "--gpus", 2, "--effort", 0.005, "--quiet").code == 0
 
-    assert "give both" in run("stats", data, "--write-model", copy).err
-    assert "is an input" in run(*words, "-o", "stats.npz", "--write-model", model).err
+    refused("stats", data, "--write-model", copy, says="give both")
+    refused(*words, "-o", "stats.npz", "--write-model", model, says="is an input")
 
 
 def test_samples_without_ids_and_a_single_sample(run, tmp_path: Path) -> None:
@@ -121,28 +119,27 @@ def test_a_checkpoint_goes_when_the_run_is_done(run, data: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-ids", "0"], "--max-ids: got 0; allowed: 1 to"),
-        (["--format", "tvs"], "did you mean 'tsv'?"),
-        (["--features", "user,"], "names with commas"),
-        (["--features", "usr"], "did you mean 'user'?"),
+        (["--max-ids", "0"], "--max-ids: got 0"),
+        (["--format", "tvs"], "'tsv'"),
+        (["--features", "user,"], "commas"),
+        (["--features", "usr"], "'user'"),
         (["--modulo"], "--modulo"),
         (["--table-rows", "0"], "got 0"),
         (["--table-rows", "none.yaml"], "none.yaml"),
         (["--table-rows", "9" * 5000], "--table-rows"),
         (["--table-rows", "rows.yaml"], "rows.yaml:1: user"),
         (["--chunk-rows", 2**63], "--chunk-rows"),
-        (["--table-rows", "5"], "allowed: 0 to 4, as its table has 5 rows"),
+        (["--table-rows", "5"], "0 to 4"),
         (["--table-rows", "5", "--model", "m.yaml"], "--table-rows and --model"),
         (["-o", "data.npz"], "data.npz"),
         (["-o", "no/stats.npz"], "no/stats.npz"),
     ],
 )
-def test_what_cannot_be(run, data: Path, tmp_path: Path, words: list[str], message: str) -> None:
+def test_what_cannot_be(
+    refused, data: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
     (tmp_path / "rows.yaml").write_text("user: many\n")
-    done = run("stats", data, *words)
-    assert done.code == 2
-    assert message in done.err
-    assert "Traceback" not in done.err
+    refused("stats", data, *words, says=message)
 
 
 def test_a_table_of_the_most_rows_warns_of_nothing(run, data: Path) -> None:
@@ -180,12 +177,10 @@ def test_windows_as_json(run, days: Path) -> None:
     assert len(drift["hot_kept"]) == 2
 
 
-def test_a_window_that_is_none_is_refused(run, days: Path, model: Path) -> None:
-    assert run("stats", days, "--window", "when=soon").code == 2
-    done = run("stats", days, "--window", "when=1d", "--model", model, "-o", "s.npz",
-               "--write-model", "m.yaml")  # fmt: skip
-    assert done.code == 2
-    assert "--window" in done.err
+def test_a_window_that_is_none_is_refused(refused, days: Path, model: Path) -> None:
+    refused("stats", days, "--window", "when=soon", says="soon")
+    words = ("stats", days, "--window", "when=1d", "--model", model, "-o", "s.npz")
+    refused(*words, "--write-model", "m.yaml", says="--window")
 
 
 def test_days_of_a_drifting_stream_are_planned_for(run, model: Path, tmp_path: Path) -> None:

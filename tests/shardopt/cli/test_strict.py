@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,40 +23,28 @@ def narrow(tmp_path: Path) -> str:
     return "narrow.yaml"
 
 
-@pytest.fixture
-def given(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
-    path = tmp_path / "given.json"
-    path.write_text(json.dumps(plan_data))
-    return path
-
-
 GEMM = "gemm of narrow.yaml: m of 32,768 (fitted up to 256)"
-LINKS = "collectives.intra of narrow.yaml: messages of"
 
 
 @pytest.mark.parametrize("command", ["predict", "explain"])
-def test_given_plans(run, model: Path, given: Path, narrow: str, command: str) -> None:
-    words = (command, model, given, "--hardware", narrow)
-    if command == "predict":
-        shown = " ".join(run(*words).out.split())
-        assert f"Extrapolated: {GEMM}." in shown
-        assert f"{LINKS}" in shown
+def test_given_plans(run, model: Path, plan: Path, narrow: str, command: str) -> None:
+    words = (command, model, plan, "--hardware", narrow)
     data = json.loads(run(*words, "--json").out)
-    found = data["predictions"][0] if command == "predict" else data
-    assert [(i["group"], i["quantity"]) for i in found["out_of_range"]] == [
-        ("gemm", "m"),
-        ("collectives.intra", "size_bytes"),
-    ]
-    assert (
-        found["out_of_range"][0] | {"asked": 32768, "low": 1, "high": 256}
-        == (found["out_of_range"][0])
-    )
+    gemm, links = (data["predictions"][0] if command == "predict" else data)["out_of_range"]
+    assert (links["group"], links["quantity"]) == ("collectives.intra", "size_bytes")
+    expected = {"group": "gemm", "quantity": "m", "asked": 32768, "low": 1, "high": 256}
+    assert gemm == gemm | expected
     refused = run(*words, "--strict")
     assert (refused.code, refused.out) == (4, "")
     assert GEMM in refused.err
     assert "--strict" in refused.err
-    if command == "predict":
-        assert run(command, model, given, "--hardware", "h100-sxm", "--strict").code == 0
+
+
+def test_what_is_extrapolated_is_shown(run, model: Path, plan: Path, narrow: str) -> None:
+    shown = " ".join(run("predict", model, plan, "--hardware", narrow).out.split())
+    assert GEMM in shown
+    assert "collectives.intra of narrow.yaml" in shown
+    assert run("predict", model, plan, "--hardware", "h100-sxm", "--strict").code == 0
 
 
 def test_plan_checks_its_best_plan(run, model: Path, narrow: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `bench run` says of the profile that predicts its plans, before anything runs."""
+"""What `bench run` says of its model and profile, before anything runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from shardopt.bench import run as bench_run
 from shardopt.calibrate import profile as profile_of
-from shardopt.cli.app import main
 
 MODEL = """
 schema: 1
@@ -21,34 +20,29 @@ dense: {in_features: 4, bottom_mlp: [8], top_mlp: [8, 1]}
 
 
 def test_a_profile_of_another_machine_and_runtime_is_told_in_a_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fbgemm_gpu")
-    model, plan = tmp_path / "model.yaml", tmp_path / "plan.json"
-    profile = tmp_path / "mine.yaml"
-    model.write_text(MODEL)
-    profile.write_text(
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "mine.yaml").write_text(
         "base: cpu-gloo\nruntime: tuned\nverdict: {quality: usable, why: [it was loud]}\n"
     )
-    words = [str(model), "--gpus", "2", "--hardware", str(profile)]
-    assert main(["plan", *words, "-o", str(plan), "--effort", "0.01"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "hardware mine: its calibration is usable (it was loud)" in shown
+    ranks = ("--gpus", 2, "--hardware", "mine.yaml")
+    done = run("plan", "model.yaml", *ranks, "-o", "plan.json", "--effort", 0.01)
+    assert done.code == 0, done.err
+    assert "calibration is usable (it was loud)" in " ".join(done.out.split())
     monkeypatch.setattr(bench_run, "run_bench", lambda *_, **__: None)
     monkeypatch.setattr(profile_of, "measured_on", lambda _: ("another machine",))
-    assert main(["bench", "run", str(model), str(plan), *words[1:], "-o", str(tmp_path / "r")]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    for said in ("was measured on", "measured in the tuned runtime", "its calibration is usable"):
+    done = run("bench", "run", "model.yaml", "plan.json", *ranks, "-o", "rows")
+    assert done.code == 0, done.err
+    lines = done.err.splitlines()
+    for said in ("was measured on", "tuned runtime", "calibration is usable"):
         assert sum(said in line for line in lines) == 1, (said, lines)
 
 
-def test_a_model_of_replica_groups_is_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_replica_groups_is_not_run(run, refused, tmp_path: Path) -> None:
     pytest.importorskip("fbgemm_gpu")
-    model, plan = tmp_path / "model.yaml", tmp_path / "plan.json"
-    model.write_text(MODEL + "replica_groups: {size: 2, sync_interval: 10}\n")
-    words = [str(model), "--gpus", "4", "--hardware", "cpu-gloo"]
-    assert main(["plan", *words, "-o", str(plan), "--effort", "0.01"]) == 0
-    assert main(["bench", "run", str(model), str(plan), "-o", str(tmp_path / "rows")]) == 2
-    assert "has replica_groups" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "model.yaml").write_text(MODEL + "replica_groups: {size: 2, sync_interval: 10}\n")
+    words = ("model.yaml", "--gpus", 4, "--hardware", "cpu-gloo", "--effort", 0.01)
+    assert run("plan", *words, "-o", "plan.json").code == 0
+    refused("bench", "run", "model.yaml", "plan.json", "-o", "rows", says="replica_groups")
