@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torchrec")
@@ -34,11 +35,8 @@ PIPELINES = {
     "sparse_dist": PipelineType.TRAIN_SPARSE_DIST,
     "prefetch_sparse_dist": PipelineType.TRAIN_PREFETCH_SPARSE_DIST,
 }
-WORLDS = (2, 8, 16)
 Key = tuple[str, str, str, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-
-each_model = pytest.mark.parametrize("model", modules.MODELS, ids=lambda m: m.__name__)
-each_world = pytest.mark.parametrize("world", WORLDS)
+Bytes = list[tuple[int, int]]
 
 
 @cache
@@ -74,69 +72,11 @@ def our_key(option: Option, workload: Workload) -> Key:
     return name, option.sharding_type, option.compute_kernel, option.sizes, option.offsets
 
 
+@cache
 def our_options(workload: Workload, topology: Topology, device: str = "cuda") -> dict[Key, Option]:
     space = enumerate_space(workload, topology, device)
     # of a table's caches the usual one comes first
     return {our_key(o, workload): o for table in space.options for o in reversed(table)}
-
-
-@each_model
-@each_world
-def test_same_options(model: Callable[[], Workload], world: int) -> None:
-    workload, topology = model(), modules.topology(world)
-    theirs = [their_key(o) for o in torchrec_options(workload, topology)]
-    ours = our_options(workload, topology)
-    usual = [key for key, option in ours.items() if not option.added_by_shardopt]
-    assert len(usual) == len(theirs)
-    assert set(usual) == set(theirs)
-
-
-@each_model
-def test_same_options_on_cpu(model: Callable[[], Workload]) -> None:
-    workload, topology = model(), modules.topology(4)
-    if workload.name == "constrained":
-        # TorchRec stops at the first table that the CPU has nothing for
-        tables = (workload.tables[0], workload.tables[1], workload.tables[3])
-        workload = replace(workload, tables=tables)
-    theirs = {their_key(o): o for o in torchrec_options(workload, topology, "cpu")}
-    ours = our_options(workload, topology, "cpu")
-    assert {k for k, o in ours.items() if not o.added_by_shardopt} == set(theirs)
-    for key, option in theirs.items():
-        table = workload.tables[ours[key].table]
-        mine = torchrec_memory(
-            table,
-            workload,
-            topology,
-            ShardingType(key[1]),
-            ComputeKernel(key[2]),
-            ours[key].sizes,
-            device="cpu",
-        )
-        for shard, memory in zip(option.shards, mine, strict=True):
-            assert memory.hbm_bytes == 0
-            assert memory.ddr_bytes == pytest.approx(shard.storage.ddr, rel=1e-6, abs=8)
-
-
-@each_model
-@each_world
-def test_same_bytes_under_torchrecs_rules(model: Callable[[], Workload], world: int) -> None:
-    workload, topology = model(), modules.topology(world)
-    ours = our_options(workload, topology)
-    for option in torchrec_options(workload, topology):
-        mine = ours[their_key(option)]
-        table = workload.tables[mine.table]
-        memories = torchrec_memory(
-            table,
-            workload,
-            topology,
-            mine.sharding_type,
-            mine.compute_kernel,
-            mine.sizes,
-            mine.cache_load_factor,
-        )
-        for shard, memory in zip(option.shards, memories, strict=True):
-            assert memory.hbm_bytes == pytest.approx(shard.storage.hbm, rel=1e-6, abs=8)
-            assert memory.ddr_bytes == pytest.approx(shard.storage.ddr, rel=1e-6, abs=8)
 
 
 def torchrec_is_right(workload: Workload, option: Option) -> bool:
@@ -158,40 +98,65 @@ def torchrec_is_right(workload: Workload, option: Option) -> bool:
     return stateless or fp32
 
 
-def held_bytes(option: Option) -> list[tuple[int, int]]:
-    """HBM and DDR of every shard without what is in flight, which we count in another way."""
+def counted_bytes(option: ShardingOption) -> Bytes:
+    """HBM and DDR of every shard, as TorchRec estimates it."""
+    return [(shard.storage.hbm, shard.storage.ddr) for shard in option.shards]
+
+
+def held_bytes(option: Option) -> Bytes:
+    """Of every shard without what is in flight, which we count in another way."""
     return [(m.hbm_bytes - m.io_bytes, m.ddr_bytes) for m in option.memory]
 
 
-def their_bytes(
-    workload: Workload, topology: Topology, option: ShardingOption, mine: Option
-) -> list[tuple[int, int]]:
-    """As `held_bytes`, of TorchRec's estimate."""
+def re_derived(workload: Workload, topology: Topology, mine: Option, device: str = "cuda") -> Any:
+    """The memory of every shard by TorchRec's rules."""
     table = workload.tables[mine.table]
-    kind, kernel, clf = mine.sharding_type, mine.compute_kernel, mine.cache_load_factor
-    found = torchrec_memory(table, workload, topology, kind, kernel, mine.sizes, clf)
-    return [
-        (shard.storage.hbm - memory.io_bytes, shard.storage.ddr)
-        for shard, memory in zip(option.shards, found, strict=True)
-    ]
+    kind, kernel, load_factor = mine.sharding_type, mine.compute_kernel, mine.cache_load_factor
+    return torchrec_memory(
+        table, workload, topology, kind, kernel, mine.sizes, load_factor, device=device
+    )
 
 
-@each_model
-@each_world
-def test_same_bytes_where_torchrec_is_right(model: Callable[[], Workload], world: int) -> None:
+def same(found: Bytes, expected: Bytes, rel: float) -> None:
+    there = np.array(expected, float)
+    assert (np.abs(np.array(found) - there) <= np.maximum(rel * there, 8)).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "world", "device"),
+    [
+        *((model, world, "cuda") for model in modules.MODELS for world in (2, 8, 16)),
+        *((model, 4, "cpu") for model in modules.MODELS),
+    ],
+)
+def test_same_options_and_bytes(model: Callable[[], Workload], world: int, device: str) -> None:
+    """Under TorchRec's rules; and those that we say are held where its rules are right."""
     workload, topology = model(), modules.topology(world)
-    ours = our_options(workload, topology)
-    compared = 0
-    for option in torchrec_options(workload, topology):
-        mine = ours[their_key(option)]
-        if not torchrec_is_right(workload, mine):
+    if (workload.name, device) == ("constrained", "cpu"):
+        # TorchRec stops at the first table that the CPU has nothing for
+        tables = (workload.tables[0], workload.tables[1], workload.tables[3])
+        workload = replace(workload, tables=tables)
+    options = torchrec_options(workload, topology, device)
+    theirs = {their_key(option): option for option in options}
+    ours = our_options(workload, topology, device)
+    assert {key for key, option in ours.items() if not option.added_by_shardopt} == set(theirs)
+    assert len(theirs) == len(options)
+    counted, by_rules, held, right = [], [], [], []
+    for key, option in theirs.items():
+        mine, bytes_ = ours[key], counted_bytes(option)
+        memory = re_derived(workload, topology, mine, device)
+        by_rules += [(m.hbm_bytes, m.ddr_bytes) for m in memory]
+        if device == "cpu":
+            counted += [(0, ddr) for _, ddr in bytes_]
             continue
-        compared += 1
-        theirs = their_bytes(workload, topology, option, mine)
-        for held, (hbm, ddr) in zip(held_bytes(mine), theirs, strict=True):
-            assert held[0] == pytest.approx(hbm, rel=0.01, abs=8)
-            assert held[1] == pytest.approx(ddr, rel=0.01, abs=8)
-    assert compared
+        counted += bytes_
+        if torchrec_is_right(workload, mine):
+            held += held_bytes(mine)
+            right += [(hbm - m.io_bytes, ddr) for (hbm, ddr), m in zip(bytes_, memory, strict=True)]
+    same(by_rules, counted, 1e-6)
+    if device == "cuda":
+        assert held
+        same(held, right, 0.01)
 
 
 def test_dense_state_is_what_torchrec_leaves_out_of_data_parallel() -> None:
@@ -200,9 +165,12 @@ def test_dense_state_is_what_torchrec_leaves_out_of_data_parallel() -> None:
     for option in torchrec_options(workload, topology):
         if option.sharding_type == ShardingType.DATA_PARALLEL:
             mine = ours[their_key(option)]
-            theirs = their_bytes(workload, topology, option, mine)
-            for memory, held, (hbm, _) in zip(mine.memory, held_bytes(mine), theirs, strict=True):
-                assert held[0] - memory.dense_bytes == hbm
+            flying = re_derived(workload, topology, mine)
+            theirs = counted_bytes(option)
+            for memory, (hbm, _), there in zip(mine.memory, theirs, flying, strict=True):
+                assert memory.hbm_bytes - memory.io_bytes - memory.dense_bytes == (
+                    hbm - there.io_bytes
+                )
                 assert memory.dense_bytes > 0
 
 
@@ -220,6 +188,6 @@ def test_optimizer_given_through_fused_params_is_zero_in_torchrec_and_counted_he
         weights = workload.tables[ours[key].table].weight_bytes
         counted = by_key[key].shards[0].storage.hbm
         assert counted - option.shards[0].storage.hbm == 2 * weights
-        theirs = their_bytes(workload, topology, by_key[key], ours[key])
-        assert held_bytes(ours[key])[0][0] == theirs[0][0]
+        flying = re_derived(workload, topology, ours[key])[0].io_bytes
+        assert held_bytes(ours[key])[0][0] == counted - flying
         assert ours[key].memory[0].optimizer_bytes == 2 * weights

@@ -62,7 +62,6 @@ def test_a_model_reads_the_file(run, refused, data: Path, model: Path, tmp_path:
     parts = [law.between(a, a + 1000, ROWS) for a in (0, 1000, 2000)]
     assert sum(part.mass for part in parts if part) == pytest.approx(1)
     assert sum(part.rows for part in parts if part) == pytest.approx(ROWS, rel=1e-3)
-    assert run("plan", model, "--gpus", 2, "--effort", 0.005, "--quiet").code == 0
     # and the model gives features and rows in return; "item" is not there
     done = run("stats", data, "--model", model)
     assert done.code == 0, done.err
@@ -77,13 +76,12 @@ def test_a_copy_of_the_model_has_the_statistics(run, refused, data: Path, model:
     done = run(*words, "-o", "stats.npz", "--write-model", copy)
     assert done.code == 0, done.err
     assert f"wrote {copy}" in done.err
-    before, after = ({f.name: f for t in load_model(m).tables for f in t.features}
-                     for m in (model, copy))  # fmt: skip
+    before, after = (
+        {f.name: f for t in load_model(m).tables for f in t.features} for m in (model, copy)
+    )
     assert after["user"].pooling_factor == 4
     assert isinstance(after["user"].distribution, EmpiricalByRange)
     assert after["item"] == before["item"], "the data has no such feature"
-    assert run("plan", copy, "--gpus", 2, "--effort", 0.005, "--quiet").code == 0
-
     refused("stats", data, "--write-model", copy, says="give both")
     refused(*words, "-o", "stats.npz", "--write-model", model, says="is an input")
 
