@@ -45,53 +45,33 @@ CONFIG_COLUMNS = (
     "dp_sharding_threshold_gb"
 )
 MATMUL_COLUMNS = "gpu b m n k lhs rhs out time_us date flag"
-EVERY_SMALL_PRODUCT = 12
-EVERY_PRODUCT = 4
-"""As of the fp32 test rows, so that errors over both count them alike."""
-EVERY_TEST_ROW, EVERY_TRAIN_ROW, EVERY_GPT_ROW, EVERY_LARGE_GPT_ROW = 4, 40, 4, 2
 
 
-def all_rows(rows: list[Row]) -> list[Row]:
-    return rows
+def where(**allowed: Sequence[str]) -> Callable[[list[Row]], list[Row]]:
+    """Rows whose columns have one of some values."""
+    return lambda rows: [
+        row for row in rows if all(row[name] in values for name, values in allowed.items())
+    ]
 
 
 def predicted(rows: list[Row]) -> list[Row]:
     """Collectives of GPUs with a profile, among two ranks or more."""
-    return [
-        row
-        for row in rows
-        if row["gpu"] in ("H100", "B200", "GB200")
-        and row["collective"] != "permute"
-        and row["ranks"] != "1"
-    ]
-
-
-def steady(rows: list[Row]) -> list[Row]:
-    """Steps of more than one loop."""
-    return [row for row in rows if row["num_benchmarks"] not in ("", "1")]
-
-
-def no_rows(_: list[Row]) -> list[Row]:
-    """No plan was printed for the steps that are kept."""
-    return []
+    of_gpus = where(gpu=("H100", "B200", "GB200"))(rows)
+    return [row for row in of_gpus if row["collective"] != "permute" and row["ranks"] != "1"]
 
 
 def gpus_of_one_host(rows: list[Row]) -> list[Row]:
     """Two DGX kinds, within a host."""
-    return [
-        row
-        for row in rows
-        if row["platform"] in ("a100_dgx", "h100_dgx")
-        and row["num_workers"] == row["devices_per_node"]
-    ]
+    of_kinds = where(platform=("a100_dgx", "h100_dgx"))(rows)
+    return [row for row in of_kinds if row["num_workers"] == row["devices_per_node"]]
 
 
 def some_shapes(rows: list[Row]) -> list[Row]:
     """Every few products of each device and split, and the smallest and largest of each side."""
     kept: list[Row] = []
     for device, split in dict.fromkeys((row["device"], row["split"]) for row in rows):
-        own = [row for row in rows if (row["device"], row["split"]) == (device, split)]
-        chosen = own[:: EVERY_TEST_ROW if split == "test" else EVERY_TRAIN_ROW]
+        own = where(device=(device,), split=(split,))(rows)
+        chosen = own[:: 4 if split == "test" else 40]
         sides: list[Callable[[Row], float]] = [
             lambda row: float(row["B"]) * float(row["M"]),
             lambda row: float(row["N"]),
@@ -102,25 +82,12 @@ def some_shapes(rows: list[Row]) -> list[Row]:
     return kept
 
 
-def some_products(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row["gpu"] in ("H100", "B200")][::EVERY_PRODUCT]
-
-
-def few_products(rows: list[Row]) -> list[Row]:
-    return rows[::EVERY_SMALL_PRODUCT]
-
-
 def fitted_and_some(rows: list[Row]) -> list[Row]:
     """The rows that the constants were fitted on, and every few others."""
     shipped = {tuple(map(float, configuration)) for configuration in load_megatron().rows}
     columns = [column for column in rows[0] if column != COLUMNS[transformers.SINGLE_FILE][-1]]
     fit = [row for row in rows if tuple(float(row[name]) for name in columns) in shipped]
-    rest = [row for row in rows if row not in fit]
-    return fit + rest[::EVERY_GPT_ROW]
-
-
-def some_large(rows: list[Row]) -> list[Row]:
-    return rows[::EVERY_LARGE_GPT_ROW]
+    return fit + [row for row in rows if row not in fit][::4]
 
 
 @dataclass(frozen=True)
@@ -128,7 +95,7 @@ class Excerpt:
     """What is kept of a table: ``columns`` (all if empty) of the rows that ``rows`` picks."""
 
     columns: str = ""
-    rows: Callable[[list[Row]], list[Row]] = all_rows
+    rows: Callable[[list[Row]], list[Row]] = list
 
 
 TABLES = {
@@ -136,13 +103,14 @@ TABLES = {
     links.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
     links.NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
     links.XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
-    gemm.BF16_FILE: Excerpt("gpu m n k time_us", few_products),
+    gemm.BF16_FILE: Excerpt("gpu m n k time_us", lambda rows: rows[::12]),
     links.VIDUR_FILE: Excerpt(
         "platform collective num_workers devices_per_node size us_min", gpus_of_one_host
     ),
     links.VTRAIN_FILE: Excerpt("gpu n_gpus size_bytes time_us_out_of_place"),
     gemm.GEMM_FILE: Excerpt("split device B M N K latency_ms", some_shapes),
-    gemm.MATMUL_FILE: Excerpt(MATMUL_COLUMNS, some_products),
+    # every few, as of the fp32 test rows, so that errors over both count them alike
+    gemm.MATMUL_FILE: Excerpt(MATMUL_COLUMNS, lambda rows: where(gpu=("H100", "B200"))(rows)[::4]),
     SIMAI_FILE: Excerpt("|".join(("Size", *SIMAI_HOSTS))),
     "trace_param_dlrm8xV100_collectives.csv": Excerpt("et_collective idx kernel_dur_us in_bytes"),
     "mlperf_dlrm_measured_iteration_time.csv": Excerpt(MLPERF_COLUMNS),
@@ -150,10 +118,15 @@ TABLES = {
     "torchrec_dlrm_p4d_measured.csv": Excerpt(),
     dlrm_published.FILE: Excerpt(" ".join(COLUMNS[dlrm_published.FILE])),
     primus_step.FILE: Excerpt(" ".join(COLUMNS[primus_step.FILE])),
-    torchrec_steps.FILE: Excerpt(rows=steady),
-    torchrec_steps.STATS_FILE: Excerpt(" ".join(COLUMNS[torchrec_steps.STATS_FILE]), rows=no_rows),
+    # steps of more than one loop, for which no plan was printed
+    torchrec_steps.FILE: Excerpt(
+        rows=lambda rows: [row for row in rows if row["num_benchmarks"] not in ("", "1")]
+    ),
+    torchrec_steps.STATS_FILE: Excerpt(
+        " ".join(COLUMNS[torchrec_steps.STATS_FILE]), rows=lambda _: []
+    ),
     transformers.SINGLE_FILE: Excerpt(rows=fitted_and_some),
-    transformers.MULTI_FILE: Excerpt(rows=some_large),
+    transformers.MULTI_FILE: Excerpt(rows=lambda rows: rows[::2]),
 }
 PLANS = "mlperf_dlrm_dcnv2_plans.json"
 
