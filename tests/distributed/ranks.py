@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 SHOWN = 3000
 """Characters of a rank's log that a failure shows."""
 
@@ -31,7 +32,6 @@ def on_ranks(
         on_host: ranks of one host, for `LOCAL_RANK`; all of them unless given.
     """
     path = filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])
-    one = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with TemporaryDirectory(prefix="ranks-") as place:
         job = Path(place)
         (job / "call").write_bytes(pickle.dumps((function, given)))
@@ -39,7 +39,7 @@ def on_ranks(
         started = subprocess.Popen(
             [sys.executable, *map(str, words)],
             cwd=REPOSITORY,
-            env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(path)},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)},
             start_new_session=True,
         )
         try:
@@ -51,6 +51,20 @@ def on_ranks(
         logs = (log.read_text(errors="replace")[-SHOWN:] for log in sorted(job.glob("log.*")))
         assert code == 0, "".join(logs)
         return [pickle.loads((job / f"found.{rank}").read_bytes()) for rank in range(ranks)]
+
+
+def torchrun(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
+    """Words of a program under torchrun, on ranks of this host."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
+    return subprocess.run(
+        [sys.executable, *map(str, (*start, *words))],
+        env={**kept, **ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 def fork_ranks(job: Path, ranks: int, on_host: int) -> int:

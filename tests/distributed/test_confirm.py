@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,7 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan_json import load_plan
 from shardopt.cli.app import main
 from shardopt.torchrec import Confirm, ShardoptPlanner, confirm
-from tests.distributed.ranks import REPOSITORY, on_ranks
+from tests.distributed.ranks import on_ranks, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -74,15 +71,7 @@ def test_plans_run_for_real_and_the_fastest_is_written(
 
 
 def test_on_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, "-m", "shardopt", *words(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = torchrun(2, "-m", "shardopt", *words(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     learned = check(json.loads(done.stdout), tmp_path).learned  # one object, of one rank
     assert learned is not None

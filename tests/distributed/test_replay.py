@@ -4,9 +4,6 @@ they were made from: of single processes, of a DLRM on two ranks, of every colle
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,12 @@ from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
 from lab.transformers import TransformerShape
 from predictor.errors import InputError
+from shardopt.cli.app import main
 from shardopt.replay.generate import generate
 from shardopt.replay.launch import ReplayError, replay
 from shardopt.replay.program.program import RankProgram
 from tests.distributed import training_case as case
-from tests.distributed.ranks import REPOSITORY, on_ranks
+from tests.distributed.ranks import on_ranks, torchrun
 from tests.distributed.replay_case import QUICK, captured, check_fixpoint, check_same
 from tests.shardopt.replay.captured import capture, edited, small_step
 
@@ -104,27 +102,11 @@ def test_dlrm_under_torchrec(dlrm: Path, tmp_path: Path) -> None:
         replay(folder, [*QUICK, "--from-annotation", "nowhere"])
 
 
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return kept | {"PYTHONPATH": str(REPOSITORY), "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], env=environment(), capture_output=True, text=True, timeout=180
-    )
-
-
-def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return run(*start, *words)
-
-
 @pytest.mark.slow
 def test_under_torchrun(dlrm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "b"
     made = generate([dlrm], folder)
-    alone = torchrun(2, str(folder / "benchmark.py"), *QUICK)
+    alone = torchrun(2, folder / "benchmark.py", *QUICK)
     assert alone.returncode == 0, alone.stderr
     # one object, from rank 0
     result = json.loads(alone.stdout)
@@ -147,19 +129,19 @@ def test_under_torchrun(dlrm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_way_round_through_the_command_line(dlrm: Path, tmp_path: Path) -> None:
+def test_the_way_round_through_the_command_line(
+    dlrm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, again, second = (str(tmp_path / name) for name in ("first", "again", "second"))
-    command = ["-m", "shardopt", "bench"]
     for words in (
         ["generate", str(dlrm), "-o", first, "--quiet"],
         ["replay", first, *QUICK, "--profile", again, "--quiet"],
         ["generate", again, "-o", second, "--quiet"],
         ["replay", second, *QUICK, "--json"],
     ):
-        done = run(*command, *words)
-        assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["coverage"] == 1.0
+        capsys.readouterr()
+        assert main(["bench", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["coverage"] == 1.0
     check_same(dlrm, Path(again))
     # shapes, strides and types of what is made up front, and where it lies
     for rank in range(2):

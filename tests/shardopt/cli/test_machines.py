@@ -8,7 +8,7 @@ import pytest
 import shardopt.api.setting
 from predictor.model.plan_json import load_plan
 
-QUICK = ("--effort", 0.005, "--scenarios", "none", "--no-cache")
+QUICK = ("--effort", 0.005, "--scenarios", "none")
 
 
 def test_machines_are_compared_and_keep_their_plans(

@@ -12,39 +12,16 @@ QUICK = ("--gpus", 2, "--effort", 0.005)
 KEPT = "the answer to the same input is kept"
 
 
-@pytest.fixture
-def new_cache(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where nothing is kept yet."""
+def test_the_second_call_prints_the_same(
+    run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.mark.usefixtures("new_cache")
-def test_the_second_call_prints_the_same(run, model: Path) -> None:
     first = run("plan", model, *QUICK)
     second = run("plan", model, *QUICK, "-o", "plan.json")
     assert KEPT not in first.err
     assert KEPT in second.err
     cut = first.out.index("Next:") - 80
     assert first.out[:cut] == second.out[:cut]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("new_cache")
-def test_other_input_is_searched(run, model: Path) -> None:
-    run("plan", model, *QUICK)
-    for words in (("--seed", 1), ("--top-k", 2), ("--hbm-gib", 60), ("--no-cache",)):
-        assert KEPT not in run("plan", model, *QUICK, *words).err
-    model.write_text(model.read_text().replace("pooling_factor: 20", "pooling_factor: 21"))
-    assert KEPT not in run("plan", model, *QUICK).err
-
-
-@pytest.mark.usefixtures("new_cache")
-def test_what_time_cut_is_not_kept(run, model: Path) -> None:
-    for _ in range(2):
-        done = run("plan", model, "--gpus", 2, "--time-limit", 0.001, "--json")
-        data = json.loads(done.out)
-        assert data["stopped_by"] in ("time", "gap")
-        assert (KEPT in done.err) <= (data["stopped_by"] == "gap")
 
 
 def test_a_plan_file_is_made_again(run, refused, model: Path, tmp_path: Path) -> None:
