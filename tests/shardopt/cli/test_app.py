@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 
@@ -153,32 +153,63 @@ def test_an_error_that_nobody_can_read_keeps_its_exit_code(closed: bool) -> None
     assert done.returncode == 4
 
 
+@pytest.fixture
+def searching(model: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a search that takes minutes, and waits until it has begun.
+
+    The code that begins it says so on stderr.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        words = ["plan", str(model), "--gpus", "16", "--effort", "500", "--search", "rounding"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words, "-o", str(tmp_path / "plan.json"), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # a shell starts what runs in the background without it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        started.append(process)
+        assert process.stderr is not None
+        while "begun" not in process.stderr.readline():
+            assert process.poll() is None
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def ended(process: subprocess.Popen[str], code: int, word: str) -> str:
+    """What an interrupted process has shown."""
+    shown, said = process.communicate(timeout=240)
+    assert process.returncode == code, said
+    assert said.endswith(f"shardopt: error: {word}\n")
+    assert "Traceback" not in said
+    return shown
+
+
+IMPORTING = (
+    "import sys; import shardopt.__main__ as entry; print('begun', file=sys.stderr, flush=True); "
+    "raise SystemExit(entry.main())"
+)
+SEARCHING = (
+    "import sys; from shardopt.__main__ import main; "
+    "from search.improve.local_search import LocalSearch; "
+    "improve = LocalSearch.improve; LocalSearch.improve = lambda *a: "
+    "(print('begun', file=sys.stderr, flush=True), improve(*a))[1]; raise SystemExit(main())"
+)
+
+
 @pytest.mark.parametrize("after_s", quick_first(1, [0.2, 0.1, 0.3, 0.4, 0.6, 0.8]))
-def test_an_interrupt_during_imports_is_the_interrupt(model: Path, after_s: float) -> None:
-    code = (
-        "import shardopt.__main__ as entry; print('begun', flush=True); "
-        "raise SystemExit(entry.main())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "plan", str(model), "--gpus", "16", "--effort", "500"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+def test_an_interrupt_during_imports_is_the_interrupt(searching, after_s: float) -> None:
+    process = searching(IMPORTING)
     time.sleep(after_s)  # an interrupt at any moment has the same words
     process.send_signal(signal.SIGINT)
-    try:
-        shown, said = process.communicate(timeout=240)
-    finally:
-        process.kill()
-    assert process.returncode == 130, said
-    assert said.endswith("shardopt: error: interrupted\n")
-    assert "Traceback" not in said
-    if not shown:  # else the search had begun, and its best plan was shown
-        assert said == "shardopt: error: interrupted\n"
+    ended(process, 130, "interrupted")
 
 
 def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> None:
@@ -203,46 +234,16 @@ def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> No
     assert "\\x1b]0;owned" in done[0].out
 
 
-def searching(model: Path, out: Path) -> subprocess.Popen[str]:
-    """A search that takes minutes, under way."""
-    code = (
-        "import sys; from shardopt.__main__ import main; "
-        "from search.improve.local_search import LocalSearch; "
-        "improve = LocalSearch.improve; LocalSearch.improve = lambda *a: "
-        "(print('begun', file=sys.stderr, flush=True), improve(*a))[1]; raise SystemExit(main())"
-    )
-    words = ["plan", str(model), "--gpus", "16", "--effort", "500", "-o", str(out), "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "--search", "rounding"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell starts what runs in the background without it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stderr is not None
-    while "begun" not in process.stderr.readline():
-        assert process.poll() is None
-    return process
-
-
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     quick_first(1, [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]),
 )
 def test_an_interrupted_search_writes_the_best_plan_so_far(
-    model: Path, tmp_path: Path, number: int, code: int, word: str
+    searching, model: Path, tmp_path: Path, number: int, code: int, word: str
 ) -> None:
-    process = searching(model, tmp_path / "plan.json")
+    process = searching(SEARCHING)
     process.send_signal(number)
-    try:
-        shown, said = process.communicate(timeout=240)
-    finally:
-        process.kill()
-    assert process.returncode == code, said
-    assert said.endswith(f"shardopt: error: {word}\n")
-    assert "Traceback" not in said
-    made = json.loads(shown)
+    made = json.loads(ended(process, code, word))
     assert made["stopped_by"] == "interrupted"
     assert made["lower_bound_ms"] <= made["iteration_ms"] <= min(made["baselines"].values())
     written = json.loads((tmp_path / "plan.json").read_text())
@@ -288,18 +289,12 @@ def test_sigterm_ends_what_a_shell_started_in_the_background() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_ends_at_once(model: Path, tmp_path: Path) -> None:
-    process = searching(model, tmp_path / "plan.json")
-    try:
-        while process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.02)
-        shown, said = process.communicate(timeout=240)
-    finally:
-        process.kill()
-    assert (process.returncode, shown) == (130, ""), said
-    assert "Traceback" not in said
-    assert said.endswith("shardopt: error: interrupted\n")
+def test_a_second_interrupt_ends_at_once(searching, tmp_path: Path) -> None:
+    process = searching(SEARCHING)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert ended(process, 130, "interrupted") == ""
     assert not (tmp_path / "plan.json").exists()
 
 
