@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +21,7 @@ HAVE_FLAGS = (
     "shardopt/extras.py",  # pip's
     "shardopt/bench/planners.py",  # runs `shardopt plan` as a process
 )
+SLEEP = re.compile(r"\btime\.sleep\(([^)]*)")
 POLL_S, HANG_S = 0.2, 10
 
 
@@ -37,14 +38,19 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def lines_with(pattern: re.Pattern[str], paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Every line in which the pattern is found, with its place before it."""
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        if pattern.search(text):
+            for number, line in enumerate(text.splitlines(), start=1):
+                if pattern.search(line):
+                    yield f"{relative(path)}:{number}: {line.strip()}", line
+
+
 def test_no_path_of_one_machine() -> None:
     top = [p for p in ROOT.iterdir() if p.is_file() and p.suffix in TEXT and p.name[0] != "."]
-    hits = [
-        f"{relative(path)}:{number}: {line.strip()}"
-        for path in [*top, *files(*FOLDERS, suffixes=TEXT)]
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if MACHINE_PATH.search(line)
-    ]
+    hits = [at for at, _ in lines_with(MACHINE_PATH, [*top, *files(*FOLDERS, suffixes=TEXT)])]
     assert not hits, "paths that exist on one machine only:\n" + "\n".join(hits)
 
 
@@ -97,13 +103,12 @@ def test_tests_do_not_sleep_for_what_may_take_longer() -> None:
     """A test waits for what it needs: it polls, or hangs until it is killed. Any other sleep
     carries a comment that says why no slow machine breaks it."""
     found = []
-    for path in files("tests", suffixes={".py"}):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            for seconds in re.findall(r"\btime\.sleep\(([^)]*)", line):
-                literal = re.fullmatch(r"[\d.]+", seconds)
-                short_or_long = literal and not POLL_S < float(seconds) < HANG_S
-                if not short_or_long and "#" not in line:
-                    found.append(f"{relative(path)}:{number}: {line.strip()}")
+    for at, line in lines_with(SLEEP, files("tests", suffixes={".py"})):
+        for seconds in SLEEP.findall(line):
+            literal = re.fullmatch(r"[\d.]+", seconds)
+            short_or_long = literal and not POLL_S < float(seconds) < HANG_S
+            if not short_or_long and "#" not in line:
+                found.append(at)
     assert not found, "sleeps without a reason:\n" + "\n".join(found)
 
 
