@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 import shardopt
+from predictor.model.distribution import Zipf
+from predictor.model.workload import DenseArch, Feature, Workload
+from shardopt.config.write import write_model
+from tests.builders import a_table, a_workload
 
 ROOT = Path(shardopt.__file__).resolve().parent.parent
 
@@ -23,19 +27,18 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def a_model(path: Path) -> None:
+def a_model() -> Workload:
     rng = random.Random(0)
-    lines = ["schema: 1", "name: repeated", "batch_size: 4096", "tables:"]
-    for i in range(12):
-        rows, ids = int(10 ** rng.uniform(4, 7)), rng.choice([1, 5, 20])
-        feature = (
-            f"{{name: f{i}, pooling_factor: {ids}, index_distribution: {{zipf: {{alpha: 1.05}}}}}}"
+    tables = [
+        a_table(
+            f"t{i}",
+            int(10 ** rng.uniform(4, 7)),
+            features=(Feature(f"f{i}", rng.choice([1.0, 5.0, 20.0]), distribution=Zipf(1.05)),),
         )
-        lines += [
-            f"  - {{name: t{i}, num_embeddings: {rows}, embedding_dim: 64, features: [{feature}]}}"
-        ]
-    lines += ["dense: {in_features: 13, bottom_mlp: [64], interaction: dot, top_mlp: [64, 1]}"]
-    path.write_text("\n".join(lines) + "\n")
+        for i in range(12)
+    ]
+    dense = DenseArch(13, (64,), (64, 1), "dot")
+    return a_workload(*tables, batch_size=4096, dense=dense)
 
 
 def cores() -> list[str]:
@@ -46,15 +49,10 @@ def cores() -> list[str]:
     return [str(mine[0]), ",".join(map(str, mine[:2]))]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param((), id="roomy", marks=pytest.mark.slow),
-        pytest.param(("--hbm-gib", "3.3"), id="tight", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--hbm-gib", "3.3")], ids=["roomy", "tight"])
 def test_cores_threads_and_hashes_change_no_byte(tmp_path: Path, more: tuple[str, ...]) -> None:
-    a_model(tmp_path / "model.yaml")
+    write_model(tmp_path / "model.yaml", a_model())
     running = []
     for number, (core, threads, seed) in enumerate(zip(cores(), "12", "07", strict=True)):
         env = {

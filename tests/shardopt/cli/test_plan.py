@@ -1,12 +1,15 @@
 """`shardopt plan`: the JSON contract, the plan file, repeatability."""
 
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from predictor.model.plan_json import load_plan
+from shardopt.cli.app import main
+from tests.shardopt.conftest import MODEL
 
 QUICK = ("--gpus", 2, "--effort", 0.005)
 
@@ -26,12 +29,22 @@ CONTRACT = {
 PLAN_CONTRACT = {"iteration_ms", "found_by", "breakdown", "memory", "tables"}
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, the plan that the command wrote, and what it said as JSON."""
+    folder = tmp_path_factory.mktemp("plan")
+    model, plan = folder / "model.yaml", folder / "plan.json"
+    model.write_text(MODEL)
+    words = map(str, ("plan", model, *QUICK, "--json", "--top-k", 2, "-o", plan))
+    with (folder / "said.json").open("w") as out, redirect_stdout(out):
+        assert main(list(words)) == 0
+    return folder
+
+
 @pytest.fixture
-def found(run, model: Path) -> dict[str, Any]:
+def found(folder: Path) -> dict[str, Any]:
     """What the command says as JSON."""
-    done = run("plan", model, *QUICK, "--json", "--top-k", 2)
-    assert done.code == 0, done.err
-    return json.loads(done.out)
+    return json.loads((folder / "said.json").read_text())
 
 
 def test_json_holds_the_contract(found: dict[str, Any]) -> None:
@@ -81,21 +94,20 @@ def test_json_and_console_say_what_the_plan_is_expected_to_gain(
         assert words in text
 
 
-def test_the_file_is_a_plan_with_all_that_is_known(run, model: Path, tmp_path: Path) -> None:
-    done = run("plan", model, *QUICK, "--json", "-o", "plan.json")
-    assert done.code == 0, done.err
-    plan = load_plan(tmp_path / "plan.json")
+def test_the_file_is_a_plan_with_all_that_is_known(
+    run, folder: Path, found: dict[str, Any]
+) -> None:
+    plan = load_plan(folder / "plan.json")
     assert (plan.world_size, plan.local_world_size) == (2, 2)
     assert plan.tables.keys() == {"users", "items", "days"}
-    shown, meta = json.loads(done.out), plan.meta
     for key in ("iteration_ms", "lower_bound_ms", "model"):
-        assert meta[key] == shown[key]
-    assert (meta["hardware"], meta["batch_size"], meta["seed"]) == ("h100-sxm", 32768, 0)
-    assert "shardopt" in meta["versions"]
-    done = run("predict", model, "plan.json", "--json")
+        assert plan.meta[key] == found[key]
+    assert (plan.meta["hardware"], plan.meta["batch_size"]) == ("h100-sxm", 32768)
+    assert "shardopt" in plan.meta["versions"]
+    done = run("predict", folder / "model.yaml", folder / "plan.json", "--json")
     assert (done.code, done.err) == (0, "")
     (prediction,) = json.loads(done.out)["predictions"]
-    assert prediction["iteration_ms"] == pytest.approx(meta["iteration_ms"], rel=1e-12)
+    assert prediction["iteration_ms"] == pytest.approx(found["iteration_ms"], rel=1e-12)
 
 
 def test_same_seed_same_plan(run, model: Path, tmp_path: Path) -> None:
@@ -165,7 +177,7 @@ def test_a_failed_search_leaves_the_old_file(
     assert (tmp_path / "plan.json").read_text() == "old"
 
 
-MODEL = """\
+COMMENTED = """\
 schema: 1
 name: commented   # ours
 batch_size: 512
@@ -183,7 +195,7 @@ dense: {in_features: 4, bottom_mlp: [8], interaction: concat, top_mlp: [8, 1]}
 
 def test_advice_that_is_applied_takes_as_long_as_foretold(run, refused, tmp_path: Path) -> None:
     given, applied, plan = (tmp_path / name for name in ("m.yaml", "new.yaml", "plan.json"))
-    given.write_text(MODEL)
+    given.write_text(COMMENTED)
     done = run("plan", given, *QUICK, "--json", "--apply", applied, "-o", plan)
     assert done.code == 0, done.err
     data = json.loads(done.out)
