@@ -27,8 +27,8 @@ from tests.distributed.ranks import on_ranks
 
 pytestmark = pytest.mark.distributed
 
-QUICK = ("mixed", "searched free")
-"""Together they shard in all ways that one host has."""
+QUICK = ("mixed",)
+"""Tables sharded in all ways that one host has."""
 SLOW = tuple(name for name in case.PLAN_NAMES if name not in QUICK)
 KINDS_OVER_HOSTS = ("table_row_wise", "table_column_wise", "grid_shard", "row_wise")
 TWO_HOSTS = {kind: case.uniform_plan(ShardingType(kind), 4, 2) for kind in KINDS_OVER_HOSTS}
@@ -123,13 +123,8 @@ def test_two_hosts_learn_what_one_process_learns(two_hosts: Found, name: str) ->
     check(two_hosts[name], TWO_HOSTS[name])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if f"searched {name}" in QUICK else pytest.mark.slow)
-        for name in case.SEARCHED
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", case.SEARCHED)
 def test_the_search_obeys_and_splits(name: str) -> None:
     """Otherwise the plans above would not be of the types that their names promise."""
     plan = case.plan_under_test(f"searched {name}")

@@ -3,7 +3,9 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import chdir, redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,29 @@ Run = Callable[..., Done]
 Refused = Callable[..., str]
 
 
+def said_as_json(folder: Path, *words: object) -> dict[str, Any]:
+    """What a command says with ``--json`` in a folder: for tests of a module to look at."""
+    with chdir(folder), redirect_stdout(StringIO()) as out:
+        assert main([*map(str, words), "--json"]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
 @pytest.fixture
-def run(kept_answers: None, run_main: Run) -> Run:
+def advice() -> None:
+    """Asked for by tests of what `plan` advises, which takes it longer than a small search."""
+
+
+@pytest.fixture
+def run(
+    request: pytest.FixtureRequest,
+    kept_answers: None,
+    run_main: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
     """Runs `shardopt`. What one test searched is not searched again for another."""
+    if "advice" not in request.fixturenames:
+        monkeypatch.setattr("shardopt.api.answer.with_advice", lambda answer, _: answer)
     return partial(run_main, main)
 
 

@@ -7,81 +7,86 @@ from typing import Any
 
 import pytest
 
-
-@pytest.fixture
-def lopsided(tmp_path: Path, plan_data: dict[str, Any]) -> Path:
-    """All of the embeddings on rank 0."""
-    plan_data["tables"]["items"] = {
-        "sharding_type": "table_wise",
-        "compute_kernel": "fused",
-        "shards": [{"rank": 0, "offset": [0, 0], "size": [50000, 64]}],
-    }
-    path = tmp_path / "lopsided.json"
-    path.write_text(json.dumps(plan_data))
-    return path
+from tests.shardopt.cli.conftest import said_as_json
+from tests.shardopt.conftest import MODEL, a_plan
 
 
-def test_json_path_fills_the_iteration_and_a_page_is_written_whole(
-    run, model: Path, plan: Path, tmp_path: Path
-) -> None:
-    done = run("explain", model, plan, "--json", "--html", "out.html")
-    data = json.loads(done.out)
-    path = data["critical_path"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model, a plan, and one that has all of the embeddings on rank 0."""
+    folder = tmp_path_factory.mktemp("explain")
+    (folder / "model.yaml").write_text(MODEL)
+    (folder / "given.json").write_text(json.dumps(a_plan()))
+    lopsided = a_plan()
+    shards = [{"rank": 0, "offset": [0, 0], "size": [50000, 64]}]
+    lopsided["tables"]["items"] |= {"sharding_type": "table_wise", "shards": shards}
+    (folder / "lopsided.json").write_text(json.dumps(lopsided))
+    return folder
+
+
+BOTH = ("model.yaml", "lopsided.json", "given.json")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    """What the command says as JSON of the lopsided plan, beside the other."""
+    return said_as_json(folder, "explain", *BOTH, "--html", "out.html", "--trace", "out.json")
+
+
+def test_the_path_fills_the_iteration(found: dict[str, Any]) -> None:
+    path = found["critical_path"]
     assert path[0]["start_ms"] == 0
-    assert sum(s["duration_ms"] for s in path) == pytest.approx(data["iteration_ms"])
+    assert sum(s["duration_ms"] for s in path) == pytest.approx(found["iteration_ms"])
     assert all(a["start_ms"] <= b["start_ms"] for a, b in pairwise(path))
-    text = (tmp_path / "out.html").read_text()
-    assert text.startswith("<!DOCTYPE html>")
-    assert text.rstrip().endswith("</html>")
-    assert [path.name for path in tmp_path.glob("*.html")] == ["out.html"]
 
 
-def test_who_waits_for_whose_tables(run, model: Path, lopsided: Path) -> None:
-    data = json.loads(run("explain", model, lopsided, "--json").out)
-    first = data["waits"][0]
+def test_who_waits_for_whose_tables(found: dict[str, Any]) -> None:
+    first = found["waits"][0]
     assert (first["rank"], first["late_rank"]) == (1, 0)
     assert "items" in first["causes"][0]["tables"]
     assert "days" not in first["causes"][0]["tables"]
-    shown = run("explain", model, lopsided).out
-    for word in ("Rank 1 waits", "Critical path", "Sensitivity"):
-        assert word in " ".join(shown.split())
 
 
 def test_changes_come_as_tables_of_a_plan_that_is_that_much_faster(
-    run, model: Path, lopsided: Path, tmp_path: Path
+    folder: Path, found: dict[str, Any]
 ) -> None:
-    data = json.loads(run("explain", model, lopsided, "--json").out)
-    found = data["changes"]["found"]
-    assert 1 <= len(found) <= 3
-    savings = [change["saving_ms"] for change in found]
+    changes = found["changes"]["found"]
+    assert 1 <= len(changes) <= 3
+    savings = [change["saving_ms"] for change in changes]
     assert savings == sorted(savings, reverse=True)
-    for change in found:
-        changed = json.loads(lopsided.read_text())
+    for change in changes:
+        changed = json.loads((folder / "lopsided.json").read_text())
         changed["tables"].update(change["tables"])
-        path = tmp_path / "changed.json"
-        path.write_text(json.dumps(changed))
-        after = json.loads(run("predict", model, path, "--json").out)["predictions"][0]
+        (folder / "changed.json").write_text(json.dumps(changed))
+        (after,) = said_as_json(folder, "predict", "model.yaml", "changed.json")["predictions"]
         assert after["iteration_ms"] == pytest.approx(change["iteration_ms"])
-        assert data["iteration_ms"] - after["iteration_ms"] == pytest.approx(change["saving_ms"])
+        assert found["iteration_ms"] - after["iteration_ms"] == pytest.approx(change["saving_ms"])
 
 
-def test_further_plans_are_compared(run, model: Path, plan: Path, lopsided: Path) -> None:
-    data = json.loads(run("explain", model, plan, lopsided, "--json").out)
-    (other,) = data["others"]
-    alone = json.loads(run("predict", model, lopsided, "--json").out)["predictions"][0]
-    assert other == alone
-    assert run("explain", model, plan, lopsided, "--quiet").out.count(" ms") == 2
+def test_further_plans_are_compared(folder: Path, found: dict[str, Any]) -> None:
+    alone = said_as_json(folder, "predict", "model.yaml", "given.json")
+    assert found["others"] == alone["predictions"]
 
 
-def test_trace_is_written_and_opens_as_json(run, model: Path, plan: Path, tmp_path: Path) -> None:
-    done = run("explain", model, plan, "--trace", "out.json", "--quiet")
-    assert done.code == 0
-    trace = json.loads((tmp_path / "out.json").read_text())
-    assert trace["otherData"]["plan"] == str(plan)
+@pytest.mark.usefixtures("found")
+def test_page_and_trace_are_written_whole(folder: Path) -> None:
+    text = (folder / "out.html").read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+    trace = json.loads((folder / "out.json").read_text())
+    assert trace["otherData"]["plan"] == "lopsided.json"
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
     named = [e for e in trace["traceEvents"] if e["name"] == "thread_name"]
     tracks = {(e["pid"], e["args"]["name"]) for e in named}
     assert {(rank, stream) for rank in (0, 1) for stream in ("host", "compute", "comm")} <= tracks
+
+
+def test_the_report(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    shown = " ".join(run("explain", *BOTH[:2]).out.split())
+    for word in ("Rank 1 waits", "Critical path", "Sensitivity"):
+        assert word in shown
+    assert run("explain", *BOTH, "--quiet").out.count(" ms") == 2
 
 
 @pytest.mark.parametrize("flag", ["--trace", "--html"])

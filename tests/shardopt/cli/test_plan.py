@@ -1,14 +1,13 @@
 """`shardopt plan`: the JSON contract, the plan file, repeatability."""
 
 import json
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from predictor.model.plan_json import load_plan
-from shardopt.cli.app import main
+from tests.shardopt.cli.conftest import said_as_json
 from tests.shardopt.conftest import MODEL
 
 QUICK = ("--gpus", 2, "--effort", 0.005)
@@ -31,20 +30,16 @@ PLAN_CONTRACT = {"iteration_ms", "found_by", "breakdown", "memory", "tables"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, the plan that the command wrote, and what it said as JSON."""
+    """Of a model and its plan."""
     folder = tmp_path_factory.mktemp("plan")
-    model, plan = folder / "model.yaml", folder / "plan.json"
-    model.write_text(MODEL)
-    words = map(str, ("plan", model, *QUICK, "--json", "--top-k", 2, "-o", plan))
-    with (folder / "said.json").open("w") as out, redirect_stdout(out):
-        assert main(list(words)) == 0
+    (folder / "model.yaml").write_text(MODEL)
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """What the command says as JSON."""
-    return json.loads((folder / "said.json").read_text())
+    """What the command says as JSON when it has written plan.json."""
+    return said_as_json(folder, "plan", "model.yaml", *QUICK, "--top-k", 2, "-o", "plan.json")
 
 
 def test_json_holds_the_contract(found: dict[str, Any]) -> None:
@@ -122,8 +117,8 @@ def test_uniform_indices_are_said_once(run, model: Path) -> None:
     text = model.read_text().replace(", index_distribution: uniform", "")
     model.write_text(text)
     done = run("plan", model, *QUICK, "--json")
-    assert done.err.count("uniform") == 1
-    assert any("uniform" in note for note in json.loads(done.out)["notes"])
+    assert done.err.count("count as uniform") == 1
+    assert any("count as uniform" in note for note in json.loads(done.out)["notes"])
 
 
 def test_quiet_says_one_line(run, model: Path) -> None:
@@ -193,6 +188,7 @@ dense: {in_features: 4, bottom_mlp: [8], interaction: concat, top_mlp: [8, 1]}
 """
 
 
+@pytest.mark.usefixtures("advice")
 def test_advice_that_is_applied_takes_as_long_as_foretold(run, refused, tmp_path: Path) -> None:
     given, applied, plan = (tmp_path / name for name in ("m.yaml", "new.yaml", "plan.json"))
     given.write_text(COMMENTED)
