@@ -32,7 +32,7 @@ from shardopt.replay.scale.walk import IDLE
 
 LISTED = 8
 ENUMERATED = 10
-"""Symbols of one constraint that are tried in all combinations; with more it waits for others."""
+"""Symbols of one constraint that are tried in all combinations."""
 Expressions = tuple[sympy.Expr, ...]
 
 
@@ -76,7 +76,9 @@ class Growth:
             before = len(known)
             for constraint in list(unsolved):
                 unknown = sorted(constraint.symbols - known.keys(), key=str)
-                if len(unknown) <= ENUMERATED:
+                if len(unknown) > ENUMERATED:
+                    self._bound(constraint, known)
+                else:
                     self._narrow(constraint, unknown, known)
                 if constraint.symbols <= known.keys():
                     unsolved.remove(constraint)
@@ -100,6 +102,17 @@ class Growth:
         for symbol, column in zip(unknown, zip(*fitting, strict=True), strict=True):
             if len(set(column)) == 1:
                 known[symbol] = column[0]
+
+    def _bound(self, constraint: Constraint, known: dict[sympy.Symbol, bool]) -> None:
+        """Sums of positive terms: at the least or the most that they can be there is one choice."""
+        if not (_is_positive(constraint.left) and _is_positive(constraint.right)):
+            return
+        for side, other in (constraint[:2], constraint[1::-1]):
+            most = dict.fromkeys(constraint.symbols, True) | known
+            if self._value(side, known) == self._value(other, most):
+                known |= dict.fromkeys(side.free_symbols - known.keys(), False)
+            elif self._value(side, most) == self._value(other, known):
+                known |= dict.fromkeys(side.free_symbols - known.keys(), True)
 
     def _value(self, expression: sympy.Expr, known: dict[sympy.Symbol, bool]) -> sympy.Integer:
         return self.sizes.value(expression, known, PRIME)
@@ -216,3 +229,10 @@ class Growth:
 
 def _symbols(expressions: Iterable[sympy.Expr]) -> set[sympy.Symbol]:
     return {symbol for expression in expressions for symbol in expression.free_symbols}
+
+
+def _is_positive(expression: sympy.Expr) -> bool:
+    """Whether an expression is a sum of products of symbols and positive numbers."""
+    if expression.is_Symbol or (expression.is_Integer and expression >= 0):
+        return True
+    return bool(expression.is_Add or expression.is_Mul) and all(map(_is_positive, expression.args))

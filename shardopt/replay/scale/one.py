@@ -6,6 +6,7 @@ Sizes become symbols (`walk`), the symbols that are the batch's are separated fr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -211,16 +212,28 @@ def restride(spec: TensorSpec, shape: Shape) -> TensorSpec:
 
 
 def place_storages(made: Specs, shapes: tuple[Shape, ...]) -> dict[int, TensorSpec]:
-    """Specs of tensors made up front, which share storages as before.
+    """Specs of tensors made up front, with their places in the storages that they share.
 
     Raises:
-        InputError: what grows lies between others in a storage.
+        InputError: a storage holds both what grows and what does not.
     """
     pairs = zip(made.items(), shapes, strict=True)
     found = {number: restride(spec, shape) for (number, spec), shape in pairs}
-    parted = {(spec.storage, spec.dtype) for spec in made.values() if spec.offset}
-    if any((s.storage, s.dtype) in parted and found[n] != s for n, s in made.items()):
-        raise batch_unclear("tensors that grow share their memory with others")
+    members: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for number, spec in made.items():
+        members[spec.storage, spec.dtype].append(number)
+    for numbers in members.values():
+        if all(found[n] == made[n] for n in numbers) or not any(made[n].offset for n in numbers):
+            continue
+        ratios = {
+            (found[n].extent - made[n].offset) / max(made[n].extent - made[n].offset, 1)
+            for n in numbers
+        }
+        ratio = ratios.pop()
+        if ratios or ratio != int(ratio):
+            raise batch_unclear("tensors that grow share their memory with others that do not")
+        for n in numbers:
+            found[n] = replace(found[n], offset=made[n].offset * int(ratio))
     return found
 
 
