@@ -4,8 +4,8 @@ answer that a notebook shows. The same work as the commands of these names, by t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingPlan
+from predictor.predict import Prediction
 from shardopt.api import answer, given_plans
 from shardopt.api.cache import ResultCache, versions
 from shardopt.api.request import MADE, Machine, PlanRequest
@@ -21,10 +22,12 @@ from shardopt.explain.explanation import Explanation, PredictedPlan, explain_pla
 from shardopt.extras import require_packages
 from shardopt.files import atomic_write_text
 from shardopt.plan import LoadedPlan
+from shardopt.report.blocks import Grid
 from shardopt.report.explain import explain_object
-from shardopt.report.html.nodes import node, text_of
+from shardopt.report.html.nodes import grid, text_of
 from shardopt.report.html.page import page
-from shardopt.report.objects import plan_object, predict_object
+from shardopt.report.plan import plan_object
+from shardopt.report.prediction import predict_view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,21 +39,29 @@ FilePath = str | PathLike[str]
 Rows = list[dict[str, Any]]
 
 
-class _Shown:
-    """What an answer can be turned into.
+@dataclass(frozen=True, repr=False)
+class Answered:
+    """What a call gives, and what it can be turned into.
 
-    Attributes:
-        rows: the lines of its table.
-        iteration_ms: of the first plan.
+    Args:
+        setting: the model on the machine.
+        rows: the lines of its table; every function says what they are.
+        explained: the plans of the answer, explained.
     """
 
     setting: Setting
     rows: Rows
+    data: dict[str, Any]
+    explained: Callable[[], Explanation]
 
     @property
     def iteration_ms(self) -> float:
         """Predicted time of an iteration of the first plan, in ms."""
         return float(self.rows[0]["iteration_ms"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` of the command prints."""
+        return self.data
 
     def to_frame(self) -> pd.DataFrame:
         """`rows` as a pandas DataFrame.
@@ -63,50 +74,27 @@ class _Shown:
 
         return pd.DataFrame(self.rows)
 
-    def _explained(self) -> Explanation:
-        raise NotImplementedError
-
     def to_html(self) -> str:
         """The page that ``shardopt explain --html`` writes: one file, without a network."""
-        return page(self.setting, self._explained(), versions())
+        return page(self.setting, self.explained(), versions())
 
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        head = node("tr", *(node("th", name) for name in self.rows[0]))
-        lines = (node("tr", *(node("td", _shown(v)) for v in row.values())) for row in self.rows)
-        return text_of(node("table", head, *lines))
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+        lines = [
+            [
+                f"{v:.4g}" if isinstance(v, float) else str("" if v is None else v)
+                for v in row.values()
+            ]
+            for row in self.rows
+        ]
+        return text_of(grid(Grid([f"<{name}" for name in self.rows[0]], lines)))
 
 
 @dataclass(frozen=True, repr=False)
-class Planned(_Shown):
-    """The plans that a search found.
-
-    Args:
-        answer: all that there is to say of them.
-        rows: the ranking, and TorchRec's plan: ``found_by``, ``iteration_ms``, and for those that
-            were found ``low_ms`` and ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest rank.
-    """
+class Planned(Answered):
+    """The plans that a search found."""
 
     answer: answer.Answer
-    rows: Rows = field(init=False)
-
-    def __post_init__(self) -> None:
-        found = self.answer
-        pairs = zip(found.result.plans, found.predictions, strict=True)
-        rows = [_row("found_by", ranked.found_by, prediction) for ranked, prediction in pairs]
-        rows += [
-            {"found_by": name, "iteration_ms": ms} for name, ms in found.result.baselines.items()
-        ]
-        object.__setattr__(self, "rows", [{**dict.fromkeys(rows[0]), **row} for row in rows])
-
-    @property
-    def setting(self) -> Setting:  # type: ignore[override]
-        """The model on the machine."""
-        return self.answer.setting
 
     @property
     def plan(self) -> LoadedPlan:
@@ -120,67 +108,6 @@ class Planned(_Shown):
         """Write the best plan as ``shardopt plan -o`` does."""
         atomic_write_text(Path(path), self.answer.plan_text())
 
-    def to_dict(self) -> dict[str, Any]:
-        """What ``shardopt plan --json`` prints."""
-        return plan_object(self.answer)
-
-    def _explained(self) -> Explanation:
-        best = PredictedPlan("the best plan", self.answer.result.best.plan, self.answer.best)
-        return explain_plan(self.setting.problem(), [best])
-
-
-@dataclass(frozen=True, repr=False)
-class Predicted(_Shown):
-    """Predictions of given plans, in the order given.
-
-    Args:
-        rows: a plan each: ``plan``, ``iteration_ms``, ``low_ms`` and ``high_ms`` (90 %) and
-            ``hbm_bytes`` of the fullest rank.
-    """
-
-    setting: Setting
-    plans: Sequence[PredictedPlan]
-
-    @property
-    def rows(self) -> Rows:  # type: ignore[override]
-        return [_row("plan", given.name, given.prediction) for given in self.plans]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``shardopt predict --json`` prints."""
-        pairs = [(given.name, given.prediction) for given in self.plans]
-        return predict_object(pairs, self.setting.facts())
-
-    def _explained(self) -> Explanation:
-        return explain_plan(self.setting.problem(), self.plans)
-
-
-@dataclass(frozen=True, repr=False)
-class Explained(_Shown):
-    """Where the time of a plan goes, and what would help.
-
-    Args:
-        rows: the plan as it is (``change`` is empty), then what would change its time: ``change``,
-            ``iteration_ms``.
-    """
-
-    setting: Setting
-    explanation: Explanation
-
-    @property
-    def rows(self) -> Rows:  # type: ignore[override]
-        found = self.explanation
-        changes = [(one.words, one.iteration_ms) for one in found.changes.found]
-        changes += [(one.change, one.iteration_ms) for one in found.what_if]
-        given = [("", found.given.prediction.iteration_ms), *changes]
-        return [{"change": words, "iteration_ms": ms} for words, ms in given]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``shardopt explain --json`` prints."""
-        return explain_object(self.explanation, self.setting.facts())
-
-    def _explained(self) -> Explanation:
-        return self.explanation
-
 
 def plan(
     model: Model,
@@ -192,6 +119,10 @@ def plan(
     **options: Any,
 ) -> Planned:
     """The sharding plan with the shortest predicted iteration.
+
+    Its rows are the ranking, and the plans of other methods: ``found_by``, ``iteration_ms``, and
+    for those that were found ``low_ms`` and ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest
+    rank.
 
     Args:
         model: a model file, or the module that is trained, unsharded; then ``batch_size`` is
@@ -220,12 +151,23 @@ def plan(
         )
         kept = ResultCache.of_user() if cache else None
         found = answer.plan(request, cache=kept)
-    if isinstance(model, str | PathLike):
-        return Planned(found)
-    # the file that was written of the module is gone, so nobody can plan from it again
-    made = found.head[MADE]
-    settings = {name: value for name, value in made["settings"].items() if name != "model"}
-    return Planned(replace(found, head={**found.head, MADE: {**made, "settings": settings}}))
+    if not isinstance(model, str | PathLike):
+        # the file that was written of the module is gone, so nobody can plan from it again
+        made = found.head[MADE]
+        settings = {name: value for name, value in made["settings"].items() if name != "model"}
+        found = replace(found, head={**found.head, MADE: {**made, "settings": settings}})
+    result, setting = found.result, found.setting
+    pairs = zip(result.plans, found.predictions, strict=True)
+    rows = [_row("found_by", ranked.found_by, prediction) for ranked, prediction in pairs]
+    others = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
+    best = PredictedPlan("the best plan", result.best.plan, found.best)
+    return Planned(
+        setting,
+        [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *others)],
+        plan_object(found),
+        lambda: explain_plan(setting.problem(), [best]),
+        found,
+    )
 
 
 def predict(
@@ -236,8 +178,11 @@ def predict(
     stats: FilePath | None = None,
     capture: dict[str, Any] | None = None,
     **options: Any,
-) -> Predicted:
+) -> Answered:
     """The predicted iteration of one plan or several.
+
+    Its rows are a plan each, in the order given: ``plan``, ``iteration_ms``, ``low_ms`` and
+    ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest rank.
 
     Args:
         model, gpus, stats, capture: as in `plan`.
@@ -255,13 +200,18 @@ def predict(
         files = [] if stats is None else [stats]
         path = _model_file(model, Path(folder), files, options.get("batch_size"), capture)
         machine = Machine(**{**_as_paths(options), "gpus": gpus})
-        found = given_plans.predict_plans(
+        setting, found = given_plans.predict_plans(
             path,
             [one if isinstance(one, ShardingPlan) else Path(one) for one in given],
             machine,
             stats=[Path(file) for file in files] if isinstance(model, str | PathLike) else [],
         )
-    return Predicted(*found)
+    return Answered(
+        setting,
+        [_row("plan", one.name, one.prediction) for one in found],
+        dict(predict_view(setting, found).data),
+        lambda: explain_plan(setting.problem(), found),
+    )
 
 
 def explain(
@@ -269,16 +219,22 @@ def explain(
     plans: FilePath | ShardingPlan | Planned | Sequence[FilePath | ShardingPlan],
     gpus: int | None = None,
     **options: Any,
-) -> Explained:
+) -> Answered:
     """Where the time of a plan goes and what would help; further plans are compared with it.
 
-    Arguments and errors are those of `predict`.
+    Its rows are the plan as it is (``change`` is empty), then what would change its time:
+    ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.
     """
-    found = predict(model, plans, gpus, **options)
-    return Explained(found.setting, found._explained())
+    predicted = predict(model, plans, gpus, **options)
+    found, setting = predicted.explained(), predicted.setting
+    changes = [("", found.given.prediction.iteration_ms)]
+    changes += [(one.words, one.iteration_ms) for one in found.changes.found]
+    changes += [(one.change, one.iteration_ms) for one in found.what_if]
+    rows = [{"change": words, "iteration_ms": ms} for words, ms in changes]
+    return Answered(setting, rows, explain_object(found, setting.facts()), lambda: found)
 
 
-def _row(key: str, name: str, prediction: Any) -> dict[str, Any]:
+def _row(key: str, name: str, prediction: Prediction) -> dict[str, Any]:
     low, high = prediction.interval_ms
     used = max(rank.hbm_bytes for rank in prediction.memory)
     times = {"iteration_ms": prediction.iteration_ms, "low_ms": low, "high_ms": high}

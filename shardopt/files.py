@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from predictor.errors import InputError, did_you_mean
 from predictor.files import input_at, read_whole
@@ -74,6 +74,36 @@ def decode(content: bytes, path: str | Path) -> str:
         ) from None
 
 
+def read_numbers(
+    path: str | Path, what: str, form: str, least: float, most: float
+) -> dict[str, Any]:
+    """Name -> number, of a YAML file of such lines.
+
+    Args:
+        what: what the file is, such as ``file of prices``.
+        form: of a line, such as ``hardware: price``.
+        least, most: what a number may be; whole ones where these are.
+
+    Raises:
+        InputError: the file cannot be read, or has something else.
+    """
+    from predictor.document import Problems, parse_yaml, shown
+
+    problems = Problems(str(path))
+    raw = parse_yaml(decode(read_bytes(path, what), path), problems)
+    problems.raise_if_any()
+    if not isinstance(raw, dict) or not raw:
+        raise InputError(f"{path}: must have a line '{form}' for each")
+    kinds = (int,) if isinstance(least, int) else (int, float)
+    for name, value in raw.items():
+        if type(value) not in kinds or not least <= value <= most:
+            raise InputError(
+                f"{problems.place((name,))}: {name}: got {shown(value)}; allowed: "
+                f"{'whole ' * (kinds == (int,))}numbers from {least:g} to {most:g}"
+            )
+    return {str(name): value for name, value in raw.items()}
+
+
 def atomic_write_text(path: str | Path, text: str, *, update: bool = False) -> None:
     """Write ``text`` as UTF-8 so that ``path`` holds either all of it or what it held before.
 
@@ -111,15 +141,7 @@ def atomic_open(path: str | Path, *, update: bool = False) -> Iterator[BinaryIO]
         return
     if not update:
         refuse_input(path)
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InputError(f"{path}: is a directory; give the name of a file to write")
-    if not target.parent.is_dir():
-        raise InputError(
-            f"{path}: cannot write: there is no directory {target.parent}; "
-            "create it or choose another file"
-        )
-    temporary = ""
+    target, temporary = target_of(path), ""
     try:
         handle, temporary = _make_temporary(target)
         with os.fdopen(handle, "wb") as stream:
@@ -136,6 +158,23 @@ def atomic_open(path: str | Path, *, update: bool = False) -> Iterator[BinaryIO]
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def target_of(path: str | Path) -> Path:
+    """The file that is written under a name.
+
+    Raises:
+        InputError: it is a directory, or lies in none.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{path}: is a directory; give the name of a file to write")
+    if not target.parent.is_dir():
+        raise InputError(
+            f"{path}: cannot write: there is no directory {Path(path).parent}; create it or choose "
+            "another file"
+        )
+    return target
 
 
 def refuse_input(path: str | Path) -> None:

@@ -35,8 +35,6 @@ KIND_WORDS = {
 }
 """Provenance kind -> what the console calls it."""
 
-_PLAIN_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
-
 
 def phase_words(phase: str) -> str:
     """What the console calls a phase."""
@@ -121,21 +119,14 @@ def type_mix(plan: ShardingPlan) -> str:
     types = Counter(table.sharding_type for table in plan.tables.values())
     parts = [f"{types[kind]} {kind.short}" for kind in _ORDER if types[kind]]
     kernels = Counter(table.compute_kernel for table in plan.tables.values())
-    unusual = [f"{kernels[k]} {k.value}" for k in ComputeKernel if _unusual(k, kernels)]
+    unusual = [f"{kernels[k]} {k.value}" for k in ComputeKernel if kernels[k] and k not in _PLAIN]
     return ", ".join(parts) + (f" ({', '.join(unusual)})" if unusual else "")
 
 
-def _unusual(kernel: ComputeKernel, kernels: Counter[ComputeKernel]) -> bool:
-    return kernel not in _PLAIN_KERNELS and kernels[kernel] > 0
-
-
+_PLAIN = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 _ORDER = (
-    ShardingType.TABLE_WISE,
-    ShardingType.COLUMN_WISE,
-    ShardingType.TABLE_COLUMN_WISE,
-    ShardingType.ROW_WISE,
-    ShardingType.TABLE_ROW_WISE,
-    ShardingType.GRID_SHARD,
+    *(ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE),
+    *(ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD),
     ShardingType.DATA_PARALLEL,
 )
 
@@ -154,9 +145,6 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 host``, ``2 hosts``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-_KIB = 1024
 
 
 def range_lines(found: Iterable[OutOfRange]) -> list[str]:
@@ -185,7 +173,7 @@ def _count(value: float) -> str:
 
 
 def _bytes(value: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (_KIB, "KiB")):
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
         if value >= unit:
             return f"{value / unit:.3g} {name}"
     return f"{value:.0f} bytes"

@@ -81,7 +81,7 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
     choices: list[Choice | None] = []
     for index, (key, table) in enumerate(zip(space.keys, problem.workload.tables, strict=True)):
         plan = in_use.plan.tables[key]
-        option = space.option_of(index, plan) or _option_in_use(index, plan, problem)
+        option = space.option_of(index, plan) or option_in_use(index, plan, problem)
         fixed = in_use.allows is not None and not in_use.allows(key, plan)
         if fixed or not option.is_legal(plan.ranks, problem.topology):
             option = replace(option, pinned=plan.ranks)
@@ -111,8 +111,9 @@ def _allows(in_use: PlanInUse, key: str, option: Option) -> bool:
     return in_use.allows(key, place(option, tuple(range(option.num_shards))))
 
 
-def _option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
-    """The option of a table that is split as no option of the space is."""
+def option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
+    """The option of a table that is split as no option of the space is; its shards stay where they
+    are."""
     table = problem.workload.tables[index]
     return Option(
         index,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
@@ -28,7 +29,7 @@ from search.space.enumerate import reduced_space
 from search.space.option import Option
 from search.surrogate import Surrogate
 from search.tune.goals import shard_bytes
-from search.tune.knobs import KNOBS, Case, Step, Value
+from search.tune.knobs import PARAMETERS, Case, Step, Value, steps, turned
 from search.tune.trial import carry_over_plan
 
 REPLANNED = 2
@@ -100,30 +101,6 @@ class Advised:
     machines: tuple[OtherMachine, ...] = ()
     tried: int = 0
 
-    def choose(self, numbers: Sequence[int], advisor: Advisor) -> Advice:
-        """Some of the advice together, by number from 1.
-
-        Args:
-            advisor: who gave it.
-
-        Raises:
-            InputError: there is no such advice, or no plan fits under all of it.
-        """
-        for number in numbers:
-            if not 1 <= number <= len(self.advice):
-                known = f"1 to {len(self.advice)}" if self.advice else "none, as nothing gains"
-                raise InputError(f"there is no advice {number}; there is {known}", ("advice",))
-        some = [self.advice[n - 1] for n in dict.fromkeys(numbers)]
-        if len(some) == 1:
-            return some[0]
-        steps = tuple(step for one in some for step in one.steps)
-        if self.together is not None and set(steps) == set(self.together.steps):
-            return self.together
-        found = advisor.found(steps, some[0].plan)
-        if found is None:
-            raise InputError("no plan fits under all of this advice; choose less", ("advice",))
-        return found
-
 
 class Advisor:
     """Tries steps around a plan.
@@ -156,40 +133,59 @@ class Advisor:
         best.sort(key=lambda a: -a.gain)
         return Advised(tuple(best), self._together(best), tuple(self._machines()), len(tried))
 
-    def found(self, steps: Sequence[Step], plan: ShardingPlan) -> Advice | None:
+    def choose(self, advised: Advised, numbers: Sequence[int]) -> Advice:
+        """Some of the advice together, by number from 1.
+
+        Raises:
+            InputError: there is no such advice, or no plan fits under all of it.
+        """
+        there = len(advised.advice)
+        for number in numbers:
+            if not 1 <= number <= there:
+                known = f"1 to {there}" if there else "none, as nothing gains"
+                raise InputError(f"there is no advice {number}; there is {known}", ("advice",))
+        some = [advised.advice[n - 1] for n in dict.fromkeys(numbers)]
+        chosen = tuple(step for one in some for step in one.steps)
+        for one in (some[0], advised.together):
+            if one is not None and set(one.steps) == set(chosen):
+                return one
+        found = self.found(chosen, some[0].plan)
+        if found is None:
+            raise InputError("no plan fits under all of this advice; choose less", ("advice",))
+        return found
+
+    def found(self, chosen: Sequence[Step], plan: ShardingPlan) -> Advice | None:
         """What steps give with a plan, or with one like it where it cannot be kept; None where
         nothing fits or they exclude each other."""
         if self.late():
             return None
         try:
             case = self.case
-            for step in steps:
+            for step in chosen:
                 case = step.turn(case)
             problem = case.problem()
             kept = _fitting(problem, plan)
             if kept is None:
                 return None
-            ms = _time_ms(problem, kept)
+            candidate = match_plan(problem.workload, problem.topology, kept)
+            ms = float(problem.scorer.score([candidate])[0])
         except ShardoptError:
             return None
-        return self._advice(steps, case, kept, ms)
+        return self._advice(chosen, case, kept, ms)
 
-    def _advice(self, steps: Sequence[Step], case: Case, plan: ShardingPlan, ms: float) -> Advice:
+    def _advice(self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float) -> Advice:
         before = self.iteration_ms / self.case.workload.batch_size
         gain = 1 - ms / case.workload.batch_size / before
-        costs = dict.fromkeys(cost for step in steps for cost in step.costs)
+        costs = dict.fromkeys(cost for step in chosen for cost in step.costs)
         more = _memory(case.problem(), plan) - self.memory
         if more >= NAMED_BYTES:
             costs[f"{format_bytes(more)} more on the fullest rank"] = None
-        return Advice(tuple(steps), case, plan, ms, gain, tuple(costs), plan is self.plan)
+        return Advice(tuple(chosen), case, plan, ms, gain, tuple(costs), plan is self.plan)
 
-    def steps(self) -> Iterable[Step]:
+    def steps(self) -> list[Step]:
         """All that is tried, one at a time."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
-        for knob in KNOBS.values():
-            if knob.name == "cache_ratio" and not cached:
-                continue
-            yield from knob.steps(self.case)
+        return [s for s in steps(self.case) if cached or s.name != "cache_load_factor"]
 
     def _again(self, one: Advice) -> Advice:
         """With a better plan, where local search finds one beyond ties."""
@@ -226,13 +222,13 @@ class Advisor:
 
     def _machines(self) -> Iterable[OtherMachine]:
         """Half and twice the hosts, and a faster network."""
-        case, knob = self.case, KNOBS["hosts"]
+        case = self.case
         ranks, hosts = case.installed.world_size, case.installed.hosts
         if len(self.plan.tables) * ranks > MOST_WORK or case.workload.replica_groups is not None:
             return
-        values = [] if knob.refusal(case) else [n for n in (hosts // 2, 2 * hosts) if n]
-        for value in values:
-            found = self.found([Step("gpus", None, value, _hosts(value))], self.plan)
+        for value in [] if PARAMETERS["hosts"].refusal(case) else [hosts // 2, 2 * hosts]:
+            turn = partial(turned, setting={"hosts": value})
+            found = self.found([Step("gpus", None, value, turn)], self.plan) if value else None
             if found is not None:
                 # what a search has gained on these ranks, it would gain on others about as well
                 share = found.case.installed.world_size / ranks
@@ -241,31 +237,14 @@ class Advisor:
                     "gpus", round(ranks * share), found.iteration_ms, gain, 1 - found.gain
                 )
         if case.problem().topology.groups > 1:
-            faster = Step("network", None, FASTER, _faster_network)
-            found = self.found([faster], self.plan)
+
+            def faster(given: Case) -> Case:
+                return replace(given, hardware=faster_link(given.hardware, "inter", FASTER))
+
+            found = self.found([Step("network", None, FASTER, faster)], self.plan)
             if found is not None:
                 ms = found.iteration_ms
                 yield OtherMachine("network", FASTER, ms, found.gain, 1 - found.gain)
-
-
-def advise(
-    case: Case,
-    plan: ShardingPlan,
-    iteration_ms: float,
-    *,
-    effort: float = 1.0,
-    late: Callable[[], bool] = lambda: False,
-) -> Advised:
-    """What to change beside a plan; see `Advisor`."""
-    return Advisor(case, plan, iteration_ms, effort=effort, late=late).advise()
-
-
-def _hosts(value: Value) -> Callable[[Case], Case]:
-    return lambda case: KNOBS["hosts"].turn(case, "hosts", value)
-
-
-def _faster_network(case: Case) -> Case:
-    return replace(case, hardware=faster_link(case.hardware, "inter", FASTER))
 
 
 def faster_link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
@@ -295,11 +274,6 @@ def _one_a_name(found: Iterable[Advice]) -> list[Advice]:
     for one in sorted(found, key=key):
         best.setdefault(one.steps[0].name, one)
     return sorted(best.values(), key=lambda a: -a.gain)
-
-
-def _time_ms(problem: Problem, plan: ShardingPlan) -> float:
-    candidate = match_plan(problem.workload, problem.topology, plan)
-    return float(problem.scorer.score([candidate])[0])
 
 
 def _memory(problem: Problem, plan: ShardingPlan) -> int:

@@ -66,18 +66,11 @@ def open_storage(where: str) -> SharedStorage:
     Raises:
         InputError: it is neither a database nor a journal, or cannot be reached or written.
     """
-    if where.startswith(JOURNAL):
-        return _open_journal(where.removeprefix(JOURNAL))
-    if "://" in where:
+    path = where.removeprefix(JOURNAL)
+    if path == where and "://" in where:
         return _open_database(where)
-    if where.endswith(JOURNAL_SUFFIXES):
-        return _open_journal(where)
-    raise InputError(f"the storage is '{where}'; give {FORMS}", ("storage",))
-
-
-def _open_journal(path: str) -> SharedStorage:
-    if not path:
-        raise InputError(f"the storage names no file; give {FORMS}", ("storage",))
+    if (path == where and not where.endswith(JOURNAL_SUFFIXES)) or not path:
+        raise InputError(f"the storage is '{where}'; give {FORMS}", ("storage",))
     with storage_errors(path):
         # a file that cannot be written is found out before any trial is run
         with open(path, "ab"):
@@ -118,33 +111,33 @@ def _open_database(url: str) -> SharedStorage:
             f"the storage is no URL of a database; give {FORMS}", ("storage",)
         ) from None
     name = parsed.render_as_string(hide_password=True)
+
+    def connect() -> SharedStorage:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats are
+            storage = _Database(
+                url,
+                engine_kwargs={"pool_pre_ping": True},
+                heartbeat_interval=HEARTBEAT_S,
+                grace_period=STALE_S,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(MAX_RETRIES),
+            )
+        return SharedStorage(storage, name)
+
     with storage_errors(name):
-        for left in reversed(range(OPENINGS)):
+        for _ in range(OPENINGS - 1):
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats are
-                    storage = _Database(
-                        url,
-                        engine_kwargs={"pool_pre_ping": True},
-                        heartbeat_interval=HEARTBEAT_S,
-                        grace_period=STALE_S,
-                        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(
-                            max_retry=MAX_RETRIES
-                        ),
-                    )
-                return SharedStorage(storage, name)
-            except (IntegrityError, OperationalError, ProgrammingError) as error:
-                # another worker makes the tables at the same time; what is refused stays so
-                if not left or (
-                    isinstance(error, OperationalError) and "already exists" not in str(error)
-                ):
-                    raise
-                time.sleep(0.2)
+                return connect()
             except NoSuchModuleError:
                 raise InputError(
                     f"{name}: '{parsed.drivername}' is no kind of database; give {FORMS}"
                 ) from None
-    raise AssertionError
+            except (IntegrityError, OperationalError, ProgrammingError) as error:
+                # another worker makes the tables at the same time; what is refused stays so
+                if isinstance(error, OperationalError) and "already exists" not in str(error):
+                    raise
+                time.sleep(0.2)
+        return connect()
 
 
 @contextmanager

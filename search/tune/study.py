@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import base64
-import itertools
 import json
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import TypeAdapter
 
 from predictor.errors import InputError
-from predictor.model.plan import ShardingPlan
-from predictor.model.plan_json import plan_from_dict, plan_to_dict
-from search.tune.goals import Goal, Values
-from search.tune.knobs import Case, Grid, Setting, Value
+from search.tune.goals import Goal
+from search.tune.knobs import PARAMETERS, Grid, Setting, Value
 from search.tune.storage import SharedStorage, storage_errors
+from search.tune.trial import TRIED, Outcome, Trial
 
-SETTINGS = "shardopt"
+BEGUN_FOR = "shardopt"
 """Attribute of a study: what its trials were made for."""
-OUTCOME = ("state", "bound", "reason", "iteration_ms", "plan", "lower_bound_ms")
-"""Attributes of a trial: what became of it."""
+OUTCOME = "outcome"
+"""Attribute of a trial: what became of its setting."""
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 STARTUP = 6
 """Settings tried at random before TPE has something to learn from."""
-ENUMERATED = 1 << 12
-"""Grids of up to this many settings are listed to find an untried one."""
 
 
 def distributions(grid: Grid) -> dict[str, BaseDistribution]:
@@ -41,7 +35,7 @@ def distributions(grid: Grid) -> dict[str, BaseDistribution]:
     itself where not."""
     return {
         name: IntDistribution(0, len(values) - 1)
-        if grid.ordered(name)
+        if PARAMETERS[name].ordered
         else CategoricalDistribution(values)
         for name, values in grid.values.items()
     }
@@ -50,7 +44,7 @@ def distributions(grid: Grid) -> dict[str, BaseDistribution]:
 def setting_of(grid: Grid, params: Mapping[str, Any]) -> dict[str, Value]:
     """Optuna's parameters as a setting, in the grid's order."""
     return {
-        name: values[params[name]] if grid.ordered(name) else params[name]
+        name: values[params[name]] if PARAMETERS[name].ordered else params[name]
         for name, values in grid.values.items()
     }
 
@@ -58,7 +52,7 @@ def setting_of(grid: Grid, params: Mapping[str, Any]) -> dict[str, Value]:
 def params_of(grid: Grid, setting: Setting) -> dict[str, Any]:
     """The inverse of `setting_of`."""
     return {
-        name: values.index(setting[name]) if grid.ordered(name) else setting[name]
+        name: values.index(setting[name]) if PARAMETERS[name].ordered else setting[name]
         for name, values in grid.values.items()
     }
 
@@ -66,123 +60,42 @@ def params_of(grid: Grid, setting: Setting) -> dict[str, Any]:
 def draw_setting(grid: Grid, trial: optuna.Trial) -> dict[str, Value]:
     """The setting of a trial that has just begun."""
     for name, values in grid.values.items():
-        if grid.ordered(name):
+        if PARAMETERS[name].ordered:
             trial.suggest_int(name, 0, len(values) - 1)
         else:
             trial.suggest_categorical(name, values)
     return setting_of(grid, trial.params)
 
 
-def is_complete(grid: Grid, trial: FrozenTrial) -> bool:
-    """All of its parameters are drawn."""
-    return all(name in trial.params for name in grid.values)
+def sampler_of(seed: int, trials: int) -> BaseSampler:
+    """What proposes the next setting after so many trials. Its draws depend on the seed and on what
+    the study holds alone, so a study that was interrupted goes on as it would have."""
+    drawn = int(np.random.SeedSequence([seed, trials]).generate_state(1)[0])
+    return TPESampler(seed=drawn, n_startup_trials=STARTUP, multivariate=True)
 
 
-class SettingSampler(BaseSampler):
-    """The case as given first, then what TPE proposes, or one at random where that was tried.
-
-    Trials that failed do not count. What is drawn depends on the seed and the other trials alone,
-    so a study that was interrupted goes on as it would have. A setting whose trial still runs,
-    maybe of a worker that died, is drawn only once all others were tried.
-    """
-
-    def __init__(self, grid: Grid, first: Setting, seed: int) -> None:
-        self.grid = grid
-        self.first = params_of(grid, first)
-        self.seed = seed
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """All of the parameters are drawn together."""
-        return distributions(self.grid)
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """One setting."""
-        trials = study.get_trials(deepcopy=False)
-        others = [t for t in trials if t.number != trial.number and t.state is not TrialState.FAIL]
-        if not others:
-            return self.first
-        seed = int(np.random.SeedSequence([self.seed, len(others)]).generate_state(1)[0])
-        tpe = TPESampler(seed=seed, n_startup_trials=STARTUP, multivariate=True)
-        drawn = tpe.sample_relative(study, trial, search_space)
-        begun = {self._key(t.params) for t in others if is_complete(self.grid, t)}
-        if drawn and self._key(drawn) not in begun:
-            return drawn
-        done = {self._key(t.params) for t in others if t.state in FINISHED}
-        return self._any(begun, done, np.random.default_rng(seed))
-
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        """Nothing is drawn on its own."""
-        raise NotImplementedError
-
-    def after_trial(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
-    ) -> None:
-        """Nothing is learnt beyond what the study holds."""
-
-    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(params[name] for name in self.grid.values)
-
-    def _any(
-        self,
-        begun: set[tuple[Any, ...]],
-        done: set[tuple[Any, ...]],
-        random: np.random.Generator,
-    ) -> dict[str, Any]:
-        """A setting that was not begun, or else not done; any where all were."""
-        places = [
-            range(len(values)) if self.grid.ordered(name) else values
-            for name, values in self.grid.values.items()
-        ]
-        if self.grid.size <= ENUMERATED:
-            keys = list(itertools.product(*places))
-            left = [k for k in keys if k not in begun] or [k for k in keys if k not in done] or keys
-            return dict(zip(self.grid.values, left[int(random.integers(len(left)))], strict=True))
-        while True:
-            key = tuple(place[int(random.integers(len(place)))] for place in places)
-            if key not in begun:
-                return dict(zip(self.grid.values, key, strict=True))
+def untried(grid: Grid, trials: Sequence[Trial], seed: int) -> dict[str, Value]:
+    """A setting, drawn at random, that none of the trials has, which are not all: or else one that
+    none has finished, as a worker may have died in its trial."""
+    begun, done = (
+        {tuple(t.setting.values()) for t in trials if t.state in states}
+        for states in ((*TRIED, "open"), TRIED)
+    )
+    tried = begun if len(begun) < grid.size else done
+    random = np.random.default_rng([seed, len(trials)])
+    while True:
+        values = [of[int(random.integers(len(of)))] for of in grid.values.values()]
+        if tuple(values) not in tried:
+            return dict(zip(grid.values, values, strict=True))
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One setting that was tried.
+_OUTCOMES = TypeAdapter(Outcome)
 
-    Args:
-        state: ``searched``, ``ruled out`` by its bound, ``infeasible``, or ``failed`` with its
-            worker.
-        values: of the goals, of the best plan found; None unless searched.
-        bound: no plan of the setting has smaller values; None where none was computed.
-        iteration_ms: of the best plan found; None unless searched.
-        lower_bound_ms: no plan of the setting takes fewer ms; 0 unless searched.
-        plan: the best plan found; None unless searched.
-        reason: why it is infeasible.
-        evaluations: plans that its search scored.
-    """
 
-    number: int
-    setting: Mapping[str, Value]
-    state: str
-    values: Values | None = None
-    bound: Values | None = None
-    iteration_ms: float | None = None
-    lower_bound_ms: float = 0.0
-    plan: ShardingPlan | None = None
-    reason: str = ""
-    evaluations: int = 0
+def keep_outcome(trial: optuna.Trial, setting: Setting, outcome: Outcome) -> None:
+    """Write down what became of a trial, for any worker to read."""
+    trial.set_user_attr("setting", dict(setting))
+    trial.set_user_attr(OUTCOME, _OUTCOMES.dump_python(outcome, mode="json"))
 
 
 def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
@@ -194,68 +107,27 @@ def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
     Raises:
         InputError: what the storage holds is not what a worker leaves.
     """
+    drawn = grid.values.keys() <= trial.params.keys()
+    setting = setting_of(grid, trial.params) if drawn else {}
+    if trial.state not in FINISHED:
+        state: Literal["failed", "open"] = "failed" if trial.state.is_finished() else "open"
+        return Trial(number=trial.number, setting=setting, state=state)
     try:
-        return _read_trial(grid, goals, trial)
-    except (ArithmeticError, LookupError, TypeError, ValueError, zlib.error) as error:
+        found = _OUTCOMES.validate_python(trial.user_attrs[OUTCOME])
+        counts = {len(numbers) for numbers in (found.values, found.bound) if numbers is not None}
+        whole = None not in (found.values, found.iteration_ms, found.plan)
+        if counts - {goals} or whole != (trial.state is TrialState.COMPLETE):
+            raise ValueError("an outcome has not what its state says")
+    except (LookupError, ValueError, zlib.error):
         raise InputError(
-            f"trial {trial.number} of the study is damaged, or no trial of shardopt's: "
-            f"{type(error).__name__}: {error}; choose another name, or another storage",
+            f"trial {trial.number} of the study is damaged, or no trial of shardopt's; choose "
+            "another name, or another storage",
             ("storage", "study"),
         ) from None
-
-
-def _read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
-    notes = trial.user_attrs
-    drawn = is_complete(grid, trial)
-    setting = setting_of(grid, trial.params) if drawn else {}
-    bound = _numbers(notes["bound"], goals) if "bound" in notes else None
-    if trial.state not in FINISHED:
-        return Trial(trial.number, setting, "failed" if trial.state.is_finished() else "open")
-    if trial.state is TrialState.PRUNED:
-        reason = str(notes.get("reason", ""))
-        return Trial(trial.number, setting, str(notes["state"]), bound=bound, reason=reason)
-    iteration_ms, lower_bound_ms = _numbers([notes["iteration_ms"], notes["lower_bound_ms"]], 2)
-    return Trial(
-        trial.number,
-        setting,
-        "searched",
-        _numbers(trial.values, goals),
-        bound,
-        iteration_ms,
-        lower_bound_ms,
-        decode_plan(notes["plan"]),
-        evaluations=int(notes.get("evaluations", 0)),
-    )
-
-
-def _numbers(found: Sequence[Any], count: int) -> tuple[float, ...]:
-    """Finite numbers.
-
-    Raises:
-        TypeError, ValueError: they are not, or not so many.
-    """
-    numbers = tuple(float(one) for one in found)
-    if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{found} are not {count} finite numbers")
-    return numbers
-
-
-def notes_of_twin(
-    grid: Grid, setting: Setting, trials: Sequence[FrozenTrial]
-) -> tuple[dict[str, Any], Values | None] | None:
-    """What a finished trial with the same effects found, its notes and values; None without one."""
-    effects = grid.effects_of(setting)
-    for trial in trials:
-        if trial.state not in FINISHED:
-            continue
-        if grid.effects_of(setting_of(grid, trial.params)) == effects:
-            notes = {k: v for k, v in trial.user_attrs.items() if k in OUTCOME}
-            return notes, tuple(trial.values) if trial.state is TrialState.COMPLETE else None
-    return None
+    return Trial(number=trial.number, setting=setting, **vars(found))
 
 
 def new_study(
-    case: Case,
     grid: Grid,
     goals: Sequence[Goal],
     seed: int,
@@ -282,42 +154,26 @@ def new_study(
     with nullcontext() if shared is None else storage_errors(shared.name):
         study = optuna.create_study(
             storage=None if shared is None else shared.storage,
-            sampler=SettingSampler(grid, grid.nearest(case), seed),
             study_name=name,
             directions=["minimize"] * len(goals),
             load_if_exists=True,
         )
-        if SETTINGS not in study.user_attrs and not study.get_trials(deepcopy=False):
-            study.set_user_attr(SETTINGS, wanted)
-        found = study.user_attrs.get(SETTINGS)
-    _check_same(found, wanted, name)
-    return study
-
-
-def _check_same(found: Any, wanted: Mapping[str, Any], name: str | None) -> None:
-    another = "choose another name"
+        if BEGUN_FOR not in study.user_attrs and not study.get_trials(deepcopy=False):
+            study.set_user_attr(BEGUN_FOR, wanted)
+        found = study.user_attrs.get(BEGUN_FOR)
     if not isinstance(found, dict):
-        raise InputError(f"study '{name}' was not begun by shardopt; {another}", ("study",))
-    wanted = json.loads(json.dumps(wanted))
-    keys = [k for k in dict.fromkeys([*found, *wanted]) if found.get(k) != wanted.get(k)]
-    if keys:
-        differ = "; ".join(
-            f"{key} is {found.get(key, 'not set')} there, {wanted.get(key, 'not set')} here"
-            for key in keys
-        )
         raise InputError(
-            f"study '{name}' was begun for something else: {differ}; {another}", ("study",)
+            f"study '{name}' was not begun by shardopt; choose another name", ("study",)
         )
-
-
-def encode_plan(plan: ShardingPlan) -> str:
-    """A plan as a trial holds it: compressed, as MySQL takes no attribute of 64 KiB or more."""
-    text = json.dumps(plan_to_dict(plan), separators=(",", ":"))
-    return base64.b85encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
-
-
-def decode_plan(text: str) -> ShardingPlan:
-    """The inverse of `encode_plan`."""
-    return plan_from_dict(
-        json.loads(zlib.decompress(base64.b85decode(text))), where="a trial's plan"
+    wanted = json.loads(json.dumps(wanted))
+    differ = "; ".join(
+        f"{key} is {found.get(key, 'not set')} there, {wanted.get(key, 'not set')} here"
+        for key in dict.fromkeys([*found, *wanted])
+        if found.get(key) != wanted.get(key)
     )
+    if differ:
+        raise InputError(
+            f"study '{name}' was begun for something else: {differ}; choose another name",
+            ("study",),
+        )
+    return study

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, FiniteFloat, InstanceOf, PlainSerializer
 
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan_json import plan_from_dict, plan_to_dict
 from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
 from search.improve.local_search import LocalSearch
@@ -20,6 +27,7 @@ from search.space.option import Choice, Option
 from search.stop import Stop
 from search.surrogate import Surrogate
 from search.tune.goals import Goal, Values, covers, least_bytes, shard_bytes, values_of
+from search.tune.knobs import Value
 
 ROOT_STEPS = 20
 """Refinements of a trial's bound."""
@@ -28,30 +36,64 @@ WARM_EVALUATIONS = 20_000
 WARM = "another trial + local search"
 WORTH = 0.01
 """A setting that cannot be better than a known one by more than this fraction is not searched."""
+TRIED = ("searched", "ruled out", "infeasible")
+"""States of trials whose setting nobody has to try again."""
 
 
-class RuledOutError(Exception):
-    """No plan of the setting is better, by more than `WORTH`, than one that is known.
+def pack_plan(plan: ShardingPlan | None) -> str | None:
+    """A plan as a trial holds it: compressed, as MySQL takes no attribute of 64 KiB or more."""
+    if plan is None:
+        return None
+    text = json.dumps(plan_to_dict(plan), separators=(",", ":"))
+    return base64.b85encode(zlib.compress(text.encode(), 9)).decode("ascii")
+
+
+def unpack_plan(packed: Any) -> Any:
+    """The inverse of `pack_plan`; anything but a text as it is."""
+    if not isinstance(packed, str):
+        return packed
+    text = zlib.decompress(base64.b85decode(packed))
+    return plan_from_dict(json.loads(text), where="a trial's plan")
+
+
+Numbers = tuple[FiniteFloat, ...]
+PackedPlan = Annotated[
+    InstanceOf[ShardingPlan] | None, BeforeValidator(unpack_plan), PlainSerializer(pack_plan)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a setting.
 
     Args:
-        bound: no plan has smaller values.
+        state: ``searched``, ``ruled out`` by its bound or ``infeasible``; of a trial also
+            ``failed`` with its worker, or ``open``.
+        values: of the goals, of the best plan found; None unless searched.
+        bound: no plan of the setting has smaller values; None where none was computed.
+        iteration_ms: of the best plan found; None unless searched.
+        lower_bound_ms: no plan of the setting takes fewer ms; 0 unless searched.
+        plan: the best plan found; None unless searched.
+        reason: why it is infeasible.
+        evaluations: plans that its search scored.
     """
 
-    def __init__(self, bound: Values) -> None:
-        super().__init__("ruled out")
-        self.bound = bound
+    state: Literal["searched", "ruled out", "infeasible", "failed", "open"]
+    values: Numbers | None = None
+    bound: Numbers | None = None
+    iteration_ms: FiniteFloat | None = None
+    lower_bound_ms: FiniteFloat = 0.0
+    plan: PackedPlan = None
+    reason: str = ""
+    evaluations: int = 0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The best plan found for a setting."""
+@dataclass(frozen=True, kw_only=True)
+class Trial(Outcome):
+    """One setting that was tried."""
 
-    values: Values
-    bound: Values
-    best: RankedPlan
-    lower_bound_ms: float
-    stopped_by: str
-    evaluations: int
+    number: int
+    setting: Mapping[str, Value]
 
 
 def try_setting(
@@ -63,7 +105,8 @@ def try_setting(
     seed: int,
     searchers: Sequence[str],
 ) -> Outcome:
-    """Search the plans of one setting unless its bound rules it out.
+    """Search the plans of one setting unless its bound rules it out: a known plan is as good, in
+    every goal, as the bound or nearly so.
 
     Args:
         known: values of plans that are known already; asked once the bound is there.
@@ -71,7 +114,6 @@ def try_setting(
         stop: budget of the search.
 
     Raises:
-        RuledOutError: a known plan is as good, in every goal, as the bound or nearly so.
         InfeasibleError: no plan fits, or not at its peak.
     """
 
@@ -84,16 +126,17 @@ def try_setting(
     )
     bound = values_of(goals, problem, root_ms, least)
     if rules_out(bound):
-        raise RuledOutError(bound)
+        return Outcome(state="ruled out", bound=bound)
     result = search_from(problem, warm, stop, seed, searchers=searchers, top_k=1)
     best = result.best
     return Outcome(
-        values_of(goals, problem, best.iteration_ms, shard_bytes(problem, best.plan)),
-        values_of(goals, problem, max(root_ms, result.lower_bound_ms), least),
-        best,
-        result.lower_bound_ms,
-        result.stopped_by,
-        result.evaluations,
+        state="searched",
+        values=values_of(goals, problem, best.iteration_ms, shard_bytes(problem, best.plan)),
+        bound=values_of(goals, problem, max(root_ms, result.lower_bound_ms), least),
+        iteration_ms=best.iteration_ms,
+        lower_bound_ms=result.lower_bound_ms,
+        plan=best.plan,
+        evaluations=result.evaluations,
     )
 
 
@@ -112,9 +155,14 @@ def root_bound(
         InfeasibleError: the shards need more memory than all ranks have together.
     """
     space, topology = whole_space(problem), problem.topology
-    least = least_bytes(space)
-    _check_pooled(problem, least)
-    hbm, ddr = least
+    hbm, ddr = least_bytes(space)
+    caps = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+    for need, cap, kind in zip((hbm, ddr), caps, ("HBM", "host memory"), strict=True):
+        if need > cap:
+            raise InfeasibleError(
+                f"no plan fits: the tables need at least {format_bytes(need)} of {kind}, "
+                f"{topology.world_size} ranks have {format_bytes(max(cap, 0))} left for them"
+            )
     on_rank = (ddr if problem.hardware.device == "cpu" else hbm) / topology.world_size
     bound_ms = LowerBound(problem, space, problem.scorer).solve(
         ROOT_STEPS, stop=lambda ms: enough(ms, on_rank)
@@ -122,17 +170,6 @@ def root_bound(
     if not math.isfinite(bound_ms):
         raise InfeasibleError("no plan fits, not even with every table cut at will over the ranks")
     return bound_ms, on_rank
-
-
-def _check_pooled(problem: Problem, least: tuple[int, int]) -> None:
-    topology = problem.topology
-    caps = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
-    for need, cap, kind in zip(least, caps, ("HBM", "host memory"), strict=True):
-        if need > cap:
-            raise InfeasibleError(
-                f"no plan fits: the tables need at least {format_bytes(need)} of {kind}, "
-                f"{topology.world_size} ranks have {format_bytes(max(cap, 0))} left for them"
-            )
 
 
 def search_from(
@@ -170,26 +207,22 @@ def carry_over_plan(plan: ShardingPlan, objective: Objective) -> Assignment | No
     """A plan of another setting as an assignment of this problem, None if it does not fit."""
     if plan.world_size != objective.problem.topology.world_size:
         return None
-    choices: list[Choice] = []
-    for key, options in zip(objective.space.keys, objective.space.options, strict=True):
-        choice = _same(plan.tables[key], options, objective)
-        if choice is None:
-            return None
-        choices.append(choice)
-    assignment = tuple(choices)
+    assignment = tuple(
+        choice
+        for key, options in zip(objective.space.keys, objective.space.options, strict=True)
+        if (choice := _same(plan.tables[key], options, objective)) is not None
+    )
+    if len(assignment) < len(objective.space.keys):
+        return None
     return assignment if objective.fits(assignment) else None
 
 
 def _same(table: TablePlan, options: Sequence[Option], objective: Objective) -> Choice | None:
     """The option that splits a table alike, on the same ranks, if it may be there."""
     ranks = tuple(shard.rank for shard in table.shards)
-    cut = tuple((shard.offset, shard.size) for shard in table.shards)
+    sizes, offsets = (tuple(getattr(s, of) for s in table.shards) for of in ("size", "offset"))
+    way = (table.sharding_type, table.compute_kernel, sizes, offsets)
     for option in options:
-        if (
-            (option.sharding_type, option.compute_kernel)
-            == (table.sharding_type, table.compute_kernel)
-            and tuple(zip(option.offsets, option.sizes, strict=True)) == cut
-            and option.is_legal(ranks, objective.problem.topology)
-        ):
+        if option.way[:4] == way and option.is_legal(ranks, objective.problem.topology):
             return option, ranks
     return None

@@ -12,35 +12,33 @@ Why: docs/decisions/0032-tuning.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 import optuna
 from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError, InputError
-from predictor.model.plan import ShardingPlan
 from predictor.predict import predict
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.searchers import SEARCHERS
 from search.stop import Stop
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
-from search.tune.knobs import Case, Grid, Setting, Value
+from search.tune.knobs import Case, Grid, Setting, Value, changes, turned
 from search.tune.storage import SharedStorage, storage_errors
 from search.tune.study import (
     FINISHED,
-    Trial,
-    decode_plan,
     draw_setting,
-    encode_plan,
-    notes_of_twin,
+    keep_outcome,
+    params_of,
     read_trial,
+    sampler_of,
+    untried,
 )
-from search.tune.trial import RuledOutError, search_from, try_setting
+from search.tune.trial import TRIED, Outcome, Trial, search_from, try_setting
 
 TRIAL_EFFORT = 0.1
 """Of a trial's search, as a share of the effort given."""
@@ -105,24 +103,14 @@ class Member:
     result: Result
 
 
-class Watch(Protocol):
-    """Told how far the study is, whenever a worker looks at it."""
-
-    def __call__(self, done: int, total: int, best: Trial | None) -> None:
-        """``done`` of ``total`` trials are finished; ``best`` by the first goal, if any."""
-        ...
-
-
-def watch_nothing(done: int, total: int, best: Trial | None) -> None:
-    """A `Watch` that shows nothing."""
-
-
 @dataclass
 class Tuning:
     """One worker on one study.
 
     Args:
         shared: the storage; None to tune in this process alone.
+        watch: told how many trials are finished, of how many, and the best by the first goal,
+            whenever the worker looks at the study.
     """
 
     case: Case
@@ -131,10 +119,10 @@ class Tuning:
     budget: Budget
     study: optuna.Study
     shared: SharedStorage | None = None
-    watch: Watch = watch_nothing
+    watch: Callable[[int, int, Trial | None], None] = lambda done, total, best: None
     _start: float = field(default_factory=time.monotonic)
     _loads: dict[tuple[Value, ...], ShardLoads] = field(default_factory=dict)
-    _checked: set[int] = field(default_factory=set)
+    _known: dict[int, Trial] = field(default_factory=dict)
 
     def run(self) -> TuneResult:
         """Run trials until the study has as many as it should.
@@ -149,15 +137,14 @@ class Tuning:
                 stopped_by = self._work()
             except KeyboardInterrupt:
                 stopped_by = "interrupted"
-            trials = tuple(map(self._read, self._trials()))
-        searched = [t for t in trials if t.values is not None]
+            trials = self._trials()
+        searched = _best_first(trials)
         if not searched and stopped_by == "interrupted":
             raise KeyboardInterrupt
         if not searched:
             raise _nothing_found(trials, stopped_by)
-        points = [t.values for t in searched if t.values is not None]
-        members = sorted((searched[i] for i in pareto_front(points)), key=lambda t: t.values or ())
-        return TuneResult(trials, tuple(members), stopped_by)
+        front = pareto_front([values for values, _ in searched])
+        return TuneResult(tuple(trials), tuple(searched[i][1] for i in front), stopped_by)
 
     def finish(self, tuned: TuneResult, progress: Progress = silent) -> tuple[list[Member], bool]:
         """The plans of the front, searched with more effort, best by the first goal first.
@@ -178,9 +165,9 @@ class Tuning:
                     found.append(last)
                 except KeyboardInterrupt:
                     interrupted = True
-            scored = sum(t.evaluations for t in tuned.trials)
-            tried = self._as_tried(trial, "interrupted" if interrupted else "work", scored)
-            if last is None or len(self.goals) == 1 or not _alike(last.values, tried.values):
+            tried = self._as_tried(trial, tuned, "interrupted" if interrupted else "work")
+            nearly = tuple(value * (1 + ALIKE) for value in tried.values)
+            if last is None or not (len(self.goals) == 1 or covers(last.values, nearly)):
                 found.append(tried)
         best = [found[i] for i in pareto_front([member.values for member in found])]
         return sorted(best, key=lambda member: member.values), interrupted
@@ -192,9 +179,9 @@ class Tuning:
         Changes that the plan does not survive (the number of hosts) are left out.
         """
         plan, found = member.result.best.plan, {}
-        for name in self.grid.changes(self.case, member.trial.setting):
+        for name in changes(self.case, member.trial.setting):
             setting = {k: v for k, v in member.trial.setting.items() if k != name}
-            problem = self.grid.apply_setting(self.case, setting).problem()
+            problem = turned(self.case, setting).problem()
             if problem.topology.world_size == plan.world_size:
                 ms = predict(
                     problem.workload, problem.topology, problem.hardware, plan
@@ -224,8 +211,8 @@ class Tuning:
             trial, values_of(self.goals, problem, result.best.iteration_ms, taken), result
         )
 
-    def _as_tried(self, trial: Trial, stopped_by: str, evaluations: int) -> Member:
-        """What the trial found; ``evaluations`` are those of all trials, as the time is."""
+    def _as_tried(self, trial: Trial, tuned: TuneResult, stopped_by: str) -> Member:
+        """What the trial found; evaluations are those of all trials, as the time is."""
         assert trial.plan is not None
         assert trial.values is not None
         assert trial.iteration_ms is not None
@@ -236,7 +223,7 @@ class Tuning:
             baselines={},
             baseline_plans={},
             search_seconds=time.monotonic() - self._start,
-            evaluations=evaluations,
+            evaluations=sum(one.evaluations for one in tuned.trials),
             seed=self.budget.seed,
         )
         return Member(trial, trial.values, result)
@@ -247,7 +234,7 @@ class Tuning:
         Raises:
             InfeasibleError: nothing is left for tables.
         """
-        problem = self.grid.apply_setting(self.case, setting).problem()
+        problem = turned(self.case, setting).problem()
         same = self.grid.loads_of(setting)
         loads = self._loads.pop(same, None) or problem.scorer.shards
         self._loads[same] = loads
@@ -257,14 +244,20 @@ class Tuning:
 
     def _work(self) -> str:
         while True:
-            done = [t for t in self._trials() if t.state in FINISHED]
-            self.watch(len(done), self.budget.trials, self._best())
+            trials = self._trials()
+            done = [t for t in trials if t.state in TRIED]
+            best = next((trial for _, trial in _best_first(trials)), None)
+            self.watch(len(done), self.budget.trials, best)
             if len(done) >= self.budget.trials:
                 return "trials"
             if self._left_s() <= 0:
                 return "time"
-            if len({tuple(t.params.items()) for t in done}) == self.grid.size:
+            if len(done) == self.grid.size:
                 return "exhausted"
+            if all(t.state == "failed" for t in trials):
+                self.study.enqueue_trial(params_of(self.grid, self.grid.nearest(self.case)))
+            begun = [t for t in self.study.get_trials(deepcopy=False) if t.state != TrialState.FAIL]
+            self.study.sampler = sampler_of(self.budget.seed, len(begun))
             with _let_go_of_taken_trials():
                 self.study.optimize(self._try, n_trials=1)
 
@@ -280,64 +273,60 @@ class Tuning:
         Raises:
             TrialPruned: it has none, or none that matters.
         """
-        setting = draw_setting(self.grid, trial)
-        twin = notes_of_twin(self.grid, setting, self._trials())
-        notes, values = twin or self._find(setting)
-        for name, note in {"setting": setting, **notes}.items():
-            trial.set_user_attr(name, note)
-        if values is None:
+        setting, trials = draw_setting(self.grid, trial), self._trials()
+        outcome = self._twin(setting) or self._find(setting)
+        keep_outcome(trial, setting, outcome)
+        if any(t.state in TRIED and t.setting == setting for t in trials):  # so it counts no more
+            another = untried(self.grid, trials, self.budget.seed)
+            self.study.enqueue_trial(params_of(self.grid, another))
+        if outcome.values is None:
             raise TrialPruned
-        return values
+        return outcome.values
 
-    def _find(self, setting: Setting) -> tuple[dict[str, Any], Values | None]:
-        """What becomes of a setting, and the values of its best plan if it is searched."""
-        left = self._left_s()
+    def _twin(self, setting: Setting) -> Outcome | None:
+        """What a trial found whose setting has the same effects, without the work that it took."""
+        effects = self.grid.effects_of(setting)
+        for trial in self._trials():
+            if trial.state in TRIED and self.grid.effects_of(trial.setting) == effects:
+                return replace(trial, evaluations=0)
+        return None
+
+    def _find(self, setting: Setting) -> Outcome:
+        """What becomes of a setting that is new."""
+        left, budget = self._left_s(), self.budget
         limit = None if left == float("inf") else max(left, 1e-3)
-        stop = Stop(effort=self.budget.effort * TRIAL_EFFORT, time_limit_s=limit)
+        stop = Stop(effort=budget.effort * TRIAL_EFFORT, time_limit_s=limit)
+
+        def known() -> list[Values]:
+            return [values for values, _ in _best_first(self._trials())]
+
+        best = [trial.plan for _, trial in _best_first(self._trials())[:WARM_PLANS]]
+        warm = [plan for plan in best if plan is not None]
         try:
             problem = self._problem(setting)
-            warm, seed = self._warm(), self.budget.seed
-            searchers = self.budget.searchers
-            found = try_setting(problem, self.goals, self._known, warm, stop, seed, searchers)
-        except RuledOutError as out:
-            return {"state": "ruled out", "bound": out.bound}, None
+            return try_setting(
+                problem, self.goals, known, warm, stop, budget.seed, budget.searchers
+            )
         except InfeasibleError as error:
-            return {"state": "infeasible", "reason": str(error)}, None
-        notes = {"state": "searched", "bound": found.bound, "evaluations": found.evaluations}
-        notes |= {"iteration_ms": found.best.iteration_ms, "plan": encode_plan(found.best.plan)}
-        return {**notes, "lower_bound_ms": found.lower_bound_ms}, found.values
+            return Outcome(state="infeasible", reason=str(error))
 
-    def _trials(self) -> list[FrozenTrial]:
-        """All of the study.
+    def _trials(self) -> list[Trial]:
+        """All of the study, by number; those that are finished are read once, and of those with the
+        same setting the first one counts.
 
         Raises:
             InputError: one that is finished is not as a worker leaves it.
         """
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
-            if trial.state in FINISHED and trial.number not in self._checked:
-                self._read(trial)
-                self._checked.add(trial.number)
-        return trials
-
-    def _read(self, trial: FrozenTrial) -> Trial:
-        return read_trial(self.grid, len(self.goals), trial)
-
-    def _complete(self) -> list[FrozenTrial]:
-        """Trials that found a plan, best first."""
-        done = [t for t in self._trials() if t.state is TrialState.COMPLETE]
-        return sorted(done, key=lambda t: (t.values, t.number))
-
-    def _known(self) -> list[Values]:
-        return [tuple(t.values) for t in self._complete()]
-
-    def _warm(self) -> list[ShardingPlan]:
-        """Plans of the best trials so far."""
-        return [decode_plan(t.user_attrs["plan"]) for t in self._complete()[:WARM_PLANS]]
-
-    def _best(self) -> Trial | None:
-        done = self._complete()
-        return self._read(done[0]) if done else None
+            if trial.state in FINISHED and trial.number not in self._known:
+                self._known[trial.number] = read_trial(self.grid, len(self.goals), trial)
+        found: dict[tuple[Value, ...] | int, Trial] = {}
+        for trial in trials:
+            read = self._known.get(trial.number) or read_trial(self.grid, len(self.goals), trial)
+            tried = read.state in TRIED
+            found.setdefault(tuple(read.setting.values()) if tried else trial.number, read)
+        return list(found.values())
 
 
 @contextmanager
@@ -352,9 +341,10 @@ def _let_go_of_taken_trials() -> Iterator[None]:
             raise
 
 
-def _alike(last: Values, tried: Values) -> bool:
-    """The last search lost next to nothing in any goal."""
-    return covers(last, tuple(value * (1 + ALIKE) for value in tried))
+def _best_first(trials: Sequence[Trial]) -> list[tuple[Values, Trial]]:
+    """Trials that found a plan, with its values."""
+    found = [(trial.values, trial) for trial in trials if trial.values is not None]
+    return sorted(found, key=lambda pair: (pair[0], pair[1].number))
 
 
 def _nothing_found(trials: Sequence[Trial], stopped_by: str) -> InfeasibleError | InputError:

@@ -22,7 +22,7 @@ from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Progress, Result, silent
 from search.stop import Stop
-from search.tune.advice import Advice, Advised, Advisor, advise
+from search.tune.advice import Advice, Advised, Advisor
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
 from shardopt.api.given_plans import fit_plan
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
@@ -93,11 +93,10 @@ class Answer:
         """What to do, in a sentence."""
         gain, found, given = self.gain, self.stakes, self.result.in_use
         if given is not None and self.move is not None:
-            saved = 1 - self.result.best.iteration_ms / given.iteration_ms
-            words = f"plan 1 gains {percent(max(saved, 0.0))}"
+            saved = percent(max(0.0, 1 - self.result.best.iteration_ms / given.iteration_ms))
             if not self.move.tables:
                 return "Keep the plan in use: nothing better within the limits pays for its move."
-            return f"Move to plan 1: {words} over the plan in use."
+            return f"Move to plan 1: it gains {saved} over the plan in use."
         if found is not None and not found.matters:
             return (
                 f"Sharding hardly matters here; see the advice: {found.plans} reasonable plans are "
@@ -121,14 +120,14 @@ class Answer:
     def plan_text(self) -> str:
         """The plan file of the best plan."""
         result = self.result
-        head = {key: value for key, value in self.head.items() if not key.endswith("world_size")}
-        head |= {
+        head = {
+            **self.head,
             "iteration_ms": self.best.iteration_ms,
             "lower_bound_ms": result.lower_bound_ms,
         }
         if result.stopped_by in CUT:
             head["stopped_by"] = result.stopped_by
-        return plan_text(plan_to_dict(replace(result.best.plan, meta=head)))
+        return _plan_file(result.best.plan, head)
 
 
 def plan(
@@ -283,14 +282,14 @@ def with_advice(answer: Answer, stop: Stop) -> Answer:
     if stop.is_interrupted:
         return answer
     limit = stop.time_limit_s
-    advised = advise(
+    advisor = Advisor(
         answer.setting.case(),
         answer.result.best.plan,
         answer.best.iteration_ms,
         effort=stop.effort,
         late=lambda: limit is not None and stop.elapsed_s > limit,
     )
-    return replace(answer, advised=advised)
+    return replace(answer, advised=advisor.advise())
 
 
 def apply_advice(answer: Answer, request: PlanRequest, numbers: Sequence[int], path: Path) -> str:
@@ -305,14 +304,13 @@ def apply_advice(answer: Answer, request: PlanRequest, numbers: Sequence[int], p
     assert request.model is not None
     best = answer.result.best.plan
     advisor = Advisor(answer.setting.case(), best, answer.best.iteration_ms)
-    chosen = (answer.advised or Advised()).choose(numbers, advisor)
+    chosen = advisor.choose(answer.advised or Advised(), numbers)
     apply_changes(request.model, load_model(request.model), chosen.case.workload, path)
     setting = resolve(
         path, replace(request, batch_size=None), None if request.gpus or request.cluster else best
     )
     head = {**plan_head(setting, request.seed), "iteration_ms": chosen.iteration_ms}
-    head = {key: value for key, value in head.items() if not key.endswith("world_size")}
-    return plan_text(plan_to_dict(replace(chosen.plan, meta=head)))
+    return _plan_file(chosen.plan, head)
 
 
 def plan_head(setting: Setting, seed: int) -> dict[str, Any]:
@@ -344,15 +342,22 @@ def made_by(inputs: Inputs) -> dict[str, Any]:
     }
 
 
+def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
+    """The text of a plan file, whose ranks are those of the plan itself."""
+    ranks = ("world_size", "local_world_size")
+    meta = {key: value for key, value in head.items() if key not in ranks}
+    return plan_text(plan_to_dict(replace(plan, meta=meta)))
+
+
 def plan_text(data: Mapping[str, Any]) -> str:
     """A line a table, so that plans can be read and compared by eye."""
 
     def compact(value: object) -> str:
         return json.dumps(value, allow_nan=False)
 
-    head = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
+    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
     tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
-    lines = [*head, '  "tables": {\n' + ",\n".join(tables) + "\n  }"]
+    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

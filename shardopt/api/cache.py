@@ -152,26 +152,15 @@ def _parts(thing: Any) -> Iterator[bytes]:
         yield from (thing.dtype.str.encode(), repr(thing.shape).encode(), thing.tobytes())
     elif isinstance(thing, BaseModel):
         yield from (kind, thing.model_dump_json().encode())
-    elif is_dataclass(thing):
-        yield kind
-        for field in fields(thing):
-            if field.compare:
-                yield field.name.encode()
-                yield from _parts(getattr(thing, field.name))
-    else:
-        yield from _parts_of_many(thing)
-
-
-def _parts_of_many(thing: Any) -> Iterator[bytes]:
-    if isinstance(thing, Mapping):
-        yield b"mapping %d" % len(thing)
-        for pair in thing.items():
-            yield from _parts(pair)
     elif isinstance(thing, Set):
         yield from (b"set", *sorted(digest(item).encode() for item in thing))
-    elif isinstance(thing, Sequence):
-        yield b"sequence %d" % len(thing)
-        for item in thing:
+    elif is_dataclass(thing):
+        compared = [(f.name, getattr(thing, f.name)) for f in fields(thing) if f.compare]
+        yield from (kind, *_parts(compared))
+    elif isinstance(thing, Mapping | Sequence):
+        items = thing.items() if isinstance(thing, Mapping) else thing
+        yield b"%s %d" % (b"mapping" if isinstance(thing, Mapping) else b"sequence", len(thing))
+        for item in items:
             yield from _parts(item)
     else:
         raise TypeError(f"the content of {type(thing).__qualname__} is not known")

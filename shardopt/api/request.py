@@ -3,11 +3,12 @@ plan file. Imports nothing heavy, as commands make their flags of these."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from predictor.errors import InputError, PlanError, did_you_mean
 from predictor.units import gib
@@ -23,17 +24,8 @@ MADE = "made_by"
 """Key of a plan file that says what made it."""
 NEVER_REPLAYED = frozenset(
     [
-        "apply",
-        "tune",
-        "trials",
-        "objectives",
-        "storage",
-        "study",
-        "replay",
-        "output",
-        "o",
-        "help",
-        "h",
+        *("apply", "tune", "trials", "objectives", "storage", "study"),
+        *("replay", "output", "o", "help", "h"),
     ]
 )
 """Options that write, connect to something or are another command: no plan file of ours names one,
@@ -139,8 +131,7 @@ class PlanRequest(Machine):
         check_number("seed", self.seed, 0, MAX_SEED)
         Stop(self.effort, self.time_limit)
         check_number("top_k", self.top_k, 1, MAX_TOP_K)
-        if self.tie is not None:
-            check_number("tie", self.tie, 0, 1)
+        check_number("tie", self.tie, 0, 1)
         for name, low in (("max_moves", 0), ("max_gib", 0), ("horizon", 1)):
             value = getattr(self, name)
             if value is None:
@@ -183,7 +174,9 @@ def read_request(
             file must not set.
         InputError: a value is out of range, or a file is a FIFO or a device.
     """
-    kinds = {name.rstrip("_"): kind for name, kind in get_type_hints(PlanRequest).items()}
+    from pydantic import TypeAdapter, ValidationError
+
+    names = {of.name.rstrip("_"): of.name for of in fields(PlanRequest)}
     given: dict[str, Any] = {}
     left_out = []
     for name, value in settings.items():
@@ -192,53 +185,37 @@ def read_request(
                 f"{where}: its settings hold '{name}', which no plan file may set; plan again with "
                 "the options that you trust"
             )
-        if name not in kinds:
-            left_out.append(f"{name}{did_you_mean(name, kinds)}")
+        if name not in names:
+            left_out.append(f"{name}{did_you_mean(name, names)}")
         else:
-            given[name] = _value(value, kinds[name], f"{where}: its setting {name}")
+            given[names[name]] = value
     if model is not None:
-        given["model"] = model
+        given["model"] = str(model)
     elif "model" not in given:
         raise PlanError(f"{where}: does not say which model file it was made from; give MODEL")
-    made = PlanRequest(**{"from_" if name == "from" else name: given[name] for name in given})
+    try:
+        # as JSON, in which a path is a text, and strictly, so that no text is a number
+        made = TypeAdapter(PlanRequest).validate_json(json.dumps(given), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).rstrip("_")
+        raise PlanError(
+            f"{where}: its setting {name} is {first['input']!r}; {first['msg'].lower()}"
+        ) from None
     made.check()
-    named = [made.hardware, made.scenarios, *made.inputs]
-    for path in named:
+    for path in (made.hardware, made.scenarios, *made.inputs):
         if path is not None and path != model:
             refuse_streams(Path(path), "file")
     return made, left_out
 
 
-def _value(value: object, kind: Any, where: str) -> Any:
-    """A value of JSON as an option takes it.
-
-    Raises:
-        PlanError: it has another type, or is none of the words that are allowed.
-    """
-    if get_origin(kind) is Literal:
-        if value in get_args(kind):
-            return value
-        raise PlanError(f"{where} is {value!r}; give one of {', '.join(get_args(kind))}")
-    allowed = {*get_args(kind), kind}
-    if type(value) is int and float in allowed and abs(value) <= 2**53:
-        return float(value)
-    if type(value) is str and Path in allowed:
-        return Path(value)
-    if value is not None and type(value) in allowed:
-        return value
-    words = {bool: "true or false", int: "a whole number", float: "a number"}
-    raise PlanError(
-        f"{where} is {value!r}; give {next((words[k] for k in words if k in allowed), 'a text')}"
-    )
-
-
-def check_number(name: str, value: float, low: int, high: int) -> None:
-    """Refuse a value outside ``low`` to ``high``.
+def check_number(name: str, value: float | None, low: float, high: float) -> None:
+    """Refuse a value outside ``low`` to ``high``; None is one that was not given.
 
     Args:
         name: of the option, with underscores.
     """
-    if not low <= value <= high:
+    if value is not None and not low <= value <= high:
         raise InputError(
             f"{name} is {value}; it must be at least {low} and at most {high}", inputs=(name,)
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from predictor.cost.stragglers import FEWEST_IDS
 from predictor.csv_rows import MOST_RANKS
@@ -23,7 +22,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from search.tune.knobs import Case
-from shardopt.api.request import Machine
+from shardopt.api.request import Machine, check_number
 from shardopt.config import ClusterConfig, load_cluster, read_model
 from shardopt.config.cluster import (
     MAX_GIB,
@@ -137,10 +136,14 @@ def resolve(
         leave_for_shards(one, installed, reserve, hardware.device, context)
         for one in windows.values() or [workload]
     ]
-    topology = _least(left)
+    hbm, ddr = (  # what every window leaves: a plan must fit in all of them
+        tuple(map(min, zip(*(getattr(one, caps) for one in left), strict=True)))
+        for caps in ("hbm_cap_bytes", "ddr_cap_bytes")
+    )
+    topology = replace(left[0], hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
     if strict:
         refuse_outside(ranks_outside(hardware, installed))
-    told = [*notes, *_rare_notes(workload, topology.world_size), *_verdict_notes(hardware)]
+    told = [*notes, *_notes(workload, topology.world_size, hardware)]
     if origin == "default":
         told.append(f"hardware is {name}, the default; choose another by name or file")
     return Setting(
@@ -167,17 +170,7 @@ def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:
         )
 
 
-def _least(left: Sequence[Topology]) -> Topology:
-    """The memory that every window leaves: a plan must fit in all of them."""
-    hbm, ddr = (
-        tuple(map(min, zip(*(getattr(one, name) for one in left), strict=True)))
-        for name in ("hbm_cap_bytes", "ddr_cap_bytes")
-    )
-    return replace(left[0], hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
-
-
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     """The ranks that a plan was made for, and how they form groups if its file says so."""
 
     world_size: int
@@ -206,43 +199,34 @@ def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> Non
     )
 
 
-def _rare_notes(workload: Workload, world_size: int) -> list[str]:
-    """What there is to say of features that hardly any batch of all ranks reads."""
+def _notes(workload: Workload, world_size: int, hardware: HardwareProfile) -> Iterator[str]:
+    """What there is to say of features that hardly any batch of all ranks reads, and of a profile
+    whose calibration was not quiet."""
     samples = workload.batch_size * world_size
-    rare = [
-        feature
-        for table in workload.tables
-        for feature in table.features
-        if samples * feature.lookups_per_sample < FEWEST_IDS
-    ]
-    if not rare:
-        return []
-    first = rare[0]
-    others = f" and {len(rare) - 1} more" if len(rare) > 1 else ""
-    return [
-        f"feature {first.name}{others}: pooling_factor {first.pooling_factor:g} is less than one "
-        f"id in {1 / FEWEST_IDS:.0f} batches; it costs what one id in so many batches costs"
-    ]
-
-
-def _verdict_notes(hardware: HardwareProfile) -> list[str]:
-    """What there is to say of a profile whose calibration was not quiet."""
+    features = (feature for table in workload.tables for feature in table.features)
+    rare = [f for f in features if samples * f.lookups_per_sample < FEWEST_IDS]
+    if rare:
+        others = f" and {len(rare) - 1} more" if len(rare) > 1 else ""
+        yield (
+            f"feature {rare[0].name}{others}: pooling_factor {rare[0].pooling_factor:g} is less "
+            f"than one id in {1 / FEWEST_IDS:.0f} batches; it costs what one id in so many batches "
+            "costs"
+        )
     verdict = hardware.verdict
-    if verdict is None or verdict.quality == "quiet":
-        return []
-    return [
-        f"hardware {hardware.name}: its calibration is {verdict.quality} "
-        f"({'; '.join(verdict.why)}); measure again on a quiet machine"
-    ]
+    if verdict is not None and verdict.quality != "quiet":
+        yield (
+            f"hardware {hardware.name}: its calibration is {verdict.quality} "
+            f"({'; '.join(verdict.why)}); measure again on a quiet machine"
+        )
 
 
 def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
     """Refuse numbers outside their range and choices that exclude each other."""
-    _check_count("gpus", machine.gpus, "the number of GPUs", MOST_RANKS)
-    _check_count("gpus_per_node", machine.gpus_per_node, "the GPUs of one host", MOST_RANKS)
-    _check_count("batch_size", machine.batch_size, "samples per rank", 2**40)
-    _check_gib("hbm_gib", machine.hbm_gib)
-    _check_gib("ddr_gib", machine.ddr_gib)
+    for name in ("gpus", "gpus_per_node"):
+        check_number(name, getattr(machine, name), 1, MOST_RANKS)
+    check_number("batch_size", machine.batch_size, 1, 2**40)
+    for name in ("hbm_gib", "ddr_gib"):
+        check_number(name, getattr(machine, name), 0, MAX_GIB)
     if machine.reserve is not None and not 0 <= machine.reserve < 1:
         raise InputError(
             f"reserve is {machine.reserve:g}; it must be a share of device memory, "
@@ -260,21 +244,6 @@ def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
         raise InputError(
             "how many GPUs? Give their number, such as 8, or a cluster file",
             inputs=("gpus", "cluster"),
-        )
-
-
-def _check_count(name: str, value: int | None, what: str, limit: int) -> None:
-    if value is not None and not 1 <= value <= limit:
-        raise InputError(
-            f"{name} is {value}; give {what}, at least 1 and at most {limit}", inputs=(name,)
-        )
-
-
-def _check_gib(name: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and 0 <= value <= MAX_GIB):
-        raise InputError(
-            f"{name} is {value:g}; give GiB per GPU, at least 0 and at most {MAX_GIB:g}",
-            inputs=(name,),
         )
 
 

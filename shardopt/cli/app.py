@@ -164,13 +164,17 @@ def _explain(error: Exception) -> int:
         The exit code.
     """
     if isinstance(error, ShardoptError):
-        return _fail(_with_flags(error), error.exit_code)
+        flags = ", ".join("--" + name.replace("_", "-") for name in error.inputs)
+        return _fail(f"{error}\n  flags: {flags}" if flags else str(error), error.exit_code)
     if isinstance(error, ModuleNotFoundError):
         missing = missing_package(error)
         if missing is not None:
             return _fail(str(missing), missing.exit_code)
     if isinstance(error, UsageError):
-        return _fail(_usage_message(error), EXIT_USAGE)
+        text = getattr(error, "format_message", lambda: str(error))().replace("Value error, ", "")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "shardopt"
+        return _fail(f"{text}\n  '{command} --help' shows what is allowed", EXIT_USAGE)
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if isinstance(error, OSError) and error.errno in FULL:
@@ -185,22 +189,6 @@ def _explain(error: Exception) -> int:
 def _fail(message: str, code: int) -> int:
     say(f"error: {message}")
     return code
-
-
-def _with_flags(error: ShardoptError) -> str:
-    """The message of an error, and the flags of the inputs that it names."""
-    if not error.inputs:
-        return str(error)
-    flags = ", ".join("--" + name.replace("_", "-") for name in error.inputs)
-    return f"{error}\n  flags: {flags}"
-
-
-def _usage_message(error: Exception) -> str:
-    text = getattr(error, "format_message", lambda: str(error))()
-    text = text.replace("Value error, ", "")
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "shardopt"
-    return f"{text}\n  '{command} --help' shows what is allowed"
 
 
 if __name__ == "__main__":

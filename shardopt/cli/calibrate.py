@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shardopt.calibrate import Group
 from shardopt.ranks.realtime import Runtime
+from shardopt.report.blocks import Grid, Heading, View
 
 if TYPE_CHECKING:
     from shardopt.calibrate.fitting import CalibratedProfile
@@ -33,7 +34,7 @@ def calibrate(
     rows: Path | None = None,
     json: bool = False,
     quiet: bool = False,
-) -> None:
+) -> View | None:
     """Measure this machine into a hardware profile.
 
     Starts one process per rank on this machine, or joins the processes that torchrun started. After
@@ -62,7 +63,7 @@ def calibrate(
     from predictor.errors import InputError
     from shardopt.api.request import check_number
     from shardopt.calibrate import points as design
-    from shardopt.cli.output import check_writable
+    from shardopt.cli.output import check_writable, show
     from shardopt.config.model import load_model
     from shardopt.extras import needs_torchrec, require_packages
     from shardopt.ranks.hosts import Link
@@ -112,16 +113,14 @@ def calibrate(
                 _write(settings, run.open_rows(settings, _silent), output, say)
                 say(f"{output} is the profile of the points that are there")
         raise
+    view = None
     if measured is not None:
-        found = _write(settings, measured, output, say)
-        if json:
-            from shardopt.cli.output import print_json
-
-            print_json(_object(found, output, settings.rows))
-        else:
-            _show(found, output, settings.rows)
+        view = _view(_write(settings, measured, output, say), output, settings.rows)
     if join is not None:
+        if view is not None:
+            show(view, json=json, quiet=False)
         end_process()
+    return view
 
 
 def _silent(_: str) -> None:
@@ -176,35 +175,33 @@ def _write(
     return found
 
 
-def _object(found: CalibratedProfile, output: Path, rows: Path) -> dict[str, object]:
-    return {
+def _view(found: CalibratedProfile, output: Path, rows: Path) -> View:
+    verdict, known = found.profile.verdict, {f: e for f, e in found.errors.items() if e.n}
+    data = {
         "profile": str(output),
         "rows": str(rows),
         "errors": {
             family: {"mape": e.mape, "geomean": e.gmae, "bias": e.bias, "n": e.n}
-            for family, e in found.errors.items()
-            if e.n
+            for family, e in known.items()
         },
-        "verdict": found.profile.verdict and found.profile.verdict.model_dump(),
+        "verdict": verdict and verdict.model_dump(),
         "notes": list(found.notes),
     }
-
-
-def _show(found: CalibratedProfile, output: Path, rows: Path) -> None:
-    from shardopt.report.console import heading, line, make_console, show, table
-
-    console = make_console()
-    heading(console, "Held-out error", "rows that no fit has seen")
-    made = table("<family", ">mean", ">geomean", ">bias", ">rows")
-    for family, e in found.errors.items():
-        if e.n:
-            made.add_row(family, f"{e.mape:.1%}", f"{e.gmae:.1%}", f"{e.bias:+.1%}", str(e.n))
-    show(console, made)
-    for text in found.notes:
-        line(console, f"  {text}")
-    if found.profile.verdict is not None:
-        why = found.profile.verdict.why
-        said = f": {'; '.join(why)}" if why else ""
-        line(console, f"  verdict: {found.profile.verdict.quality}{said}")
-    line(console, f"  rows: {rows}")
-    line(console, f"  profile: {output}; use it with --hardware {output}")
+    shown = [
+        (family, f"{e.mape:.1%}", f"{e.gmae:.1%}", f"{e.bias:+.1%}", str(e.n))
+        for family, e in known.items()
+    ]
+    lines = [*found.notes]
+    if verdict is not None:
+        lines.append(
+            f"verdict: {': '.join(filter(None, [verdict.quality, '; '.join(verdict.why)]))}"
+        )
+    lines += [f"rows: {rows}", f"profile: {output}; use it with --hardware {output}"]
+    return View(
+        data,
+        [
+            Heading("Held-out error", "rows that no fit has seen"),
+            Grid(["<family", ">mean", ">geomean", ">bias", ">rows"], shown),
+            *(f"  {text}" for text in lines),
+        ],
+    )

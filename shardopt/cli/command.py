@@ -10,6 +10,9 @@ describes what commands share in the same form:
 
 In the parentheses are further names of the option, instead of its own where one is long, and what
 stands for its value.
+
+A command that gives a `View` has the options ``--json`` and ``--quiet``, which say what is shown of
+it; it declares those that it needs itself.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from functools import cache
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from shardopt.report.blocks import View
 
 FLAGS = """
 Arguments:
@@ -100,7 +105,11 @@ class Described:
 
     def option(self, name: str, *, hidden: bool = False) -> Any:
         """The option of a parameter, for Typer."""
-        own = [] if any(n.startswith("--") for n in self.names) else [_flag(name)]
+        own = (
+            []
+            if any(n.startswith("--") for n in self.names)
+            else ["--" + name.rstrip("_").replace("_", "-")]
+        )
         panel = None if self.panel == OPTIONS else self.panel
         names = (*own, *self.names)
         return typer.Option(
@@ -141,7 +150,7 @@ def shared() -> dict[str, Described]:
     return describe(FLAGS)[1]
 
 
-def command(function: Callable[..., None], rare: Sequence[str] = ()) -> Callable[..., None]:
+def command(function: Callable[..., object], rare: Sequence[str] = ()) -> Callable[..., None]:
     """The function as Typer takes a command: each parameter with its description.
 
     Args:
@@ -153,27 +162,37 @@ def command(function: Callable[..., None], rare: Sequence[str] = ()) -> Callable
     doc, own = describe(function.__doc__ or "")
     hints = get_type_hints(function)
     groups: dict[str, Any] = {}
-    flat: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
+    found: dict[str, tuple[Any, Any]] = {}
+    declared = inspect.signature(function).parameters
+    for parameter in declared.values():
         kind = hints[parameter.name]
         if is_dataclass(kind) and isinstance(kind, type):
             groups[parameter.name] = kind
             types = get_type_hints(kind)
-            found = {f.name: (types[f.name], f.default) for f in fields(kind)}
+            found |= {f.name: (types[f.name], f.default) for f in fields(kind)}
         else:
-            default = parameter.default
-            empty = default is inspect.Parameter.empty
-            found = {parameter.name: (kind, MISSING if empty else default)}
-        known = {**shared(), **own}
-        flat += [_typer_parameter(n, *of, known, hidden=n in rare) for n, of in found.items()]
+            empty = parameter.default is inspect.Parameter.empty
+            found[parameter.name] = (kind, MISSING if empty else parameter.default)
+    shows = hints.get("return") in (View, View | None)
+    if shows:
+        found |= {name: (bool, False) for name in ("json", "quiet")}
+    known = {**shared(), **own}
+    flat = [_typer_parameter(n, *of, known, hidden=n in rare) for n, of in found.items()]
     if rare:
         flat.append(_HELP_ALL)
 
     def run(**given: Any) -> None:
         given.pop(_HELP_ALL.name, None)
+        shown = {name: given[name] for name in ("json", "quiet") if shows}
+        for name in shown.keys() - declared.keys():
+            del given[name]
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        function(**given)
+        view = function(**given)
+        if isinstance(view, View):
+            from shardopt.cli.output import show
+
+            show(view, **shown)
 
     run.__name__, run.__module__, run.__doc__ = function.__name__, function.__module__, doc
     run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
@@ -215,7 +234,3 @@ _HELP_ALL = inspect.Parameter(
         ),
     ],
 )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.rstrip("_").replace("_", "-")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardopt.report.blocks import View
 
-def diff(a: Path, b: Path, json: bool = False) -> None:
+
+def diff(a: Path, b: Path) -> View:
     """Show which tables two plans shard or place differently.
 
     Arguments:
@@ -13,12 +15,6 @@ def diff(a: Path, b: Path, json: bool = False) -> None:
         b (B): Plan file (JSON).
     """
     from predictor.model.plan_json import load_plan
-    from shardopt.cli.output import print_json
-    from shardopt.report.console import make_console
-    from shardopt.report.diff import diff_object, show_diff
+    from shardopt.report.diff import diff_view
 
-    plans = (load_plan(a), load_plan(b))
-    if json:
-        print_json(diff_object(*plans))
-    else:
-        show_diff(make_console(), (str(a), str(b)), *plans)
+    return diff_view((str(a), str(b)), load_plan(a), load_plan(b))

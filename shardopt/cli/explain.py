@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardopt.api.request import Machine
+from shardopt.report.blocks import View
 
 
 def explain(
@@ -14,9 +15,7 @@ def explain(
     strict: bool = False,
     html: Path | None = None,
     trace: Path | None = None,
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
+) -> View:
     """Show where the time of a plan goes and which changes would help most.
 
     Ranks and hardware are those of the first plan unless you set them.
@@ -32,36 +31,26 @@ def explain(
     from predictor.errors import InputError
     from predictor.trace.chrome import chrome_trace
     from shardopt.api.cache import versions
-    from shardopt.cli import output
+    from shardopt.cli.output import check_writable, predict_plans, write_json
     from shardopt.explain.explanation import explain_plan
     from shardopt.files import atomic_write_text
-    from shardopt.report.console import make_console
-    from shardopt.report.explain import explain_object, show_explanation
+    from shardopt.report.explain import explain_view
     from shardopt.report.html.page import page
-    from shardopt.report.prediction import show_headlines, show_setting
 
     for path in (html, trace):
-        output.check_writable(path, [model, *plans])
+        check_writable(path, [model, *plans])
     if html is not None and trace is not None and html.resolve() == trace.resolve():
         raise InputError(f"--html and --trace both name {html}; give them different files")
-    setting, predicted = output.predict_plans(model, plans, machine, strict=strict)
+    setting, predicted = predict_plans(model, plans, machine, strict=strict)
     for path in (html, trace):
-        output.check_writable(path)
+        check_writable(path)
     explanation = explain_plan(setting.problem(), predicted, setting.case())
-    given, told = explanation.given, list(setting.notes)
+    given, told = explanation.given, []
     if trace is not None:
         meta = {"plan": given.name, "versions": versions()}
-        output.write_json(trace, chrome_trace(given.prediction, meta=meta))
+        write_json(trace, chrome_trace(given.prediction, meta=meta))
         told.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if html is not None:
         atomic_write_text(html, page(setting, explanation, versions()))
         told.append(f"wrote {html}; open it in a browser")
-    output.note(told, quiet=quiet)
-    if json:
-        output.print_json(explain_object(explanation, setting.facts()))
-    elif quiet:
-        show_headlines(make_console(), explanation.plans)
-    else:
-        console = make_console()
-        show_setting(console, setting)
-        show_explanation(console, explanation)
+    return explain_view(setting, explanation, told)

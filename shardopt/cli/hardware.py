@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardopt.report.blocks import Line, View
 
-def hardware(name: str | None = None, json: bool = False) -> None:
+
+def hardware(name: str | None = None) -> View:
     """List the hardware profiles, or show one with the sources of its constants.
 
     Arguments:
         name ([NAME]): Profile to show, by name or file; without it all are listed.
     """
-    from predictor.hardware.loader import DEFAULT_HARDWARE, list_hardware, load_hardware
-    from shardopt.cli.output import print_json
-    from shardopt.report.console import make_console
-    from shardopt.report.hardware import hardware_object, show_list, show_profile
+    from predictor.hardware.loader import list_hardware, load_hardware
+    from shardopt.report.hardware import list_view, profile_view
 
     if name is not None:
-        profile = load_hardware(name)
-        if json:
-            print_json(hardware_object(profile))
-        else:
-            show_profile(make_console(), profile)
-        return
-    profiles = [load_hardware(shipped) for shipped in list_hardware()]
-    if json:
-        found = {profile.name: hardware_object(profile) for profile in profiles}
-        print_json({"default": DEFAULT_HARDWARE, "profiles": found})
-    else:
-        show_list(make_console(), profiles)
+        return profile_view(load_hardware(name))
+    return list_view([load_hardware(shipped) for shipped in list_hardware()])
 
 
 def cluster(
@@ -37,9 +27,7 @@ def cluster(
     hosts: str = "1",
     hardware: str | None = None,
     output: Path | None = None,
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
+) -> View:
     """Write a cluster file from what nvidia-smi and the scheduler say.
 
     Options:
@@ -49,7 +37,7 @@ def cluster(
             file: a name a line, node[01-04], or with slots=8.
         output (-o FILE): Write the cluster file here instead of printing it.
     """
-    from shardopt.cli.output import check_writable, note, print_json
+    from shardopt.cli.output import check_writable
     from shardopt.config.describe import describe, hosts_of, read_host, write_cluster
     from shardopt.files import atomic_write_text
 
@@ -59,8 +47,5 @@ def cluster(
     if output is not None:
         atomic_write_text(output, text)
         notes.append(f"wrote {output}")
-    note(notes, quiet=quiet)
-    if json:
-        print_json({**found, "notes": notes})
-    elif output is None:
-        print(text, end="")
+    lines = [] if output is not None else [Line(line, wraps=False) for line in text.splitlines()]
+    return View({**found, "notes": notes}, lines, notes=notes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardopt.report.blocks import View
+
 
 def learn(
     files: list[Path],
@@ -13,9 +15,7 @@ def learn(
     output: Path,
     hardware: str | None = None,
     batch_size: int | None = None,
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
+) -> View:
     """Correct a hardware profile by traces of your own job; runs nothing.
 
     Arguments:
@@ -33,18 +33,13 @@ def learn(
         output (-o FILE): Write the corrected profile to this file.
     """
     from shardopt.bench.learn import learn_from_traces, overlay_text
-    from shardopt.cli.output import check_writable, note, print_json
+    from shardopt.cli.output import check_writable
     from shardopt.files import atomic_write_text
-    from shardopt.report.console import make_console
-    from shardopt.report.learned import show_lesson
+    from shardopt.report.learned import lesson_view
 
     check_writable(output, [model, plan, *files])
     setting, lesson = learn_from_traces(files, model, plan, hardware, batch_size)
     check_writable(output)
     text = overlay_text(lesson.learned, setting.hardware_name, output.resolve().parent)
     atomic_write_text(output, text)
-    note(lesson.notes, quiet=quiet)
-    if json:
-        print_json({"output": str(output), **lesson.as_object()})
-    else:
-        show_lesson(make_console(), lesson, str(output), quiet=quiet)
+    return lesson_view(lesson, str(output))

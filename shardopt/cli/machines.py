@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from predictor.errors import InfeasibleError, InputError
 from shardopt.api.request import PlanRequest
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
-from shardopt.files import is_stream
+from shardopt.cli.output import check_writable
+from shardopt.files import atomic_write_text, is_stream, read_numbers
+from shardopt.report.blocks import View
+
+if TYPE_CHECKING:
+    from shardopt.api.cache import ResultCache
 
 
 def read_gpus(text: str | None) -> list[int]:
@@ -37,25 +44,27 @@ def plan_each(
     gpus: Sequence[int],
     price: Path | None,
     output: Path | None,
-    *,
-    no_cache: bool,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Search on every machine, print one table, and write each plan beside ``output``."""
+    cache: ResultCache | None,
+    say: Callable[[str], None],
+) -> View:
+    """Search on every machine, and write each plan beside ``output``."""
     from search.stop import Stop
-    from shardopt.api.cache import ResultCache
-    from shardopt.api.machines import OnMachine, plan_machines, read_prices
-    from shardopt.cli.output import note, print_json
-    from shardopt.files import atomic_write_text
-    from shardopt.report.console import make_console
-    from shardopt.report.machines import machines_object, show_machines
+    from shardopt.api.machines import OnMachine, plan_machines
+    from shardopt.report.machines import machines_view
 
+    if len(hardware) > 1 and None in hardware:
+        raise InputError(
+            f"'{request.hardware}' has an empty name; give names with commas between them",
+            inputs=("hardware",),
+        )
     if not gpus:
         raise InputError("how many GPUs? Give their number, such as 8 or 8,16", inputs=("gpus",))
     if request.cluster is not None or request.from_ is not None:
         raise InputError("several machines are planned without --cluster and --from")
-    prices = {} if price is None else read_prices(price)
+    prices = {}
+    if price is not None:
+        form = "hardware: price of a GPU for an hour"
+        prices = read_numbers(price, "file of prices", form, 1e-9, 1e9)
     paths = _paths(output, hardware, gpus, request.inputs)
     stops: list[Stop] = []
 
@@ -63,7 +72,6 @@ def plan_each(
         stops.append(Stop(request.effort, request.time_limit, interruptible=True))
         return stops[-1]
 
-    cache = None if no_cache else ResultCache.of_user()
     found: list[OnMachine] = []
     files: list[Path] = []
     planned = plan_machines(request, hardware, gpus, prices, cache, stop)
@@ -74,18 +82,13 @@ def plan_each(
         if path is not None:
             files.append(path)
             atomic_write_text(path, one.answer.plan_text())
-        done = f"{one.gpus} x {one.hardware}: {one.answer.best.iteration_ms:.4g} ms"
-        note([done], quiet=quiet or json)
+        say(f"{one.gpus} x {one.hardware}: {one.answer.best.iteration_ms:.4g} ms")
         if stops[-1].is_interrupted:
             break
     if all(one.answer is None for one in found):
         raise InfeasibleError(found[0].lacks)
-    if json:
-        print_json(machines_object(found, files))
-    else:
-        show_machines(make_console(), found, files)
-    if stops[-1].is_interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    cut = stops[-1].is_interrupted
+    return replace(machines_view(found, files), code=EXIT_INTERRUPTED if cut else 0)
 
 
 def _paths(
@@ -97,7 +100,6 @@ def _paths(
         InputError: it cannot be written, or two go to the same file.
     """
     from predictor.hardware.loader import DEFAULT_HARDWARE
-    from shardopt.cli.output import check_writable
 
     machines = [(name or DEFAULT_HARDWARE, ranks) for name in hardware for ranks in gpus]
     if output is None:

@@ -12,14 +12,17 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from predictor.errors import InputError
-from shardopt.files import atomic_write_text, is_stream, refuse_input
+from shardopt.files import atomic_write_text, is_stream, refuse_input, target_of
 from shardopt.printable import printable
 
 if TYPE_CHECKING:
     from shardopt.api.request import Machine
     from shardopt.api.setting import Setting
     from shardopt.explain.explanation import PredictedPlan
+    from shardopt.report.blocks import View
 
 
 def say(text: str) -> None:
@@ -41,6 +44,19 @@ def note(texts: Iterable[str], *, quiet: bool) -> None:
             say(text)
 
 
+def show(view: View, *, json: bool, quiet: bool) -> None:
+    """Print a view in the form that is asked for, and end as it says."""
+    from shardopt.report.console import draw, make_console
+
+    note(view.notes, quiet=quiet)
+    if json:
+        print_json(view.data)
+    else:
+        draw(make_console(), view.brief if quiet and view.brief else view.full)
+    if view.code:
+        raise typer.Exit(view.code)
+
+
 def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
     """Refuse an output file that cannot be written, before any work is done for it.
 
@@ -53,19 +69,9 @@ def check_writable(path: Path | None, inputs: Iterable[Path] = ()) -> None:
     Raises:
         InputError: says what is wrong and what to choose instead.
     """
-    if path is None:
+    if path is None or is_stream(path):
         return
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory; give the name of a file to write")
-    if is_stream(path):
-        return
-    folder = Path(os.path.realpath(path)).parent
-    if not folder.is_dir():
-        raise InputError(
-            f"{path}: cannot write: there is no directory {path.parent}; "
-            "create it or choose another file"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(target_of(path).parent, os.W_OK | os.X_OK):
         raise InputError(
             f"{path}: cannot write: no permission to create files in {path.parent}; "
             "choose another file"
@@ -95,6 +101,21 @@ def next_lines(model: Path | None, output: Path | None, condition: str = "") -> 
         return "No plan was written. Next:", "the same command with -o plan.json"
     explain = f"shardopt explain {model} {output}{condition}"
     return f"Plan 1 is written to {output}. Next:", explain
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as they are typed: one that is None or False is left out, a list is repeated."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = f"--{name.rstrip('_').replace('_', '-')}"
+        several = value if isinstance(value, list) else [value]
+        words += [
+            word
+            for one in several
+            if one is not None and one is not False
+            for word in ([flag] if one is True else [flag, str(one)])
+        ]
+    return words
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -16,19 +16,18 @@ from predictor.errors import InputError, PlanError
 from shardopt.api.request import MADE, PlanRequest, read_request
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
 from shardopt.cli.machines import plan_each, read_gpus
+from shardopt.cli.output import check_writable, next_lines, note, print_json, show, warn
 from shardopt.cli.tune import TuneFlags
+from shardopt.files import atomic_write_text
+from shardopt.report.blocks import View
 
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
-    from shardopt.api.answer import Answer
-    from shardopt.race import Confirmation
 
 REPORTING = 0.2
 """Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
 WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
 """Parameters that ``--replay`` can be given with: none of them decides the answer."""
-
-
 RARE = (
     *("gpus_per_node", "ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios"),
     *("max_moves", "max_gib", "horizon", "replay", "no_cache", "minutes", "objectives", "trials"),
@@ -63,7 +62,7 @@ def plan(
     json: bool = False,
     output: Path | None = None,
     quiet: bool = False,
-) -> None:
+) -> View | None:
     """Search for the sharding plan with the shortest predicted iteration time.
 
     Arguments:
@@ -114,42 +113,30 @@ def plan(
     started = time.monotonic()
     request = flags.one()
     if replay is not None:
-        _replay(replay, request.model, context, as_json=json)
-        return
+        return _replay(replay, request.model, context)
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
     from search.stop import Stop
     from shardopt.api.answer import apply_advice, find_answer, read_inputs, with_advice
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
-    from shardopt.cli.output import check_writable, note, warn
-    from shardopt.files import atomic_write_text
+    from shardopt.ranks.rank import end_process, rank_of_torchrun
+    from shardopt.report.confirmed import gained, measured
+    from shardopt.report.plan import plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()
     tuning.check(request)
+    cache = None if no_cache else ResultCache.of_user()
+    say = partial(_say, quiet=quiet)
     gpus = read_gpus(flags.gpus)
-    hardware = [name.strip() for name in (request.hardware or "").split(",")]
+    hardware = [name.strip() or None for name in (request.hardware or "").split(",")]
     if len(gpus) > 1 or len(hardware) > 1:
-        if len(hardware) > 1 and "" in hardware:
-            raise InputError(
-                f"'{request.hardware}' has an empty name; give names with commas between them",
-                inputs=("hardware",),
-            )
         for name in ("tune", "confirm", "apply", "advice"):
             if _is_given(context, name):
                 raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
-        plan_each(
-            request,
-            [name or None for name in hardware],
-            gpus,
-            price,
-            output,
-            no_cache=no_cache,
-            json=json,
-            quiet=quiet,
-        )
-        return
+        told = partial(_say, quiet=quiet or json)
+        return plan_each(request, hardware, gpus, price, output, cache, told)
     if price is not None:
         raise InputError("--price compares several machines; give several --gpus or --hardware")
     if confirm is not None:
@@ -157,7 +144,12 @@ def plan(
 
         check_minutes(minutes, confirm)
         request = replace(request, top_k=max(request.top_k, confirm))
-    numbers = _numbers(apply, advice)
+    if advice is not None and apply is None:
+        raise InputError("--advice says what --apply FILE writes; give it too")
+    try:
+        numbers = [int(number) for number in (advice or "1").split(",")]
+    except ValueError:
+        raise InputError(f"--advice is {advice}; give numbers such as 1 or 1,3") from None
     for path in (output, apply):
         check_writable(path, request.inputs)
     inputs = read_inputs(request)
@@ -168,10 +160,8 @@ def plan(
     if tuning.tune is not None:
         from shardopt.cli.tune import run_tuning
 
-        run_tuning(inputs, tuning, output, json=json, quiet=quiet)
-        return
-    from shardopt.ranks.rank import end_process, rank_of_torchrun
-
+        with SearchProgress(on=not (json or quiet)) as shown:
+            return run_tuning(inputs, tuning, output, shown, say)
     join = None if confirm is None else rank_of_torchrun()
     if join is not None and join.index:
         from shardopt.bench.confirm import follow
@@ -181,20 +171,20 @@ def plan(
     stop = Stop(
         request.effort, request.time_limit, interruptible=True, reserve=REPORTING, started=started
     )
-    cache = None if no_cache else ResultCache.of_user()
     with SearchProgress(on=not (json or quiet)) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:
-        note(["the answer to the same input is kept; --no-cache searches again"], quiet=quiet)
+        say("the answer to the same input is kept; --no-cache searches again")
     if request.strict:
         refuse_outside(answer.best.out_of_range)
-    measured = None
+    confirmation = None
     if confirm is not None and answer.result.stopped_by != "interrupted":
         from shardopt.bench.confirm import confirm_answer
 
-        say = partial(_say, quiet=quiet)
         try:
-            answer, measured = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
+            answer, confirmation = confirm_answer(
+                answer, inputs, confirm, minutes, output, join, say
+            )
         except KeyboardInterrupt:  # before any plan was timed
             if output is not None:
                 atomic_write_text(output, answer.plan_text())
@@ -202,71 +192,32 @@ def plan(
     answer = with_advice(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
-        note([f"wrote {apply} with advice {', '.join(map(str, numbers))}"], quiet=quiet)
+        say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
     if output is not None:
         atomic_write_text(output, text or answer.plan_text())
-    _show(answer, request, output, measured, json=json, quiet=quiet)
-    if measured is not None:
-        if join is not None:
-            end_process(EXIT_INTERRUPTED if measured.interrupted else 0)
-        if measured.interrupted:
-            raise typer.Exit(EXIT_INTERRUPTED)
-    if answer.result.stopped_by == "interrupted":  # the best plan so far is written and shown
-        raise typer.Exit(EXIT_INTERRUPTED)
+    view = plan_view(answer, next_lines(request.model, output), request.from_)
+    if json:
+        note(answer.setting.notes, quiet=quiet)
+    cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown
+    if confirmation is not None:
+        cut = cut or confirmation.interrupted
+        view = replace(
+            view,
+            data={**view.data, **confirmation.as_object()},
+            full=[*view.full, *measured(confirmation, answer.gain)],
+            brief=[*view.brief, gained(confirmation, answer.gain)],
+        )
+    if join is not None and confirmation is not None:
+        show(view, json=json, quiet=quiet)
+        end_process(EXIT_INTERRUPTED if confirmation.interrupted else 0)
+    return replace(view, code=EXIT_INTERRUPTED if cut else 0)
 
 
 def _say(text: str, *, quiet: bool) -> None:
-    from shardopt.cli.output import note
-
     note([text], quiet=quiet)
 
 
-def _numbers(apply: Path | None, advice: str | None) -> list[int]:
-    """The advice that is to be written.
-
-    Raises:
-        InputError: it is not numbers, or there is no file to write it to.
-    """
-    if advice is not None and apply is None:
-        raise InputError("--advice says what --apply FILE writes; give it too")
-    try:
-        return [int(number) for number in (advice or "1").split(",")]
-    except ValueError:
-        raise InputError(f"--advice is {advice}; give numbers such as 1 or 1,3") from None
-
-
-def _show(
-    answer: Answer,
-    request: PlanRequest,
-    output: Path | None,
-    measured: Confirmation | None,
-    *,
-    json: bool,
-    quiet: bool,
-) -> None:
-    from shardopt.cli.output import next_lines, note, print_json
-    from shardopt.report.console import make_console
-
-    if json:
-        from shardopt.report.objects import plan_object
-
-        note(answer.setting.notes, quiet=quiet)
-        found = plan_object(answer, request.from_)
-        print_json(found if measured is None else {**found, **measured.as_object()})
-        return
-    from shardopt.report.plan import show_headline, show_plan
-
-    if quiet:
-        show_headline(make_console(), answer)
-    else:
-        show_plan(make_console(), answer, next_lines(request.model, output))
-    if measured is not None:
-        from shardopt.report.confirmed import show_confirmed
-
-        show_confirmed(make_console(), measured, answer.gain, quiet=quiet)
-
-
-def _replay(path: Path, model: Path | None, context: typer.Context, *, as_json: bool) -> None:
+def _replay(path: Path, model: Path | None, context: typer.Context) -> View:
     """Make a plan file again and say whether it is the same, byte for byte; nothing is written.
 
     Args:
@@ -285,7 +236,6 @@ def _replay(path: Path, model: Path | None, context: typer.Context, *, as_json: 
         )
     from predictor.files import read_whole
     from predictor.model.plan_json import load_plan
-    from shardopt.cli.output import print_json, warn
 
     before = load_plan(path)
     made = before.meta.get(MADE)
@@ -301,12 +251,12 @@ def _replay(path: Path, model: Path | None, context: typer.Context, *, as_json: 
     again = _text_again(request, settings)
     same = again.encode() == read_whole(path)
     differs = [] if same else _differences(before, again)
-    if as_json:
-        print_json({"plan": str(path), "same": same, "differs": differs})
+    data = {"plan": str(path), "same": same, "differs": differs}
     if differs:
+        if context.params["json"]:
+            print_json(data)
         raise PlanError(f"{path}: made again, it is another plan: {'; '.join(differs)}")
-    if not as_json:
-        print(f"{path}: made again, byte for byte")
+    return View(data, [f"{path}: made again, byte for byte"])
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

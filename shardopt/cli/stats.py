@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from predictor.errors import InputError
+from shardopt.report.blocks import View
 
 if TYPE_CHECKING:
-    from shardopt.stats.collect import ReadOptions, TimeWindow, Windows
-    from shardopt.stats.readers import DataFormat
+    from shardopt.stats.collect import ReadOptions, Windows
     from shardopt.stats.result import FeatureStats
 
 
 def stats(
     data: list[Path],
-    data_format: str | None = None,
+    data_format: Literal["tsv", "npy", "npz", "parquet", "torch", "inter"] | None = None,
     features: str | None = None,
     table_rows: str | None = None,
     model: Path | None = None,
@@ -29,9 +28,8 @@ def stats(
     output: Path | None = None,
     write_model: Path | None = None,
     checkpoint: Path | None = None,
-    json: bool = False,
     quiet: bool = False,
-) -> None:
+) -> View:
     """Measure pooling factors, distinct rows, skew and hot rows of a data sample.
 
     Arguments:
@@ -63,114 +61,75 @@ def stats(
         checkpoint (FILE): Save progress in this file and continue from it; it is removed at the
             end.
     """
-    from shardopt.cli.output import check_writable, note
+    from shardopt.api.request import check_number
+    from shardopt.cli.output import check_writable
     from shardopt.report.progress import LineProgress
-    from shardopt.stats.collect import ReadOptions, TimeWindow, collect
+    from shardopt.stats.collect import WHOLE, ReadOptions, TimeWindow, collect
+    from shardopt.stats.readers import DataFormat
 
     check_writable(output, data)
     _check_copy(write_model, model, output, data)
     check_writable(checkpoint, [*data, *([output] if output else [])])
-    for flag, value, low, high in (
-        ("max-ids", max_ids, 1, 2**40),
-        ("chunk-rows", chunk_rows, 1, 2**24),
-        ("hot", hot, 0, 10**6),
-    ):
-        if not low <= value <= high:
-            raise InputError(f"--{flag}: got {value}; allowed: {low} to {high}")
+    check_number("max_ids", max_ids, 1, 2**40)
+    check_number("chunk_rows", chunk_rows, 1, 2**24)
+    check_number("hot", hot, 0, 10**6)
     if window is not None and write_model is not None:
         raise InputError("--write-model describes all of the data; leave --window out")
+    names = None if features is None else tuple(name.strip() for name in features.split(","))
+    if names is not None and not all(names):
+        raise InputError(f"--features: got '{features}'; give names with commas between them")
     reading = ReadOptions(
-        _names(features),
+        names,
         _rows(table_rows, model, modulo),
         modulo,
         max_ids,
         chunk_rows,
-        _format(data_format),
+        data_format and DataFormat(data_format),
         None if window is None else TimeWindow.parse(window),
     )
     for path in (output, checkpoint, write_model):
         check_writable(path)
     with LineProgress("reading", on=not quiet) as status:
         counts = collect(data, reading, checkpoint=checkpoint, on_chunk=status.reading)
-    show = _Shown(hot, output, json, quiet)
-    if reading.window is None:
-        told = _whole(counts, reading, model, write_model, show)
+    if reading.window is not None:
+        view = _windows(counts, reading, hot, output)
     else:
-        told = _windows(counts, reading, reading.window, show)
+        from shardopt.report.stats import stats_view
+        from shardopt.stats.result import summarise, write_stats
+
+        found = list(summarise(counts[WHOLE], reading, hot))
+        told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if not f.seen]
+        told += _lacking(reading, [f.name for f in found])
+        if output is not None:
+            write_stats(output, found)
+            told.append(f"wrote {output}")
+        if write_model is not None and model is not None and output is not None:
+            _write_model(write_model, model, output, found)
+            told.append(f"wrote {write_model}")
+        view = stats_view(found, output, told)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    note(told, quiet=quiet)
+    return view
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """What is written and printed: hot rows listed, the file, JSON, little."""
-
-    hot: int
-    output: Path | None
-    json: bool
-    quiet: bool
-
-
-def _whole(
-    counts: Windows,
-    reading: ReadOptions,
-    model: Path | None,
-    write_model: Path | None,
-    show: _Shown,
-) -> list[str]:
-    """Write and print what all samples say; returns notes."""
-    from shardopt.cli.output import print_json
-    from shardopt.report.console import make_console
-    from shardopt.report.stats import Hints, show_short, show_stats, stats_object
-    from shardopt.stats.collect import WHOLE
-    from shardopt.stats.result import summarise, write_stats
-
-    found = list(summarise(counts[WHOLE], reading, show.hot))
-    told = [f"feature '{f.name}' has no ids; no file describes it" for f in found if f.seen is None]
-    told += _lacking(reading, [f.name for f in found])
-    if show.output is not None:
-        write_stats(show.output, found)
-        told.append(f"wrote {show.output}")
-    if write_model is not None and model is not None and show.output is not None:
-        _write_model(write_model, model, show.output, found)
-        told.append(f"wrote {write_model}")
-    if show.json:
-        print_json(stats_object(found))
-    elif show.quiet:
-        show_short(make_console(), found)
-    else:
-        hints = Hints(
-            rows="--table-rows or --model sets them", distinct="--max-ids counts more exactly"
-        )
-        show_stats(make_console(), found, show.output, hints)
-    return told
-
-
-def _windows(counts: Windows, reading: ReadOptions, window: TimeWindow, show: _Shown) -> list[str]:
-    """Write a file for each window, and print how the features move; returns notes."""
-    from shardopt.cli.output import print_json
-    from shardopt.report.console import make_console
-    from shardopt.report.stats import WindowStats, show_windows, windows_object
+def _windows(counts: Windows, reading: ReadOptions, hot: int, output: Path | None) -> View:
+    """How the features move; a file is written for each window."""
+    from shardopt.report.stats import WindowStats, windows_view
     from shardopt.stats.result import measure_drift, summarise, write_stats
 
+    assert reading.window is not None
     found, told = [], _lacking(reading, list(next(iter(counts.values()))))
     for start, features in counts.items():
-        name = window.name(start)
-        seen = list(summarise(features, reading, show.hot))
+        name = reading.window.name(start)
+        seen = list(summarise(features, reading, hot))
         file = None
-        if show.output is not None:
-            file = show.output.with_suffix(f".{name}{show.output.suffix}")
+        if output is not None:
+            file = output.with_suffix(f".{name}{output.suffix}")
             write_stats(file, seen)
         found.append(WindowStats(name, start, seen, file))
-    if show.output is not None:
+    if output is not None:
         told.append(f"wrote {len(found)} files, {found[0].file} to {found[-1].file}")
-    drift = measure_drift(counts)
-    if show.json:
-        print_json(windows_object(found, drift))
-    else:
-        show_windows(make_console(), found, drift, short=show.quiet)
-    return told
+    return windows_view(found, measure_drift(counts), told)
 
 
 def _check_copy(
@@ -213,32 +172,13 @@ def _write_model(copy: Path, model: Path, output: Path, found: Sequence[FeatureS
     atomic_write_text(copy, fill_model(text, values, model, copy))
 
 
-def _names(features: str | None) -> tuple[str, ...] | None:
-    if features is None:
-        return None
-    names = tuple(name.strip() for name in features.split(","))
-    if not all(names):
-        raise InputError(f"--features: got '{features}'; give names with commas between them")
-    return names
-
-
-def _format(name: str | None) -> DataFormat | None:
-    from predictor.errors import did_you_mean
-    from shardopt.stats.readers import DataFormat
-
-    if name is None:
-        return None
-    if name not in list(DataFormat):
-        raise InputError(
-            f"--format: got '{name}'{did_you_mean(name, DataFormat)}; allowed: "
-            f"{', '.join(DataFormat)}"
-        )
-    return DataFormat(name)
-
-
 def _rows(
     table_rows: str | None, model: Path | None, modulo: bool
 ) -> Mapping[str, int] | int | None:
+    from shardopt.api.request import check_number
+    from shardopt.config.schema import MAX_ROWS
+    from shardopt.files import read_numbers
+
     if table_rows is not None and model is not None:
         raise InputError("--table-rows and --model both give the rows; give one of them")
     if model is not None:
@@ -252,22 +192,6 @@ def _rows(
         return None
     if table_rows.isascii() and table_rows.isdigit():
         # Python reads no number of some thousand digits
-        return _count(int(table_rows[:30]), "--table-rows")
-    from predictor.document import Problems, parse_yaml
-    from shardopt.files import decode, read_bytes
-
-    problems = Problems(table_rows)
-    raw = parse_yaml(decode(read_bytes(table_rows, "file of table rows"), table_rows), problems)
-    problems.raise_if_any()
-    if not isinstance(raw, dict) or not raw:
-        raise InputError(f"{table_rows}: must be a mapping 'feature: rows', one line a feature")
-    return {name: _count(rows, f"{problems.place((name,))}: {name}") for name, rows in raw.items()}
-
-
-def _count(rows: object, where: str) -> int:
-    from predictor.document import shown
-    from shardopt.config.schema import MAX_ROWS
-
-    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_ROWS:
-        raise InputError(f"{where}: got {shown(rows)}; allowed: whole numbers from 1 to {MAX_ROWS}")
-    return rows
+        check_number("table_rows", int(table_rows[:30]), 1, MAX_ROWS)
+        return int(table_rows)
+    return read_numbers(table_rows, "file of table rows", "feature: rows", 1, MAX_ROWS)

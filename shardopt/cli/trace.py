@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from predictor.errors import InputError
+from shardopt.report.blocks import View
+
 if TYPE_CHECKING:
     from predictor.trace.read import TraceSet
     from predictor.trace.simulate.step import SimulatedTrace
@@ -20,9 +23,7 @@ def trace(
     batch_scale: float | None = None,
     link_scale: float | None = None,
     swap_plan: tuple[Path, Path, Path] | None = None,
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
+) -> View:
     """Show where the time of each traced step goes, and predict the steps.
 
     Arguments:
@@ -45,9 +46,8 @@ def trace(
             recorded under OLD.
     """
     from predictor.trace.read import load_traces
-    from shardopt.cli.output import check_writable, note, print_json
-    from shardopt.explain.trace import summarise_trace
-    from shardopt.report.trace import show_headline, show_traces, trace_object
+    from shardopt.cli.output import check_writable
+    from shardopt.report.trace import trace_view
 
     check_writable(trace, files)
     check_writable(dense, files)
@@ -56,22 +56,13 @@ def trace(
     if swap_plan is not None:
         what_if["plan"] = str(swap_plan[2])
     found = load_traces(files)
-    simulated, why_not = _replay(found, what_if, swap_plan)
-    summary = summarise_trace(found, simulated, what_if)
-    notes = [*summary.notes, *why_not]
+    simulated, notes = _replay(found, what_if, swap_plan)
     if trace is not None:
         _write_timeline(trace, found, simulated)
         notes.append(f"wrote {trace}; open it at ui.perfetto.dev")
     if dense is not None:
         notes += _write_dense(dense, found, batch_size)
-    note(notes, quiet=quiet)
-    if json:
-        print_json(trace_object(summary))
-        return
-    from shardopt.report.console import make_console
-
-    show = show_headline if quiet else show_traces
-    show(make_console(), summary)
+    return trace_view(found, simulated, what_if, notes)
 
 
 def _replay(
@@ -82,7 +73,6 @@ def _replay(
     Raises:
         InputError: something was to be changed and nothing can be predicted.
     """
-    from predictor.errors import InputError
     from predictor.trace.simulate.step import simulate_trace
 
     if what_if:
@@ -98,7 +88,6 @@ def _replay(
 def _changed(
     found: TraceSet, asked: dict[str, Any], swap: tuple[Path, Path, Path] | None
 ) -> SimulatedTrace:
-    from predictor.errors import InputError
     from predictor.hardware.loader import load_hardware
     from predictor.trace.simulate.whatif import what_if
 
@@ -116,7 +105,6 @@ def _changed(
 
 def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
     """The traced device stands for the hardware of both plans."""
-    from predictor.errors import InputError
     from predictor.model.plan_json import load_plan
     from predictor.trace.simulate.whatif import plan_swap, traced_profile
     from shardopt.api.given_plans import fit_plan
@@ -134,7 +122,6 @@ def _swapped(found: TraceSet, model: Path, old: Path, new: Path) -> PlanSwap:
 
 
 def _write_timeline(path: Path, found: TraceSet, simulated: SimulatedTrace | None) -> None:
-    from predictor.errors import InputError
     from predictor.trace.chrome import comparison_trace
     from shardopt.api.cache import versions
     from shardopt.cli.output import write_json
@@ -150,7 +137,6 @@ def _write_dense(path: Path, found: TraceSet, batch_size: int | None) -> list[st
     """Writes the section and says how it was made."""
     from dataclasses import replace
 
-    from predictor.errors import InputError
     from predictor.trace.phases import PHASES, traced_dense
     from shardopt.config.write import dense_text
     from shardopt.files import atomic_write_text

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
-from predictor.model.topology import Topology
 from predictor.predict import Prediction, predict
 from search.improve.local_search import Change, LocalSearch
+from search.in_use.plan import option_in_use
 from search.objective import Assignment, Objective, apply
 from search.problem import Problem
 from search.space.enumerate import reduced_space
-from search.space.option import AllowedPlacements, Choice, Option, Space
+from search.space.option import Choice, Space
 from search.surrogate import Surrogate
 from shardopt.formatting import plural, ranks_text
 
@@ -103,57 +102,17 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
 
 def _space_around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignment]:
     """The search space with the plan's own choices in it, and the plan as one of its points."""
-    space = reduced_space(problem)
-    candidate = match_plan(problem.workload, problem.topology, plan)
+    space, topology = reduced_space(problem), problem.topology
     options, base = list(space.options), []
-    for index, table in enumerate(candidate):
+    for index, table in enumerate(match_plan(problem.workload, topology, plan)):
         option = space.option_of(index, table)
-        if option is None or option.cache_load_factor != table.cache_load_factor:
-            option = _own_option(problem, index, table)
+        if option is None or not option.is_legal(table.ranks, topology):
+            pinned = option_in_use(index, table, problem)
+            free = replace(pinned, pinned=None)
+            option = free if free.is_legal(table.ranks, topology) else pinned
             options[index] = (*options[index], option)
         base.append((option, table.ranks))
     return replace(space, options=tuple(options)), tuple(base)
-
-
-def _own_option(problem: Problem, index: int, plan: TablePlan) -> Option:
-    """The option that a table plan is a placement of, where the search does not offer it."""
-    table = problem.workload.tables[index]
-    sizes = tuple(shard.size for shard in plan.shards)
-    memory = shard_memory(
-        table,
-        problem.workload,
-        problem.topology,
-        plan.sharding_type,
-        plan.compute_kernel,
-        sizes,
-        plan.cache_load_factor,
-        device=problem.hardware.device,
-    )
-    option = Option(
-        index,
-        plan.sharding_type,
-        plan.compute_kernel,
-        sizes,
-        tuple(shard.offset for shard in plan.shards),
-        module=table.module,
-        cache_load_factor=plan.cache_load_factor,
-        ranks=table.constraints.ranks,
-        memory=tuple(memory),
-    )
-    if option.is_legal(plan.ranks, problem.topology):
-        return option
-    known = {field.name: getattr(option, field.name) for field in fields(option)}
-    return _PlacedOption(**known, placed=plan.ranks)
-
-
-@dataclass(frozen=True, eq=False)
-class _PlacedOption(Option):
-    """A table on ranks where the search would not put it; its shards stay where they are."""
-
-    placed: tuple[int, ...] = ()
-
-    def legal_ranks(self, topology: Topology) -> AllowedPlacements:
-        return AllowedPlacements(((self.placed,),))
 
 
 def _without_shared_tables(changes: Iterable[Change]) -> list[Change]:

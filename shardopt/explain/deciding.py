@@ -11,8 +11,10 @@ Why: docs/decisions/0030-choosing-among-plans.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +23,9 @@ from predictor.cost.errors import CostErrors, ErrorSize, known_errors, resource_
 from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError
 from predictor.hardware.scaling import is_rate, scale_group
-from predictor.hardware.schema import CpuEmbedding, HardwareProfile, ProvenanceKind, weakest
-from predictor.iteration.timeline import simulate
+from predictor.hardware.schema import CpuEmbedding, ProvenanceKind, weakest
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
-from predictor.model.topology import Topology
-from predictor.model.workload import Workload
 from search.baselines.starting_plans import TORCHREC, plan_baselines
 from search.expected_gain import INSANE
 from search.objective import Objective
@@ -73,11 +72,11 @@ class DecidingConstant:
         group: of the profile.
         constant: of the group, by which its times are named; the others move along.
         unit: of the constant, in words.
-        stated: its value in the profile.
-        error: 1-sigma relative error of the group's times, as stated.
+        value: of the constant, in the profile.
+        rel_error: 1-sigma relative error of the group's times, as stated.
         provenance: of the group.
         flips_at: the value from which on the other plan is the faster one.
-        below: whether it is so below that value; else above.
+        side: of that value on which it is.
         plan: what the other plan is called.
         gain: most of the time in use that the other plan saves within `REACH` stated errors.
         worth: expected share of the iteration that is saved by knowing the value before choosing
@@ -88,11 +87,11 @@ class DecidingConstant:
     group: str
     constant: str
     unit: str
-    stated: float
-    error: float
+    value: float
+    rel_error: float
     provenance: ProvenanceKind
     flips_at: float
-    below: bool
+    side: Literal["below", "above"]
     plan: str
     gain: float
     worth: float
@@ -119,24 +118,34 @@ def deciding_constants(
     rivals = {name: other for name, other in others.items() if other.tables != plan.tables}
     if not rivals:
         return []
-    problem = replace(problem, loads=problem.loads or _loads(problem))
+    inputs = problem.workload, problem.topology, problem.hardware
+    problem = replace(problem, loads=problem.loads or ShardLoads(*inputs))
     sizes = known_errors(problem.hardware, problem.topology)
     resources = [name for name, size in sizes.items() if size.shared > 0]
-    times = _times(problem, [plan, *rivals.values()], resources, sizes)
+    scorer = problem.scorer
+    numbers = [
+        [scorer.number(i, table) for i, table in enumerate(_match(problem, one))]
+        for one in (plan, *rivals.values())
+    ]
+    perturbed = problem.perturbed(scorer, _OneByOne(sizes, resources))
+    times = perturbed.score_numbered(np.array(numbers)).reshape(
+        len(numbers), len(resources), len(STEPS)
+    )
     found = [
         one
         for row, resource in enumerate(resources)
         for one in _of_group(problem, plan, rivals, resource, sizes[resource], times[:, row])
     ]
-    return sorted(found, key=lambda one: (not one.unmeasured, -one.worth, -one.gain, one.below))
+    return sorted(
+        found, key=lambda one: (not one.unmeasured, -one.worth, -one.gain, one.side == "below")
+    )
 
 
 def deciding_text(one: DecidingConstant) -> str:
     """What is assumed, what would follow if it is otherwise, and what measures it."""
-    side = "below" if one.below else "above"
     return (
-        f"The profile assumes {one.stated:.3g} {one.unit} ({KIND_WORDS[one.provenance]}, known to "
-        f"within {percent(math.exp(one.error) - 1)}). If it is {side} {one.flips_at:.3g}, "
+        f"The profile assumes {one.value:.3g} {one.unit} ({KIND_WORDS[one.provenance]}, known to "
+        f"within {percent(math.exp(one.rel_error) - 1)}). If it is {one.side} {one.flips_at:.3g}, "
         f"{plan_words(one.plan)} is faster, by up to {percent(one.gain)}; `{one.command}` measures "
         f"it{SOON.get(one.group, '')}."
     )
@@ -174,10 +183,6 @@ def usual_plans(problem: Problem) -> dict[str, ShardingPlan]:
     }
 
 
-def _loads(problem: Problem) -> ShardLoads:
-    return ShardLoads(problem.workload, problem.topology, problem.hardware)
-
-
 def known_plans(result: Result) -> dict[str, ShardingPlan]:
     """What a search's best plan is compared with: name -> plan."""
     ranked = {f"plan {i}": r.plan for i, r in enumerate(result.plans[1:], start=2)}
@@ -199,21 +204,6 @@ class _OneByOne(CostErrors):
         return found.ravel()
 
 
-def _times(
-    problem: Problem,
-    plans: Sequence[ShardingPlan],
-    resources: Sequence[str],
-    sizes: Mapping[str, ErrorSize],
-) -> Array:
-    """Iteration times ``[plans, resources, STEPS]``."""
-    scorer = problem.scorer
-    numbers = [
-        [scorer.number(i, table) for i, table in enumerate(_match(problem, plan))] for plan in plans
-    ]
-    perturbed = problem.perturbed(scorer, _OneByOne(sizes, resources))
-    return perturbed.score_numbered(np.array(numbers)).reshape(len(plans), len(resources), -1)
-
-
 def _of_group(
     problem: Problem,
     plan: ShardingPlan,
@@ -221,82 +211,79 @@ def _of_group(
     resource: str,
     size: ErrorSize,
     times: Array,
-) -> list[DecidingConstant]:
+) -> Iterator[DecidingConstant]:
     """What one resource decides below and above its stated value, ``times [plans, STEPS]``."""
     gains = 1 - times[1:] / times[0]
     # what another plan gains as it is stated, no measurement tells
     beyond = gains - np.maximum(0.0, gains[:, len(STEPS) // 2, None])
     chance = np.exp(-((REACH * STEPS) ** 2) / 2)
     worth = float((chance / chance.sum()) @ np.maximum(0.0, beyond.max(axis=0)))
-    found = []
+    constant, unit, value = named_constant(resource, problem)
+    groups = [problem.hardware.groups[n] for n in resource_groups(resource, problem.topology)]
     for side in (STEPS < 0, STEPS > 0):
         of = np.where(side, beyond, -math.inf)
         rival, step = (int(i) for i in np.unravel_index(of.argmax(), of.shape))
         if of[rival, step] < LEAST:
             continue
         name = list(rivals)[rival]
-        far = math.exp(size.shared * REACH * STEPS[step])
-        pair = _Pair(problem, resource, plan, rivals[name])
-        gain, stated = pair.gain(far), max(0.0, pair.gain(1.0))
-        if gain - stated >= LEAST:
-            at = _flip(pair, stated + ALIKE, _bracket(beyond[rival], step, size))
-            found.append(_constant(problem, resource, size, at, far, (name, gain, worth)))
-    return found
-
-
-def _bracket(gains: Array, step: int, size: ErrorSize) -> tuple[float, float]:
-    """Logs of two factors, by the pass: at the first the other plan is not yet the faster one, at
-    the second it is, and so on to ``step``."""
-    middle = len(STEPS) // 2
-    towards = -1 if step > middle else 1
-    beyond = step
-    while beyond != middle and gains[beyond] > ALIKE:
-        beyond += towards
-    logs = size.shared * REACH * STEPS
-    return float(logs[beyond]), float(logs[beyond - towards])
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """The plan and another one, with the times of one group scaled."""
-
-    problem: Problem
-    resource: str
-    plan: ShardingPlan
-    other: ShardingPlan
-
-    def gain(self, factor: float) -> float:
-        """Share of the plan's time that the other one saves, by predictions of both."""
-        scaled = self._scaled(factor)
-        scorer = scaled.scorer
-        ours, theirs = (
-            float(simulate(scorer.graph(scorer.totals(_match(scaled, p))[None])).iteration_ms[0])
-            for p in (self.plan, self.other)
+        gain = partial(_gain, problem, resource, plan, rivals[name])
+        logs = size.shared * REACH * STEPS
+        far, stated = gain(math.exp(logs[step])), max(0.0, gain(1.0))
+        if far - stated < LEAST:
+            continue
+        at = _flip(gain, stated + ALIKE, beyond[rival], step, logs)
+        rate = is_rate(constant)
+        yield DecidingConstant(
+            group=resource,
+            constant=constant,
+            unit=unit,
+            value=value,
+            rel_error=size.shared,
+            provenance=weakest(tuple(group.provenance.kind for group in groups)),
+            flips_at=value / at if rate else value * at,
+            side="below" if (logs[step] < 0) != rate else "above",
+            plan=name,
+            gain=far,
+            worth=worth,
+            command=measuring_command(resource, problem.hardware.device),
         )
-        return 1 - theirs / ours
-
-    def _scaled(self, factor: float) -> Problem:
-        hardware = scale_group(self.problem.hardware, self.resource, factor)
-        keeps = self.resource in LOOKUP_FREE
-        return replace(self.problem, hardware=hardware, loads=self.problem.loads if keeps else None)
 
 
-def _flip(pair: _Pair, least: float, bracket: tuple[float, float]) -> float:
+def _gain(
+    problem: Problem, resource: str, plan: ShardingPlan, other: ShardingPlan, factor: float
+) -> float:
+    """Share of a plan's time that another one saves where the times of a group are multiplied."""
+    hardware = scale_group(problem.hardware, resource, factor)
+    loads = problem.loads if resource in LOOKUP_FREE else None
+    scaled = replace(problem, hardware=hardware, loads=loads)
+    ours, theirs = scaled.scorer.score([_match(scaled, plan), _match(scaled, other)])
+    return float(1 - theirs / ours)
+
+
+def _flip(
+    gain: Callable[[float], float], least: float, gains: Array, step: int, logs: Array
+) -> float:
     """The factor from which on the other plan is the faster one.
 
     Args:
         least: gain from which on it is.
-        bracket: as `_bracket` gives it.
+        gains: of the pass, ``[STEPS]``, at the factors of which there are ``logs``; the other plan
+            is the faster one at ``step``.
     """
-    near, beyond = bracket
-    if near and pair.gain(math.exp(near)) > least:
+    middle = len(STEPS) // 2
+    towards = -1 if step > middle else 1
+    at = step
+    while at != middle and gains[at] > ALIKE:
+        at += towards
+    near, beyond = float(logs[at]), float(logs[at - towards])
+    if near and gain(math.exp(near)) > least:
         near, beyond = 0.0, near  # the pass found it later than predictions do
     while abs(beyond - near) > CLOSE:
-        middle = (near + beyond) / 2
-        if pair.gain(math.exp(middle)) > least:
-            beyond = middle
+        between = (near + beyond) / 2
+        if gain(math.exp(between)) > least:
+            beyond = between
         else:
-            near = middle
+            near = between
     return math.exp(beyond)
 
 
@@ -304,41 +291,20 @@ def _match(problem: Problem, plan: ShardingPlan) -> Sequence[TablePlan]:
     return match_plan(problem.workload, problem.topology, plan)
 
 
-def _constant(
-    problem: Problem,
-    resource: str,
-    size: ErrorSize,
-    at: float,
-    far: float,
-    other: tuple[str, float, float],
-) -> DecidingConstant:
-    constant, unit, stated = named_constant(resource, problem)
-    rate = is_rate(constant)
-    groups = [problem.hardware.groups[n] for n in resource_groups(resource, problem.topology)]
-    name, gain, worth = other
-    return DecidingConstant(
-        group=resource,
-        constant=constant,
-        unit=unit,
-        stated=stated,
-        error=size.shared,
-        provenance=weakest(tuple(group.provenance.kind for group in groups)),
-        flips_at=stated / at if rate else stated * at,
-        below=(far < 1) != rate,
-        plan=name,
-        gain=gain,
-        worth=worth,
-        command=measuring_command(resource, problem.hardware.device),
-    )
-
-
 def named_constant(resource: str, problem: Problem) -> tuple[str, str, float]:
     """The constant that stands for a group: its key, its unit in words, and its value."""
     hardware = problem.hardware
     if resource == "gemm":
-        return _rate_of_products(problem.workload, hardware)
+        rates = {str(kind): rate for kind, rate in hardware.gemm.tflops.items()}
+        given = str(getattr(problem.workload.dense, "data_type", "fp32"))
+        kind = given if given in rates else next(iter(rates))
+        return "tflops", f"TFLOP/s in {kind} products", rates[kind]
     if resource == "collectives":
-        return _link(hardware, problem.topology)
+        # the line rate between hosts, or what a byte of an all-to-all within one costs
+        if problem.topology.groups > 1:
+            return "nic_gbit_s", "Gbit/s of a NIC", hardware.collectives.inter.nic_gbit_s
+        cost = hardware.collectives.intra.all_to_all.us_per_mib[-1]
+        return "us_per_mib", "us a MiB of an all-to-all", cost
     if resource == "embedding" and isinstance(hardware.embedding, CpuEmbedding):
         constant, unit = "forward_ns_per_row", "ns a row in lookups"
     else:
@@ -352,18 +318,3 @@ _NAMED = {
     "elementwise": ("efficiency", "of the memory's bandwidth in memory-bound ops"),
     "memory": ("host_link_gb_s", "GB/s between host and device"),
 }
-
-
-def _rate_of_products(workload: Workload, hardware: HardwareProfile) -> tuple[str, str, float]:
-    rates = {str(kind): rate for kind, rate in hardware.gemm.tflops.items()}
-    given = str(getattr(workload.dense, "data_type", "fp32"))
-    kind = given if given in rates else next(iter(rates))
-    return "tflops", f"TFLOP/s in {kind} products", rates[kind]
-
-
-def _link(hardware: HardwareProfile, topology: Topology) -> tuple[str, str, float]:
-    """The line rate between hosts, or what a byte of an all-to-all within one costs."""
-    if topology.groups > 1:
-        return "nic_gbit_s", "Gbit/s of a NIC", hardware.collectives.inter.nic_gbit_s
-    cost = hardware.collectives.intra.all_to_all.us_per_mib[-1]
-    return "us_per_mib", "us a MiB of an all-to-all", cost

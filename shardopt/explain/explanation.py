@@ -9,7 +9,7 @@ from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
-from search.tune.advice import Advised, advise
+from search.tune.advice import Advised, Advisor
 from search.tune.knobs import Case
 from shardopt.explain.changes import Changes, best_changes
 from shardopt.explain.deciding import (
@@ -101,7 +101,7 @@ def explain_plan(
         _table_times(problem, plan),
         _critical_groups(problem, prediction),
         deciding_constants(problem, plan, rivals),
-        None if case is None else advise(case, plan, prediction.iteration_ms),
+        None if case is None else Advisor(case, plan, prediction.iteration_ms).advise(),
     )
 
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from predictor.hardware.scaling import scale_group
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph, Op
-from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.model.distribution import Distribution, Uniform, Zipf
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
-from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction
 from search.problem import Problem
 from search.tune.advice import faster_link
@@ -57,29 +56,19 @@ def sensitivity(problem: Problem, plan: ShardingPlan, prediction: Prediction) ->
     before = prediction.iteration_ms
     found = []
     for kind, change, changed in (*_machines(problem), *_workloads(problem)):
-        after = _time_ms(changed, plan)
+        candidate = match_plan(changed.workload, changed.topology, plan)
+        scorer = replace(changed, loads=None).scorer
+        after = float(scorer.score([candidate])[0])
         if kind == "batch":
-            change += _throughput(problem, changed, before, after)
+            batch = changed.workload.batch_size
+            ratio = batch / problem.workload.batch_size * before / after
+            word = "more" if ratio >= 1 else "fewer"
+            change += f" ({batch:,} per rank): {percent(abs(ratio - 1))} {word} samples/s"
         found.append(WhatIf(kind, change, after, after - before))
     for change, graph in _limits(prediction.graph):
         after = float(simulate(graph).iteration_ms[0])
         found.append(WhatIf("limit", change, after, after - before))
     return found
-
-
-def _time_ms(problem: Problem, plan: ShardingPlan) -> float:
-    workload, topology = problem.workload, problem.topology
-    predictor = PlanScorer(workload, topology, problem.hardware)
-    return float(predictor.score([match_plan(workload, topology, plan)])[0])
-
-
-def _throughput(problem: Problem, changed: Problem, before: float, after: float) -> str:
-    """What a batch does to the samples per second."""
-    ratio = changed.workload.batch_size / problem.workload.batch_size * before / after
-    word = "more" if ratio >= 1 else "fewer"
-    return (
-        f" ({changed.workload.batch_size:,} per rank): {percent(abs(ratio - 1))} {word} samples/s"
-    )
 
 
 ChangedProblems = Iterator[tuple[str, str, Problem]]
@@ -90,26 +79,18 @@ def _machines(problem: Problem) -> ChangedProblems:
     hw, topology = problem.hardware, problem.topology
     more, faster = f"+{percent(STEP)}", 1 + STEP
     memory = "main memory bandwidth" if hw.inline else "HBM bandwidth"
-    changes: list[tuple[str, str, HardwareProfile]] = []
     hbm = {"hbm_gb_s": hw.memory.hbm_gb_s * faster}
-    changes.append(("bandwidth", f"{memory} {more}", _group(hw, "memory", hbm)))
+    changes = [("bandwidth", f"{memory} {more}", _group(hw, "memory", hbm))]
     if topology.nvlink_domain > 1:
         inside = "bandwidth inside a host" if hw.inline else "NVLink bandwidth"
         changes.append(("bandwidth", f"{inside} {more}", faster_link(hw, "intra", faster)))
     if topology.groups > 1:
         between = "bandwidth between hosts (NIC)"
         changes.append(("bandwidth", f"{between} {more}", faster_link(hw, "inter", faster)))
-    tflops = {name: rate * faster for name, rate in hw.gemm.tflops.items()}
-    changes.append(
-        ("rate", f"matrix multiplication rate {more}", _group(hw, "gemm", {"tflops": tflops}))
-    )
-    host: dict[str, Any] = {
-        name: value * (1 - STEP)
-        for name, value in hw.overheads
-        if name.endswith("_us") and isinstance(value, float)
-    }
-    host["step_us"] = {name: us * (1 - STEP) for name, us in hw.overheads.step_us.items()}
-    changes.append(("host", f"host overhead -{percent(STEP)}", _group(hw, "overheads", host)))
+    tflops = {"tflops": {name: rate * faster for name, rate in hw.gemm.tflops.items()}}
+    changes.append(("rate", f"matrix multiplication rate {more}", _group(hw, "gemm", tflops)))
+    host = scale_group(hw, "overheads", 1 - STEP)
+    changes.append(("host", f"host overhead -{percent(STEP)}", host))
     for kind, change, hardware in changes:
         yield kind, change, replace(problem, hardware=hardware)
 
@@ -127,47 +108,35 @@ def _workloads(problem: Problem) -> ChangedProblems:
             ratio = batch / workload.batch_size - 1
             change = f"batch {'+' if ratio > 0 else '-'}{percent(abs(ratio))}"
             yield "batch", change, replace(problem, workload=workload.with_batch_size(batch))
-    for change, changed in _skews(workload):
-        yield "skew", change, replace(problem, workload=changed)
-
-
-def _skews(workload: Workload) -> Iterator[tuple[str, Workload]]:
     given = [f.distribution for table in workload.tables for f in table.features]
     zipf = sum(isinstance(distribution, Zipf) for distribution in given)
+
+    def redistributed(change: Callable[[Distribution], Distribution]) -> Problem:
+        tables = []
+        for table in workload.tables:
+            features = (replace(f, distribution=change(f.distribution)) for f in table.features)
+            tables.append(replace(table, features=tuple(features)))
+        return replace(problem, workload=replace(workload, tables=tuple(tables)))
+
     for step in (ALPHA_STEP, -ALPHA_STEP) if zipf else ():
         change = f"Zipf alpha of the ids {step:+g} ({zipf} of {len(given)} features)"
-        yield change, _redistribute(workload, partial(_change_alpha, step=step))
+        yield "skew", change, redistributed(partial(_change_alpha, step=step))
     if any(not isinstance(distribution, Uniform) for distribution in given):
-        yield "all ids equally likely", _redistribute(workload, lambda _: Uniform())
+        yield "skew", "all ids equally likely", redistributed(lambda _: Uniform())
 
 
 def _change_alpha(given: Distribution, step: float) -> Distribution:
     return replace(given, alpha=max(0.0, given.alpha + step)) if isinstance(given, Zipf) else given
 
 
-def _redistribute(workload: Workload, change: Callable[[Distribution], Distribution]) -> Workload:
-    def changed(table: Table) -> Table:
-        features = (replace(f, distribution=change(f.distribution)) for f in table.features)
-        return replace(table, features=tuple(features))
-
-    return replace(workload, tables=tuple(changed(table) for table in workload.tables))
-
-
 def _limits(graph: Graph) -> Iterator[tuple[str, Graph]]:
     if graph.world_size > 1:
-        yield "the same work, spread evenly over the ranks", _change_ops(graph, _spread_evenly)
-    free = replace(_change_ops(graph, _without_host), launch_latency_ms=0.0)
+        means = [replace(op, cost_ms=_spread_evenly(op)) for op in graph.ops]
+        yield "the same work, spread evenly over the ranks", replace(graph, ops=means)
+    ops = [replace(op, host_ms=0.0) for op in graph.ops]
+    free = replace(graph, ops=ops, launch_latency_ms=0.0)
     yield "no host overhead (as with CUDA graphs)", free
 
 
-def _change_ops(graph: Graph, change: Callable[[Op], Op]) -> Graph:
-    return replace(graph, ops=[change(op) for op in graph.ops])
-
-
-def _spread_evenly(op: Op) -> Op:
-    mean = op.cost_ms.mean(axis=-1, keepdims=True)
-    return replace(op, cost_ms=np.broadcast_to(mean, op.cost_ms.shape))
-
-
-def _without_host(op: Op) -> Op:
-    return replace(op, host_ms=0.0)
+def _spread_evenly(op: Op) -> np.ndarray:
+    return np.broadcast_to(op.cost_ms.mean(axis=-1, keepdims=True), op.cost_ms.shape)

@@ -1,5 +1,6 @@
-"""Renders results: on the console, as JSON (`objects`), as Markdown and as one HTML page.
+"""What commands answer: a module makes the `View` of one command, which has its JSON and its report
+as a list of blocks; `console` and `html` draw these.
 
-A module holds the report of one command. Nothing here searches, predicts or analyses: what a report
-shows is computed before, by `shardopt.explain`, `shardopt.bench` and `lab.validate`.
+Nothing here searches or predicts: what is shown is computed before, by `shardopt.explain`,
+`shardopt.bench` and the like.
 """

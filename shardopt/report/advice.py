@@ -1,50 +1,41 @@
-"""What to change beside the plan, for the console and JSON."""
+"""What to change beside the plan."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from predictor.model.plan_json import plan_to_dict
 from search.prefer import TOLERANCE
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
 from shardopt.formatting import ms, number, percent, plural
-from shardopt.report.console import heading, show, table
+from shardopt.report.blocks import Block, Grid, Heading, Line
 
 
-def show_advice(console: Console, advised: Advised | None) -> None:
+def advice(advised: Advised | None) -> list[Block]:
     """What gains most per sample, with what it takes, and what other machines would give."""
     if advised is None:
-        return
-    heading(console, "Advice", "what to change beside the plan, by time per sample")
+        return []
+    found: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
+    machines = [Line(_machine_words(other), "dim") for other in advised.machines]
     if not advised.advice:
         tried = plural(advised.tried, "setting")
-        show(console, Text(f"None of the {tried} tried saves {percent(TOLERANCE)} or more."))
-    else:
-        made = table(">#", "~change", ">time per sample", ">ms", "~what it takes")
-        for place, one in enumerate(advised.advice, start=1):
-            (step,) = one.steps
-            made.add_row(str(place), step_words(step), *_cells(one))
-        if advised.together is not None:
-            numbers = [str(i) for i, one in enumerate(advised.advice, 1) if _is_in(one, advised)]
-            names = f"{', '.join(numbers[:-1])} and {numbers[-1]} together"
-            made.add_row("", names, *_cells(advised.together))
-        show(console, made)
-        show(console, Text(f"To do 1: {advised.advice[0].steps[0].how}."))
-    for other in advised.machines:
-        show(console, Text(_machine_words(other), style="dim"))
+        return [*found, f"None of the {tried} tried saves {percent(TOLERANCE)} or more.", *machines]
+    rows = [
+        (str(place), step_words(one.steps[0]), *_cells(one))
+        for place, one in enumerate(advised.advice, start=1)
+    ]
+    together = advised.together
+    if together is not None:
+        some = [str(i) for i, a in enumerate(advised.advice, 1) if a.steps[0] in together.steps]
+        rows.append(("", f"{', '.join(some[:-1])} and {some[-1]} together", *_cells(together)))
+    grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
+    return [*found, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
 
 
 def advice_words(one: Advice) -> str:
     """``index_dedup: true on t_item saves 28 % of the time per sample``."""
     return f"{step_words(one.steps[0])} saves {percent(one.gain)} of the time per sample"
-
-
-def _is_in(one: Advice, advised: Advised) -> bool:
-    return advised.together is not None and one.steps[0] in advised.together.steps
 
 
 def step_words(step: Step) -> str:

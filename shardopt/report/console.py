@@ -1,10 +1,10 @@
-"""What every report on the console shares: the console itself, headings, tables, bars."""
+"""Draws reports on the console: headings, lines, tables, bars."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -15,12 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from shardopt.printable import printable
+from shardopt.report.blocks import KINDS, Bar, Block, Cell, Grid, Heading, Legend, Line
 
 MAX_WIDTH = 120
 PLAIN_WIDTH = 100
 """Width of output that goes to a file, unless COLUMNS is set."""
 FOLD_WIDTH = 8
 """Smallest width of a column that wraps, or of its header where that is shorter."""
+BAR_WIDTH = 10, 40
+"""Least and most columns of a bar."""
+STYLES = {"red": "bold red"}
+"""Styles of lines that rich calls otherwise."""
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 class EscapingConsole(Console):
@@ -52,6 +58,23 @@ def make_console(file: TextIO | None = None, *, width: int | None = None) -> Con
     return console
 
 
+def draw(console: Console, blocks: Iterable[Block]) -> None:
+    """Print blocks, one below the other."""
+    for block in blocks:
+        if isinstance(block, Heading):
+            heading(console, block.title, block.aside)
+        elif isinstance(block, Grid):
+            made = _table(block, console.width)
+            show(console, made) if block.columns else console.print(made)
+        elif isinstance(block, Legend):
+            show(console, _legend(block))
+        elif isinstance(block, Line):
+            text = Text(block.text, style=STYLES.get(block.style, block.style))
+            console.print(text, soft_wrap=not block.wraps)
+        else:
+            line(console, block)
+
+
 def heading(console: Console, title: str, aside: str = "") -> None:
     """An empty line and the title of what follows."""
     console.print()
@@ -62,8 +85,7 @@ def heading(console: Console, title: str, aside: str = "") -> None:
 
 
 def table(*columns: str) -> Table:
-    """An empty table; a column is its header after ``<`` or ``>`` for the side that it is flush
-    with, or after ``~`` for text that may break over lines when the console is narrow."""
+    """An empty table; `Grid` says what its columns are."""
     made = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
     )
@@ -89,30 +111,50 @@ def line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
-FULL = "█"
-_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+def _table(grid: Grid, width: int) -> Table:
+    """A grid on a console of so many columns; bars take the room that is left."""
+    if grid.columns:
+        made = table(*grid.columns)
+    else:
+        made = Table.grid(padding=(0, 2))
+        made.add_column(style="bold", overflow="fold", max_width=width // 2)
+        made.add_column(overflow="fold")
+    rows = [[c.shown if isinstance(c, Cell) else c for c in row] for row in grid.rows]
+    titles = [[title[1:] for title in grid.columns]] if grid.columns else []
+    others = sum(
+        2 + max(len(cell) if isinstance(cell, str) else 0 for cell in column)
+        for column in zip(*titles, *rows, strict=True)
+    )
+    least, most = BAR_WIDTH
+    room = max(least, min(most, width - 2 - others))
+    for at, row in enumerate(rows):
+        cells = (_bar(cell, room) if isinstance(cell, Bar) else cell for cell in row)
+        made.add_row(*cells, style="bold" if at == grid.strong else "")
+    return made
 
 
-def bar(fraction: float, width: int, style: str = "cyan") -> Text:
-    """A bar of ``fraction`` of ``width`` columns, to an eighth of a column."""
-    eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
-    if fraction > 0:
-        eighths = max(1, eighths)
-    return Text(FULL * (eighths // 8) + _EIGHTHS[eighths % 8], style=style)
-
-
-def stacked(parts: Sequence[tuple[float, str, str]], total: float, width: int) -> Text:
-    """Parts side by side on a scale where ``width`` columns are ``total``.
-
-    Args:
-        parts: value, character and style of each part.
-    """
+def _bar(bar: Bar, width: int) -> Text:
+    """A bar in so many columns: one part to an eighth of a column, several in whole ones."""
     text = Text()
+    if len(bar.parts) == 1:
+        ((value, _, _),) = bar.parts
+        eighths = round(max(0.0, min(1.0, value / bar.total)) * width * 8)
+        eighths = max(eighths, 1) if value > 0 else eighths
+        return text.append("█" * (eighths // 8) + _EIGHTHS[eighths % 8], style="cyan")
     reached, drawn = 0.0, 0
-    for value, character, style in parts:
+    for value, kind, _ in bar.parts:
         # round the running sum, not the parts, so that equal sums give equal lengths
         reached += value
-        end = round(min(1.0, reached / total) * width) if total > 0 else 0
+        end = round(min(1.0, reached / bar.total) * width) if bar.total > 0 else 0
+        character, style = KINDS.get(kind, ("█", ""))
         text.append(character * (end - drawn), style=style)
         drawn = end
+    return text
+
+
+def _legend(legend: Legend) -> Text:
+    text = Text()
+    for kind, words in legend.kinds.items():
+        character, style = KINDS.get(kind, ("█", ""))
+        text.append(character * 2, style=style).append(f" {words}   ", style="dim")
     return text

@@ -1,22 +1,20 @@
-"""What differs between two plans, as data and on the console."""
+"""What differs between two plans."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from rich.console import Console
 
 from predictor.model.plan import ShardingPlan, TablePlan
 from shardopt.explain.differences import TableDiff, header_diffs, table_diffs
 from shardopt.formatting import ms, plural, ranks_text, times, type_mix
-from shardopt.report.console import heading, line, show, table
+from shardopt.report.blocks import Block, Grid, Heading, View
 
 ABSENT = "-"
 
 
-def diff_object(a: ShardingPlan, b: ShardingPlan) -> dict[str, Any]:
-    """``shardopt diff --json``.
+def diff_view(names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> View:
+    """``shardopt diff``.
 
     Keys:
         same: no table differs and both are for the same ranks.
@@ -26,17 +24,31 @@ def diff_object(a: ShardingPlan, b: ShardingPlan) -> dict[str, Any]:
             ``compute_kernel``, ``ranks``, ``columns`` of a shard; null where a plan lacks it.
         tables_same: number of tables that do not differ.
     """
-    diffs = table_diffs(a, b)
-    header = header_diffs(a, b)
-    ranks = ("world_size", "local_world_size")
-    return {
-        "same": not diffs and not any(key in header for key in ranks),
+    diffs, header = table_diffs(a, b), header_diffs(a, b)
+    same = len({*a.tables, *b.tables}) - len(diffs)
+    data = {
+        "same": not diffs and not {"world_size", "local_world_size"} & header.keys(),
         "header": {key: list(values) for key, values in header.items()},
         "tables": {
             d.table: {"differs": list(d.what), "a": _side(d.a), "b": _side(d.b)} for d in diffs
         },
-        "tables_same": len({*a.tables, *b.tables}) - len(diffs),
+        "tables_same": same,
     }
+    report: list[Block] = [
+        "",
+        *(
+            f"{side}  {name}: {type_mix(plan)} on {plural(plan.world_size, 'rank')}"
+            for side, name, plan in zip("AB", names, (a, b), strict=True)
+        ),
+        *_header_lines(header),
+    ]
+    if diffs:
+        rows = [(d.table, ", ".join(d.what), _words(d, d.a), _words(d, d.b)) for d in diffs]
+        report.append(Heading(f"{plural(len(diffs), 'table')} differ, {same} do not"))
+        report.append(Grid(["~table", "~differs in", "~A", "~B"], rows))
+    else:
+        report.append(f"No table differs ({same}).")
+    return View(data, report)
 
 
 def _side(plan: TablePlan | None) -> dict[str, Any] | None:
@@ -50,32 +62,13 @@ def _side(plan: TablePlan | None) -> dict[str, Any] | None:
     }
 
 
-def show_diff(console: Console, names: tuple[str, str], a: ShardingPlan, b: ShardingPlan) -> None:
-    """The whole report."""
-    diffs = table_diffs(a, b)
-    console.print()
-    for side, name, plan in (("A", names[0], a), ("B", names[1], b)):
-        line(console, f"{side}  {name}: {type_mix(plan)} on {plural(plan.world_size, 'rank')}")
-    _show_header(console, header_diffs(a, b))
-    same = len({*a.tables, *b.tables}) - len(diffs)
-    if not diffs:
-        line(console, f"No table differs ({same}).")
-        return
-    heading(console, f"{plural(len(diffs), 'table')} differ, {same} do not")
-    made = table("~table", "~differs in", "~A", "~B")
-    for diff in diffs:
-        made.add_row(diff.table, ", ".join(diff.what), _words(diff, diff.a), _words(diff, diff.b))
-    show(console, made)
-
-
-def _show_header(console: Console, header: dict[str, tuple[Any, Any]]) -> None:
-    times_ms = header.get("iteration_ms")
-    if times_ms and all(isinstance(value, int | float) and value > 0 for value in times_ms):
-        a, b = times_ms
-        line(console, f"Predicted when written: A {ms(a)}, B {ms(b)} ({times(b / a)}).")
+def _header_lines(header: dict[str, tuple[Any, Any]]) -> Iterator[str]:
+    a, b = header.get("iteration_ms", (None, None))
+    if isinstance(a, int | float) and isinstance(b, int | float) and min(a, b) > 0:
+        yield f"Predicted when written: A {ms(a)}, B {ms(b)} ({times(b / a)})."
     for key, (left, right) in header.items():
         if key not in ("iteration_ms", "lower_bound_ms", "seed"):
-            line(console, f"{key}: {_value(left)} in A, {_value(right)} in B")
+            yield f"{key}: {_value(left)} in A, {_value(right)} in B"
 
 
 def _value(value: object) -> str:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rich.console import Console
-
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
-from shardopt.explain.changes import Changes
+from shardopt.api.setting import Setting
 from shardopt.explain.critical_path import PathSection, host_work, path_sections
 from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Wait
-from shardopt.explain.whatif import WhatIf
 from shardopt.formatting import ms, number, percent, phase_words, plural
-from shardopt.report.advice import advice_object, show_advice
-from shardopt.report.console import heading, line, show, table
-from shardopt.report.objects import deciding_object, prediction_object, tables_object
-from shardopt.report.plan import show_deciding
+from shardopt.report.advice import advice, advice_object
+from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.plan import deciding_lines, deciding_object
 from shardopt.report.prediction import (
-    misfit_text,
-    show_breakdown,
-    show_breakdowns,
-    show_comparison,
-    show_doubts,
-    show_ranks,
-    show_time,
+    breakdown,
+    doubts,
+    headlines,
+    predicted_objects,
+    prediction_object,
+    ranks,
+    setting_facts,
+    side_by_side,
+    tables_object,
+    time_line,
 )
 
-MAX_SECTIONS = 24
+MAX_SECTIONS = 12
 MAX_WAITS = 3
 MAX_HOST_PARTS = 4
 SAME_MS = 5e-4
@@ -38,30 +37,40 @@ SAME_MS = 5e-4
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
-def show_explanation(console: Console, explanation: Explanation) -> None:
-    """The whole report."""
-    name, prediction = explanation.given.name, explanation.given.prediction
-    show_time(console, prediction, name)
-    show_deciding(console, explanation.deciding)
-    problem = misfit_text(prediction)
-    if problem:
-        line(console, f"{name} {problem}", style="bold red")
-    show_doubts(console, prediction)
-    for sentence in in_words(explanation):
-        line(console, sentence)
-    show_advice(console, explanation.advised)
-    aside = "along the critical path"
-    if explanation.others:
-        aside = f"{name}, along its critical path"
-        ranked = sorted(explanation.plans, key=lambda p: p.prediction.iteration_ms)
-        show_comparison(console, ranked)
-        show_breakdowns(console, ranked)
-    heading(console, "Where the time goes", aside)
-    show_breakdown(console, prediction)
-    show_path(console, prediction)
-    show_ranks(console, prediction)
-    show_changes(console, explanation.changes, prediction.iteration_ms)
-    show_what_if(console, explanation.what_if, prediction.iteration_ms)
+def explain_view(setting: Setting, explanation: Explanation, told: Sequence[str] = ()) -> View:
+    """All forms of an explanation.
+
+    Args:
+        told: further notes, such as files that were written.
+    """
+    return View(
+        explain_object(explanation, setting.facts()),
+        [setting_facts(setting), *report(explanation)],
+        headlines(explanation.plans),
+        [*setting.notes, *told],
+    )
+
+
+def report(explanation: Explanation) -> list[Block]:
+    """The whole report: the plan in words, then in tables, then what would change its time."""
+    given, prediction = explanation.given, explanation.given.prediction
+    several = bool(explanation.others)
+    return [
+        "",
+        time_line(given),
+        *deciding_lines(explanation.deciding),
+        *doubts(prediction, given.name),
+        *in_words(explanation),
+        *advice(explanation.advised),
+        *(side_by_side(explanation.plans) if several else ()),
+        Heading("Where the time goes", f"{given.name}, along its critical path"),
+        *breakdown(prediction),
+        Heading("Critical path", "one iteration of the steady state, in order of time"),
+        *path_grid(path_sections(prediction.critical_path), MAX_SECTIONS),
+        *ranks(prediction),
+        *_changes(explanation),
+        *_what_if(explanation),
+    ]
 
 
 def in_words(explanation: Explanation) -> list[str]:
@@ -112,68 +121,60 @@ def _what_runs(section: PathSection) -> str:
     return ", ".join(names[:2]) + more
 
 
-def show_sections(console: Console, found: Iterable[PathSection]) -> None:
-    """One row per section of a critical path, in order of time."""
-    made = table(">from ms", ">ms", ">rank", "<phase", "~what runs")
-    for section in found:
-        made.add_row(
+def path_grid(found: Sequence[PathSection], most: int) -> list[Block]:
+    """A row for each of the longest sections of a critical path, in order of time."""
+    by_length = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))
+    short = set(by_length[most:])
+    rows = [
+        (
             number(section.start_ms),
             number(section.duration_ms),
             str(section.rank),
             phase_words(section.phase),
             _what_runs(section),
         )
-    show(console, made)
-
-
-def show_path(console: Console, prediction: Prediction) -> None:
-    """The chain of work that sets the iteration time, in order of time."""
-    found = path_sections(prediction.critical_path)
-    short = _short(found)
-    heading(console, "Critical path", "one iteration of the steady state, in order of time")
-    show_sections(console, (section for section in found if section not in short))
+        for section in found
+        if section not in short
+    ]
+    grid: list[Block] = [Grid([">from ms", ">ms", ">rank", "<phase", "~what runs"], rows)]
     if short:
-        total = sum(s.duration_ms for s in short)
-        line(
-            console,
-            f"  {len(short)} shorter steps ({ms(total)} in total) are not shown; the JSON output "
-            "has all.",
-            style="dim",
-        )
+        total = ms(sum(section.duration_ms for section in short))
+        grid.append(f"{len(short)} shorter steps ({total} in total) are not shown.")
+    return grid
 
 
-def _short(found: Sequence[PathSection]) -> set[PathSection]:
-    """What to leave out so that at most `MAX_SECTIONS` remain."""
-    by_length = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))
-    return set(by_length[MAX_SECTIONS:])
-
-
-def show_changes(console: Console, changes: Changes, before_ms: float) -> None:
+def _changes(explanation: Explanation) -> list[Block]:
     """The changes of the plan that would help most."""
-    aside = f"best of {plural(changes.tried, 'change')} tried, each predicted on its own"
-    heading(console, "What would help most", aside if changes.found else "")
+    changes, before = explanation.changes, explanation.given.prediction.iteration_ms
     if not changes.found:
-        line(console, f"  {changes.none_words.capitalize()}.")
-        return
-    made = table("~change", ">saves ms", ">share", ">then ms")
-    for change in changes.found:
-        share = percent(change.saving_ms / before_ms)
-        made.add_row(change.words, number(change.saving_ms), share, number(change.iteration_ms))
-    show(console, made)
+        return [Heading("What would help most"), f"{changes.none_words.capitalize()}."]
+    rows = [
+        (c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms))
+        for c in changes.found
+    ]
+    tried = f"best of {plural(changes.tried, 'change')} tried, each predicted on its own"
+    return [
+        Heading("What would help most", tried),
+        Grid(["~change", ">saves ms", ">share", ">then ms"], rows),
+    ]
 
 
-def show_what_if(console: Console, what_if: Sequence[WhatIf], before_ms: float) -> None:
+def _what_if(explanation: Explanation) -> list[Block]:
     """How the iteration answers to hardware, batch and skew."""
-    heading(console, "Sensitivity", "the same plan, predicted with one thing changed")
-    made = table("~change", ">ms", ">change ms", ">")
-    for item in what_if:
-        made.add_row(
+    before = explanation.given.prediction.iteration_ms
+    rows = [
+        (
             item.change,
             number(item.iteration_ms),
             signed(item.change_ms),
-            signed_percent(item.change_ms / before_ms),
+            signed_percent(item.change_ms / before),
         )
-    show(console, made)
+        for item in explanation.what_if
+    ]
+    return [
+        Heading("Sensitivity", "the same plan, predicted with one thing changed"),
+        Grid(["~change", ">ms", ">change ms", ">"], rows),
+    ]
 
 
 def signed(change_ms: float) -> str:
@@ -233,10 +234,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
         **advice_object(explanation.advised),
         "sensitivity": [asdict(item) for item in explanation.what_if],
         "deciding": deciding_object(explanation.deciding),
-        "others": [
-            {"plan": other.name, **prediction_object(other.prediction)}
-            for other in explanation.others
-        ],
+        "others": predicted_objects(explanation.others),
     }
 
 

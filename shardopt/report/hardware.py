@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from predictor.hardware.schema import PROVENANCE_ORDER, Group, HardwareProfile, KnownError
 from shardopt.formatting import KIND_WORDS, percent, plural
-from shardopt.report.console import heading, line, show, table
+from shardopt.report.blocks import Block, Grid, Heading, Line, View
 
 TORCHREC = "TorchRec"
 _NOT_VALIDATED = "not validated"
@@ -28,26 +25,34 @@ def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
     return {**profile.model_dump(mode="json", by_alias=True), "origins": profile.origins}
 
 
-def show_list(console: Console, profiles: Sequence[HardwareProfile]) -> None:
-    """One row per profile, with the groups of each provenance."""
-    heading(console, "Hardware profiles", "shipped with shardopt; a path to a profile works too")
-    made = table("<name", "~device", ">HBM GiB", ">GPUs/host", ">NVLink", "~constants")
-    for profile in profiles:
-        default = " *" if profile.name == DEFAULT_HARDWARE else ""
-        made.add_row(
-            profile.name + default,
+def list_view(profiles: Sequence[HardwareProfile]) -> View:
+    """A row per profile, with the groups of each provenance; then what is known of their errors."""
+    rows = [
+        (
+            profile.name + " *" * (profile.name == DEFAULT_HARDWARE),
             profile.title,
             f"{profile.hbm_gib:g}",
             str(profile.gpus_per_host),
             str(profile.nvlink_domain),
             _kinds(profile),
         )
-    show(console, made)
-    line(
-        console,
-        f"  * the default. `shardopt hardware {DEFAULT_HARDWARE}` shows it with its sources.",
+        for profile in profiles
+    ]
+    columns = ["<name", "~device", ">HBM GiB", ">GPUs/host", ">NVLink", "~constants"]
+    known = "mean absolute error and number of rows; whatever is not listed is not validated"
+    data = {profile.name: hardware_object(profile) for profile in profiles}
+    return View(
+        {"default": DEFAULT_HARDWARE, "profiles": data},
+        [
+            Heading("Hardware profiles", "shipped with shardopt; a path to a profile works too"),
+            Grid(columns, rows),
+            f"* the default. `shardopt hardware {DEFAULT_HARDWARE}` shows it with its sources.",
+            Heading("Known errors", known),
+            Grid(
+                ["<name", "~on rows not used for fitting"], [(p.name, _errors(p)) for p in profiles]
+            ),
+        ],
     )
-    _show_errors(console, profiles)
 
 
 def _kinds(profile: HardwareProfile) -> str:
@@ -60,15 +65,6 @@ def _kinds(profile: HardwareProfile) -> str:
         if groups:
             parts.append(f"{kind}: {', '.join(groups)}")
     return "; ".join(parts)
-
-
-def _show_errors(console: Console, profiles: Sequence[HardwareProfile]) -> None:
-    aside = "mean absolute error and number of rows; whatever is not listed is not validated"
-    heading(console, "Known errors", aside)
-    made = table("<name", "~on rows not used for fitting")
-    for profile in profiles:
-        made.add_row(profile.name, _errors(profile))
-    show(console, made)
 
 
 def _errors(profile: HardwareProfile) -> str:
@@ -96,50 +92,48 @@ def iteration_words(profile: HardwareProfile) -> list[str]:
     if all(runtime != TORCHREC for runtime, _ in known):
         known.insert(0, (TORCHREC, _NOT_VALIDATED))
     known.sort(key=lambda pair: pair[0] != TORCHREC)
-    return [f"under {_named(runtime)}: {text}" for runtime, text in known]
+    named = (name if name == TORCHREC else f"{name} (not TorchRec)" for name, _ in known)
+    return [f"under {name}: {text}" for name, (_, text) in zip(named, known, strict=True)]
 
 
-def _named(runtime: str) -> str:
-    return runtime if runtime == TORCHREC else f"{runtime} (not TorchRec)"
-
-
-def show_profile(console: Console, profile: HardwareProfile) -> None:
+def profile_view(profile: HardwareProfile) -> View:
     """Every constant, with its unit in its name, group by group, and where it comes from."""
-    console.print()
-    console.print(Text.assemble((profile.name, "bold"), f"  {profile.title}"))
-    line(
-        console,
+    report: list[Block] = [
+        "",
+        Line(f"{profile.name}  {profile.title}", "bold"),
         f"{profile.hbm_gib:g} GiB HBM and {profile.ddr_gib:g} GiB host memory per rank, "
         f"{plural(profile.gpus_per_host, 'GPU')} per host, NVLink domain of "
         f"{profile.nvlink_domain}, {plural(profile.sms, 'SM')} per GPU",
-    )
-    for text in iteration_words(profile):
-        line(console, f"Whole iterations {text}")
+        *(f"Whole iterations {text}" for text in iteration_words(profile)),
+    ]
     mixed = len(set(profile.origins.values())) > 1
     for name, group in profile.groups.items():
-        _show_group(console, name, group, f"from {profile.origins[name]}; " if mixed else "")
+        report += _group(name, group, f"from {profile.origins[name]}; " if mixed else "")
+    return View(hardware_object(profile), report)
 
 
-def _show_group(console: Console, name: str, group: Group, place: str) -> None:
+def _group(name: str, group: Group, place: str) -> list[Block]:
     origin = group.provenance
     within = f"times are right within about {percent(group.rel_error)} (1 sigma)"
-    heading(console, name, f"{place}{KIND_WORDS[origin.kind]}; {within}")
-    details = [origin.source.strip()]
-    if origin.versions:
-        details.append(f"versions: {origin.versions}")
-    if origin.date:
-        details.append(f"date: {origin.date}")
-    if origin.n is not None:
-        details.append(f"rows: {origin.n}")
-    details += [f"{what} from {low:g} to {high:g}" for what, (low, high) in origin.range.items()]
-    show(console, Text("; ".join(" ".join(d.split()) for d in details), style="italic"))
+    details = [
+        origin.source,
+        *([f"versions: {origin.versions}"] if origin.versions else []),
+        *([f"date: {origin.date}"] if origin.date else []),
+        *([f"rows: {origin.n}"] if origin.n is not None else []),
+        *(f"{what} from {low:g} to {high:g}" for what, (low, high) in origin.range.items()),
+    ]
     known = _NOT_VALIDATED if origin.error is None else error_words(origin.error)
-    show(console, Text(f"Known error: {known}"))
-    made = table("<constant", "~value")
-    for key, value in group.model_dump(mode="json").items():
-        if key not in _NOT_CONSTANTS:
-            made.add_row(key, _value(value))
-    show(console, made)
+    constants = [
+        (key, _value(value))
+        for key, value in group.model_dump(mode="json").items()
+        if key not in _NOT_CONSTANTS
+    ]
+    return [
+        Heading(name, f"{place}{KIND_WORDS[origin.kind]}; {within}"),
+        Line("; ".join(" ".join(d.split()) for d in details), "dim"),
+        f"Known error: {known}",
+        Grid(["<constant", "~value"], constants),
+    ]
 
 
 def _value(value: object) -> str:

@@ -1,34 +1,32 @@
-"""What was learned, for the console."""
+"""What was learned."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.table import Table
-
+from shardopt.bench.learn import Lesson
 from shardopt.formatting import ms
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from shardopt.bench.learn import Lesson
+from shardopt.report.blocks import Grid, View
 
 MOST_ROWS = 20
 
 
-def show_lesson(console: Console, lesson: Lesson, path: str, *, quiet: bool) -> None:
+def lesson_view(lesson: Lesson, path: str) -> View:
     """The factors that have most evidence, what had no match, and what the profile says now."""
-    if not quiet:
-        table = Table("costs", "table", "factor", "error left", "evidence", box=None)
-        most = sorted(lesson.learned.factors, key=lambda f: -f.evidence_ms)[:MOST_ROWS]
-        for one in most:
-            values = (f"x{one.factor:.2f}", f"{one.error:.0%}", ms(one.evidence_ms))
-            table.add_row(one.group, one.table or "", *values)
-        console.print(table)
-        for left in lesson.unmatched:
-            share = f" ({left.ms / lesson.measured_ms:.1%} of a step)" if lesson.measured_ms else ""
-            console.print(f"not matched: {left.name}, {ms(left.ms)}{share}")
-    console.print(
-        f"{ms(lesson.measured_ms)} measured; {ms(lesson.before_ms)} predicted before, "
-        f"{ms(lesson.after_ms)} now. Wrote {path}."
+    most = sorted(lesson.learned.factors, key=lambda f: -f.evidence_ms)[:MOST_ROWS]
+    rows = [
+        (f.group, f.table or "", f"x{f.factor:.2f}", f"{f.error:.0%}", ms(f.evidence_ms))
+        for f in most
+    ]
+    whole = lesson.measured_ms
+    unmatched = [
+        f"not matched: {left.name}, {ms(left.ms)}"
+        + (f" ({left.ms / whole:.1%} of a step)" if whole else "")
+        for left in lesson.unmatched
+    ]
+    end = (
+        f"{ms(whole)} measured; {ms(lesson.before_ms)} predicted before, {ms(lesson.after_ms)} "
+        f"now. Wrote {path}."
+    )
+    grid = Grid(["<costs", "~table", ">factor", ">error left", ">evidence"], rows)
+    return View(
+        {"output": path, **lesson.as_object()}, [grid, *unmatched, end], [end], lesson.notes
     )

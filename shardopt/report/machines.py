@@ -1,4 +1,4 @@
-"""Several machines side by side, for the console and JSON."""
+"""Several machines side by side."""
 
 from __future__ import annotations
 
@@ -6,87 +6,101 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from shardopt.api.answer import Answer
 from shardopt.api.machines import OnMachine
 from shardopt.formatting import gap_of, hbm_use, memory_use, number, percent
-from shardopt.report.console import heading, line, show, table
-from shardopt.report.objects import tables_object
+from shardopt.report.blocks import Block, Grid, Heading, View, warning
+from shardopt.report.prediction import tables_object
+
+MS_PER_HOUR = 3.6e6
+PARTS = {
+    "embedding_forward": "lookups",
+    "embedding_backward": "lookups",
+    "prefetch": "lookups",
+    "input_dist": "communication",
+    "output_dist_forward": "communication",
+    "output_dist_backward": "communication",
+    "all_reduce": "communication",
+    "dense_forward": "dense part",
+    "dense_backward": "dense part",
+    "optimizer": "dense part",
+}
+"""Phase of a breakdown -> the part of a machine that is short; others by their own names."""
 
 
-def show_machines(console: Console, found: Sequence[OnMachine], files: Sequence[Path]) -> None:
-    """A row for each machine, in the order given; machines without a plan below."""
-    heading(console, "Machines", "the best plan found on each, predicted")
-    priced = any(one.price is not None for one in found)
-    columns = ("~hardware", ">GPUs", ">ms", ">samples/s", ">a GPU", ">HBM GiB", ">gap", "<bound by")
-    made = table(*columns, *[">per 10^6 samples"] * priced)
-    for one in found:
-        made.add_row(*_cells(one), *[_price(one)] * priced)
-    show(console, made)
-    for one in found:
-        if one.answer is None:
-            line(console, f"{one.hardware} with {one.gpus} GPUs: {one.lacks}.", style="yellow")
-    if files:
-        line(console, f"Plans are written to {', '.join(map(str, files))}.")
+def machines_view(found: Sequence[OnMachine], files: Sequence[Path]) -> View:
+    """A row for each machine, in the order given; machines without a plan below.
 
-
-def _cells(one: OnMachine) -> tuple[str, ...]:
-    if one.answer is None or one.samples_per_s is None:
-        return one.hardware, str(one.gpus), "no plan fits", *[""] * 5
-    best = one.answer.best
-    gap = gap_of(best.iteration_ms, one.answer.result.lower_bound_ms)
-    return (
-        one.hardware,
-        str(one.gpus),
-        number(best.iteration_ms),
-        f"{one.samples_per_s:,.0f}",
-        f"{one.samples_per_s / one.gpus:,.0f}",
-        hbm_use(best.memory),
-        "?" if gap is None else percent(gap),
-        one.bound_by or "",
-    )
-
-
-def _price(one: OnMachine) -> str:
-    price = one.price_per_million
-    return "?" if price is None else f"{price:.3g}"
-
-
-def machines_object(found: Sequence[OnMachine], files: Sequence[Path]) -> dict[str, Any]:
-    """``shardopt plan --json`` where several machines are named.
-
-    Keys of each of ``machines``, in the order given; all but the first two are null where no plan
-    fits:
+    Keys of each of ``machines``; all but the first two and the last are null where no plan fits:
         hardware, gpus: the machine.
         iteration_ms, interval_ms, gap: of the best plan, as of one machine.
         samples_per_s, samples_per_s_per_gpu: of all ranks, and of one.
         hbm_bytes: what the fullest rank reserves at its peak.
         bound_by: what takes most of the iteration.
-        price_per_million_samples: null too where no price is known.
+        price_per_million_samples: in the currency of the prices; null too where none is known.
         tables: of the best plan, as in plan.json.
         no_plan: why none fits, else null.
     """
-    return {
-        "machines": [_object(one) for one in found],
-        "files": [str(path) for path in files],
-    }
+    objects = [_object(one) for one in found]
+    columns = ["~hardware", ">GPUs", ">ms", ">samples/s", ">a GPU", ">HBM GiB", ">gap", "<bound by"]
+    priced = any(one.price is not None for one in found)
+    rows = [_cells(one.answer, of) for one, of in zip(found, objects, strict=True)]
+    report: list[Block] = [
+        Heading("Machines", "the best plan found on each, predicted"),
+        Grid([*columns, ">per 10^6 samples"][: 8 + priced], [row[: 8 + priced] for row in rows]),
+        *(
+            warning(f"{one.hardware} with {one.gpus} GPUs: {one.lacks}.")
+            for one in found
+            if one.answer is None
+        ),
+        *([f"Plans are written to {', '.join(map(str, files))}."] if files else []),
+    ]
+    return View({"machines": objects, "files": [str(path) for path in files]}, report, report)
+
+
+def _cells(answer: Answer | None, of: dict[str, Any]) -> list[str]:
+    if answer is None:
+        return [of["hardware"], str(of["gpus"]), "no plan fits", *[""] * 6]
+    price = of["price_per_million_samples"]
+    return [
+        of["hardware"],
+        str(of["gpus"]),
+        number(of["iteration_ms"]),
+        f"{of['samples_per_s']:,.0f}",
+        f"{of['samples_per_s_per_gpu']:,.0f}",
+        hbm_use(answer.best.memory),
+        "?" if of["gap"] is None else percent(of["gap"]),
+        of["bound_by"],
+        "?" if price is None else f"{price:.3g}",
+    ]
 
 
 def _object(one: OnMachine) -> dict[str, Any]:
-    answer, rate = one.answer, one.samples_per_s
-    best = None if answer is None else answer.best
-    result = None if answer is None else answer.result
+    keys = ("iteration_ms", "interval_ms", "gap", "samples_per_s", "samples_per_s_per_gpu")
+    more = ("hbm_bytes", "bound_by", "price_per_million_samples", "tables")
+    found = {"hardware": one.hardware, "gpus": one.gpus, **dict.fromkeys((*keys, *more))}
+    if one.answer is None:
+        return {**found, "no_plan": one.lacks}
+    best, result = one.answer.best, one.answer.result
+    samples = one.answer.setting.workload.batch_size
+    rate = 1e3 * samples / best.iteration_ms
+    parts: dict[str, float] = {}
+    for phase, ms in best.breakdown.items():
+        part = PARTS.get(phase, phase.replace("_", " "))
+        parts[part] = parts.get(part, 0.0) + ms
+    price = None
+    if one.price is not None:
+        price = 1e6 * one.price * best.iteration_ms / MS_PER_HOUR / samples
     return {
-        "hardware": one.hardware,
-        "gpus": one.gpus,
-        "iteration_ms": best and best.iteration_ms,
-        "interval_ms": best and list(best.interval_ms),
-        "gap": best and result and gap_of(best.iteration_ms, result.lower_bound_ms),
-        "samples_per_s": rate,
-        "samples_per_s_per_gpu": rate and rate / one.gpus,
-        "hbm_bytes": best and max(memory_use(rank)[0] for rank in best.memory),
-        "bound_by": one.bound_by,
-        "price_per_million_samples": one.price_per_million,
-        "tables": result and tables_object(result.best.plan),
-        "no_plan": one.lacks or None,
+        **found,
+        "iteration_ms": best.iteration_ms,
+        "interval_ms": list(best.interval_ms),
+        "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
+        "samples_per_s": rate * one.gpus,
+        "samples_per_s_per_gpu": rate,
+        "hbm_bytes": max(memory_use(rank)[0] for rank in best.memory),
+        "bound_by": max(parts, key=lambda part: parts[part]),
+        "price_per_million_samples": price,
+        "tables": tables_object(result.best.plan),
+        "no_plan": None,
     }

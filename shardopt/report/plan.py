@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.text import Text
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from predictor.model.plan import ComputeKernel, TablePlan
 from predictor.units import format_bytes
@@ -14,7 +14,7 @@ from search.baselines.starting_plans import TORCHREC
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
-from shardopt.api.answer import Answer
+from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.formatting import (
     at_most,
@@ -29,90 +29,112 @@ from shardopt.formatting import (
     times,
     type_mix,
 )
-from shardopt.report.advice import advice_words, show_advice
-from shardopt.report.console import heading, line, show, table
+from shardopt.report.advice import advice, advice_object, advice_words
+from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
 from shardopt.report.prediction import (
-    misfit_text,
-    provenance_text,
-    show_breakdown,
-    show_doubts,
-    show_memory,
-    show_setting,
-    show_time,
-    sync_text,
+    PROVENANCE_SENTENCES,
+    breakdown,
+    doubts,
+    memory_lines,
+    prediction_object,
+    setting_facts,
+    tables_object,
 )
 
+SHOWN_CONSTANTS = 3
+SHOWN_MOVES = 12
+"""Tables that are named; the others are counted."""
+USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 
-def show_plan(console: Console, answer: Answer, end: Sequence[str]) -> None:
-    """The whole report: what to do, the ranking, then what there is to know of the best plan.
+
+def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) -> View:
+    """All forms of an answer.
 
     Args:
-        end: the last lines, with what to type next last.
+        end: what became of the plan, and what to type next.
+        in_use: path of the plan in use, as given.
     """
-    line(console, answer.verdict, style="bold")
-    lever = answer.lever
+    return View(plan_object(answer, in_use), report(answer, end), headline(answer))
+
+
+def report(answer: Answer, end: Sequence[str]) -> list[Block]:
+    """What to do, the ranking, then what there is to know of the best plan."""
+    lever, best = answer.lever, answer.best
+    lead = [answer.verdict]
     if lever is not None:
-        line(console, f"Advice 1 gains more than the plan: {advice_words(lever)}.", style="bold")
-    console.print()
-    show_setting(console, answer.setting)
-    show_advice(console, answer.advised)
-    show_ranking(console, answer)
-    show_move(console, answer.result, answer.move)
-    heading(console, "Where the time goes", "plan 1, along its critical path")
-    show_breakdown(console, answer.best)
-    show_memory(console, answer.best.memory)
-    show_verdict(console, answer)
-    _show_end(console, answer, end)
+        lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
+    return [
+        *(Line(text, "bold") for text in lead),
+        "",
+        setting_facts(answer.setting),
+        *advice(answer.advised),
+        *_ranking(answer),
+        *_in_use(answer.result, answer.move),
+        Heading("Where the time goes", "plan 1, along its critical path"),
+        *breakdown(best),
+        *memory_lines(best.memory),
+        "",
+        *_proved(answer),
+        *(
+            warning(f"Note: {note}.")
+            for note in (*answer.result.bound_notes, *answer.setting.notes)
+        ),
+        *end[:-1],
+        Line(f"  {end[-1]}", "bold"),
+    ]
 
 
-def show_headline(console: Console, answer: Answer) -> None:
+def headline(answer: Answer) -> list[Block]:
     """The report under ``--quiet``: one line; before it one that sharding does not matter, after it
     the regret where that is minimised, and the constant that decides if nobody has measured it."""
     best, result = answer.best, answer.result
-    if answer.stakes is not None and not answer.stakes.matters:
-        console.print(Text(answer.verdict), soft_wrap=True)
     gap = gap_of(best.iteration_ms, result.lower_bound_ms)
     proved = "" if gap is None else f", {at_most(gap)} from optimal"
-    text = (
+    found = [
         f"{ms(best.iteration_ms)} per iteration{proved}; {type_mix(result.best.plan)}. "
-        f"{provenance_text(best)}"
-    )
-    console.print(Text(text), soft_wrap=True)
-    regret = regret_text(result) if result.aim == REGRET else None
-    if regret:
-        console.print(Text(regret), soft_wrap=True)
+        f"{PROVENANCE_SENTENCES[best.provenance]}"
+    ]
+    if answer.stakes is not None and not answer.stakes.matters:
+        found.insert(0, answer.verdict)
+    if result.aim == REGRET:
+        found.append(regret_text(result) or "")
     if answer.deciding and answer.deciding[0].unmeasured:
-        console.print(Text(deciding_text(answer.deciding[0])), soft_wrap=True)
+        found.append(deciding_text(answer.deciding[0]))
+    return [Line(text, wraps=False) for text in found if text]
 
 
-def show_ranking(console: Console, answer: Answer) -> None:
-    """Plans, best first, then TorchRec's, and the times of what other methods choose."""
-    result, bound_ms = answer.result, answer.result.lower_bound_ms
-    heading(console, "Plans", "predicted iteration time, best first")
-    made = table(">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by")
-
-    def add(number_: str, time_ms: float, cells: Sequence[str], style: str = "") -> None:
-        gap = gap_of(time_ms, bound_ms)
-        above = "?" if gap is None else _above(gap)
-        made.add_row(number_, number(time_ms), above, *cells, style=style)
-
-    for place, (ranked, prediction) in enumerate(
+def _ranking(answer: Answer) -> list[Block]:
+    """Plans, best first, then TorchRec's."""
+    result = answer.result
+    rows = []
+    for place, (ranked, found) in enumerate(
         zip(result.plans, answer.predictions, strict=True), start=1
     ):
-        found_by = finder_words(ranked.found_by)
-        use = interval(prediction.interval_ms), hbm_use(prediction.memory)
-        style = "bold" if place == 1 else ""
-        add(str(place), prediction.iteration_ms, (*use, type_mix(ranked.plan), found_by), style)
-    others = dict(sorted(result.baselines.items(), key=lambda item: (item[1], item[0])))
-    theirs = others.pop(TORCHREC, None)
+        rows.append(
+            (
+                str(place),
+                number(found.iteration_ms),
+                _above(found.iteration_ms, result),
+                interval(found.interval_ms),
+                hbm_use(found.memory),
+                type_mix(ranked.plan),
+                finder_words(ranked.found_by),
+            )
+        )
+    theirs = result.baselines.get(TORCHREC)
     if theirs is not None and all(one.found_by != TORCHREC for one in result.plans):
         plan = result.baseline_plans.get(TORCHREC)
         mix = "" if plan is None else type_mix(plan)
-        add("", theirs, ("", "", mix, finder_words(TORCHREC)))
-    show(console, made)
-    if others:
-        times = ", ".join(f"{finder_words(k)} {number(v)}" for k, v in others.items())
-        show(console, Text(f"Other methods (ms): {times}.", style="dim"))
+        above = _above(theirs, result)
+        rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
+    columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
+    return [Heading("Plans", "predicted iteration time, best first"), Grid(columns, rows, strong=0)]
+
+
+def _above(time_ms: float, result: Result) -> str:
+    gap = gap_of(time_ms, result.lower_bound_ms)
+    shown = "?" if gap is None else percent(gap)
+    return shown if shown[0] in "<?" else f"+{shown}"
 
 
 def finder_words(found_by: str) -> str:
@@ -120,54 +142,47 @@ def finder_words(found_by: str) -> str:
     return "TorchRec's planner" if found_by == TORCHREC else found_by.replace("_", " ")
 
 
-def _above(gap: float) -> str:
-    shown = percent(gap)
-    return shown if shown.startswith("<") else f"+{shown}"
+def deciding_lines(found: Sequence[DecidingConstant]) -> list[Block]:
+    """The constants most worth measuring."""
+    return [warning(deciding_text(one)) for one in found[:SHOWN_CONSTANTS]]
+
+
+def _proved(answer: Answer) -> list[Block]:
+    """What the headline number is based on, what decides it and what is proved."""
+    result, best = answer.result, answer.best
+    texts = (
+        _claim(best.iteration_ms, result),
+        preferred_text(result),
+        ties_text(result),
+        regret_text(result),
+        passed_over_text(result),
+        _CUT.get(result.stopped_by),
+    )
+    return [
+        PROVENANCE_SENTENCES[best.provenance],
+        *deciding_lines(answer.deciding),
+        *filter(None, texts),
+        *doubts(best, "Plan 1"),
+    ]
+
+
+_CUT = {
+    "time": "Stopped at the time limit, so another run may find another plan.",
+    "interrupted": "Interrupted, so this is the best plan of a part of the search.",
+}
 
 
 def preferred_text(result: Result) -> str | None:
     """Why the best plan is not the fastest one, where it is not."""
     if result.fastest is None:
         return None
-    slower = result.best.iteration_ms / result.fastest.iteration_ms - 1
+    slower = percent(result.best.iteration_ms / result.fastest.iteration_ms - 1)
     if result.in_use is not None:
-        return (
-            f"A plan predicted to be {percent(slower)} faster does not pay for its move in "
-            f"{result.in_use.horizon:,} steps."
-        )
+        steps = f"{result.in_use.horizon:,} steps"
+        return f"A plan predicted to be {slower} faster does not pay for its move in {steps}."
     if result.aim != "nominal":
-        return f"The fastest plan found is predicted to be {percent(slower)} faster than plan 1."
-    return f"Plan 1 is preferred to one predicted to be {percent(slower)} faster."
-
-
-def show_verdict(console: Console, answer: Answer) -> None:
-    """The headline number, what decides it, what it is based on and what is proved."""
-    result, best = answer.result, answer.best
-    show_time(console, best)
-    show_deciding(console, answer.deciding)
-    line(console, _claim(best.iteration_ms, result))
-    for text in (
-        preferred_text(result),
-        ties_text(result),
-        regret_text(result),
-        passed_over_text(result),
-        sync_text(best),
-    ):
-        if text:
-            line(console, text)
-    show_doubts(console, best)
-    problem = misfit_text(best)
-    if problem:
-        line(console, problem, style="bold red")
-
-
-SHOWN_CONSTANTS = 3
-
-
-def show_deciding(console: Console, found: Sequence[DecidingConstant]) -> None:
-    """The constants most worth measuring."""
-    for one in found[:SHOWN_CONSTANTS]:
-        line(console, deciding_text(one), style="yellow")
+        return f"The fastest plan found is predicted to be {slower} faster than plan 1."
+    return f"Plan 1 is preferred to one predicted to be {slower} faster."
 
 
 def _claim(best_ms: float, result: Result) -> str:
@@ -186,31 +201,6 @@ def _claim(best_ms: float, result: Result) -> str:
         f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
         f"plan 1 is {at_most(gap)} from optimal."
     )
-
-
-_STOPPED = {
-    "work": "stopped at its work budget (a larger effort searches further)",
-    "gap": "stopped because the gap to the lower bound is closed",
-    "time": "stopped at the time limit, so another run may find another plan",
-    "interrupted": "interrupted, so this is the best plan of a part of the search",
-}
-
-
-def _show_end(console: Console, answer: Answer, end: Sequence[str]) -> None:
-    """Why the search ended, notes, the file and the next command."""
-    result = answer.result
-    reason = _STOPPED.get(result.stopped_by, result.stopped_by)
-    line(
-        console,
-        f"Searched for {result.search_seconds:.1f} s and scored {result.evaluations:,} plans; "
-        f"{reason}.",
-    )
-    for note in filter(None, ("; ".join(result.bound_notes), *answer.setting.notes)):
-        line(console, f"Note: {note}.", style="yellow")
-    *said, following = end
-    for text in said:
-        line(console, text)
-    line(console, f"  {following}", style="bold")
 
 
 BETTER = {
@@ -279,51 +269,37 @@ def passed_over_text(result: Result) -> str | None:
     )
 
 
-USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
-SHOWN_MOVES = 12
-"""Tables that are named; the others are counted."""
-
-
-def show_move(console: Console, result: Result, move: Move | None) -> None:
+def _in_use(result: Result, move: Move | None) -> list[Block]:
     """The plan in use compared with plan 1: times, what moves, what that takes, why it cannot
     stay."""
     given, best = result.in_use, result.best
     if given is None or move is None:
-        return
-    heading(console, "The plan in use", "and what plan 1 would change")
-    gain = best.iteration_ms / given.iteration_ms
-    line(console, f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({times(gain)}).")
-    for reason in given.misfits:
-        line(console, f"It cannot stay as it is: {reason}.", style="yellow")
+        return []
+    gain = times(best.iteration_ms / given.iteration_ms)
+    found: list[Block] = [
+        Heading("The plan in use", "and what plan 1 would change"),
+        f"Now {ms(given.iteration_ms)}, after {ms(best.iteration_ms)} ({gain}).",
+        *(warning(f"It cannot stay as it is: {reason}.") for reason in given.misfits),
+    ]
     if not move.tables:
-        line(console, f"No table moves. {_most_to_gain(result)}")
-        return
-    line(
-        console,
+        most = max(0.0, 1 - result.lower_bound_ms / given.iteration_ms)
+        proved = (
+            f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
+        )
+        return [*found, f"No table moves. {proved if result.lower_bound_ms > 0 else ''}"]
+    shown = move.tables[:SHOWN_MOVES]
+    rows = [
+        (key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan))) for key in shown
+    ]
+    found += [
         f"{len(move.tables)} of {plural(len(best.plan.tables), 'table')} change; "
         f"{format_bytes(move.bytes)} of weights and optimizer state move to other ranks"
         f"{_over_links(move)}.",
-    )
-    line(console, _move_words(move, given.iteration_ms, best.iteration_ms))
-    made = table("~table", "~now", "~after")
-    for key in move.tables[:SHOWN_MOVES]:
-        made.add_row(key, *(_placed_words(p.tables[key]) for p in (given.plan, best.plan)))
-    show(console, made)
-    if len(move.tables) > SHOWN_MOVES:
-        line(
-            console,
-            f"and {len(move.tables) - SHOWN_MOVES} more; `shardopt diff` lists all of them.",
-        )
-
-
-def _most_to_gain(result: Result) -> str:
-    """What staying gives up at most."""
-    given = result.in_use
-    assert given is not None
-    if result.lower_bound_ms <= 0:
-        return ""
-    most = max(0.0, 1 - result.lower_bound_ms / given.iteration_ms)
-    return f"Staying is best: proved, no plan within the limits gains more than {percent(most)}."
+        _move_words(move, given.iteration_ms, best.iteration_ms),
+        Grid(["~table", "~now", "~after"], rows),
+    ]
+    more = len(move.tables) - len(shown)
+    return [*found, *([f"and {more} more; `shardopt diff` lists all of them."] if more else [])]
 
 
 def _over_links(move: Move) -> str:
@@ -350,3 +326,104 @@ def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
 def _placed_words(plan: TablePlan) -> str:
     kernel = "" if plan.compute_kernel in USUAL_KERNELS else f" {plan.compute_kernel}"
     return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"
+
+
+def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
+    """``shardopt plan --json``.
+
+    Args:
+        in_use: path of the plan in use, as given.
+
+    Keys, in addition to those of ``answer.head``, which come first:
+        iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
+        lower_bound_ms: no plan of the search space is predicted to be faster.
+        gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
+        bound_notes: what the bound leaves out or did not get to, a sentence each; empty where it
+            is closed.
+        surrogate_gap: null; older readers ask for it.
+        stopped_by: ``work``, ``gap``, ``time`` or ``interrupted``.
+        search_seconds: wall time of the search.
+        evaluations: plans scored on the full timeline.
+        plans: best first, each with the keys of `prediction_object`, ``found_by`` and ``tables``
+            as in plan.json.
+        baselines: name -> iteration_ms under the same predictor.
+        expected_gain: of the best plan over TorchRec's, a share of the iteration: ``baseline``
+            (whose plan, as in ``baselines``), ``mean``, ``interval`` (90 %), ``nominal`` (if every
+            cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
+        sharding_matters: false where sane plans are alike.
+        verdict: what to do, the first line of the console.
+        advice, together, other_machines: `advice_object`.
+        preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
+            is preferred to it; else null.
+        objective: ``nominal``, ``mean`` or ``regret``.
+        ties: null, or ``plans`` (within ``tolerance`` of the best), ``host_bound``, ``device_ms``
+            (of the best plan, if the host took no time), ``device_range_ms`` (least and most of
+            these plans), ``decided_by`` and ``fullest_bytes`` (of shards on the fullest rank, of
+            the best plan and of the fastest).
+        scenarios: each with ``name``, ``weight``, ``iteration_ms`` (of the best plan),
+            ``best_known_ms`` and ``lower_bound_ms`` (null where none was computed).
+        worst_regret: the largest ``iteration_ms / best_known_ms - 1``; null without scenarios.
+        proved_regret: the same with the bounds; null where one is missing.
+        passed_over: the largest regret, or the mean in ms, of a plan that is better by the
+            objective, but that errors could not tell from the best plan; null where there is none.
+        notes: what the console says once.
+        from, move: `move_object`, with a plan in use.
+        deciding: `deciding_object`.
+    """
+    result, best, fastest = answer.result, answer.best, answer.result.fastest
+    passed_over = result.passed_over
+    if passed_over is not None and result.aim == REGRET:
+        passed_over -= 1
+    return {
+        **answer.head,
+        "iteration_ms": best.iteration_ms,
+        "interval_ms": list(best.interval_ms),
+        "provenance": best.provenance,
+        "out_of_range": [asdict(item) for item in best.out_of_range],
+        "lower_bound_ms": result.lower_bound_ms,
+        "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
+        "bound_notes": list(result.bound_notes),
+        "surrogate_gap": None,
+        "stopped_by": result.stopped_by,
+        "search_seconds": result.search_seconds,
+        "evaluations": result.evaluations,
+        "plans": [
+            {
+                **prediction_object(prediction),
+                "found_by": ranked.found_by,
+                "tables": tables_object(ranked.plan),
+            }
+            for ranked, prediction in zip(result.plans, answer.predictions, strict=True)
+        ],
+        "baselines": dict(result.baselines),
+        "expected_gain": None if answer.gain is None else asdict(answer.gain),
+        "sharding_matters": answer.stakes is None or answer.stakes.matters,
+        "verdict": answer.verdict,
+        **advice_object(answer.advised),
+        "preferred_to": fastest
+        and {"iteration_ms": fastest.iteration_ms, "found_by": fastest.found_by},
+        "objective": result.aim,
+        "ties": None if result.ties is None else asdict(result.ties),
+        "scenarios": [
+            {
+                "name": one.name,
+                "weight": one.weight,
+                "iteration_ms": one.ours_ms,
+                "best_known_ms": one.best_ms,
+                "lower_bound_ms": one.bound_ms or None,
+            }
+            for one in result.scenarios
+        ],
+        "worst_regret": result.worst_regret,
+        "proved_regret": result.proved_regret,
+        "passed_over": passed_over,
+        "notes": list(answer.setting.notes),
+        **move_object(result, answer.move, in_use),
+        "deciding": deciding_object(answer.deciding),
+    }
+
+
+def deciding_object(found: Sequence[DecidingConstant]) -> list[dict[str, Any]]:
+    """``deciding`` of ``plan`` and ``explain --json``, the most important first: the fields of
+    `DecidingConstant`, ``constant`` as ``group.key``."""
+    return [{**asdict(one), "constant": f"{one.group}.{one.constant}"} for one in found]

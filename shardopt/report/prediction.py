@@ -1,16 +1,15 @@
-"""Predictions on the console: where the time goes, ranks, provenance; plans side by side."""
+"""Predictions: where the time goes, ranks, memory, provenance; plans side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from predictor.model.memory.peak import NEARLY_FULL
 from predictor.model.memory.ranks import RankMemory, missing
+from predictor.model.plan import ShardingPlan
+from predictor.model.plan_json import plan_to_dict
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, MeasuredDense, Workload
 from predictor.predict import PHASES, Prediction, RankLoad
@@ -30,85 +29,157 @@ from shardopt.formatting import (
     times,
     type_mix,
 )
-from shardopt.report.console import bar, heading, line, show, stacked, table
+from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line, View, warning
 
-MAX_RANKS = 16
+Object = dict[str, Any]
+
+MAX_RANKS = 8
 """More ranks than this are shown by their busiest and idlest."""
-
+MAX_COLUMNS = 6
+"""Plans whose breakdowns stand side by side."""
+MAX_MODULES = 6
+"""Parts of the dense part that are named."""
+SYNC = ("weight_bytes", "state_bytes", "sync_ms", "step_ms")
 _COMM = ("input_dist", "output_dist_forward", "output_dist_backward", "all_reduce", "replica_sync")
-_PARTS = (
-    ("embedding forward", "█", "cyan"),
-    ("embedding backward", "▓", "blue"),
-    ("dense and other", "▒", "green"),
-    ("idle", "·", "dim"),
-)
+_PARTS = {
+    "embedding_forward": "embedding forward",
+    "embedding_backward": "embedding backward",
+    "dense_forward": "dense and other",
+    "idle": "idle",
+}
+"""What a rank's compute stream does, as the bars show it."""
 
 
-@dataclass(frozen=True)
-class RankTimes:
-    """One rank's iteration as the bars show it, in ms."""
-
-    rank: int
-    embedding_forward: float
-    embedding_backward: float
-    other: float
-    idle: float
-    comm: float
-
-    @classmethod
-    def of(cls, load: RankLoad, iteration_ms: float) -> RankTimes:
-        """Compute is embedding and the rest; transfers overlap with it."""
-        forward = load.busy_ms.get("embedding_forward", 0.0)
-        backward = load.busy_ms.get("embedding_backward", 0.0)
-        idle = min(load.idle_ms, iteration_ms)
-        other = max(0.0, iteration_ms - idle - forward - backward)
-        comm = sum(load.busy_ms.get(phase, 0.0) for phase in _COMM)
-        return cls(load.rank, forward, backward, other, idle, comm)
-
-    @property
-    def embedding(self) -> float:
-        """Time in lookups and their backward."""
-        return self.embedding_forward + self.embedding_backward
+# --- JSON ---------------------------------------------------------------------------------------
 
 
-def show_time(console: Console, prediction: Prediction, name: str = "") -> None:
-    """The headline number, its interval and what it is based on.
+def prediction_object(prediction: Prediction) -> Object:
+    """One prediction.
 
-    Args:
-        name: of the plan, where it needs one.
+    Keys:
+        iteration_ms: steady-state period of the training loop.
+        interval_ms: ``[low, high]``, 90 %.
+        breakdown: phase -> ms on the critical path; the parts sum to ``iteration_ms``.
+        per_rank: a list of ``rank``, ``busy_ms`` (phase -> ms of the rank's own kernels and
+            transfers, which overlap) and ``idle_ms`` (of its compute stream).
+        memory: `memory_objects`.
+        provenance: the weakest of the constants on the critical path.
+        out_of_range: what the profile was asked beyond the rows behind it: ``group``,
+            ``profile`` (what gives the group), ``quantity``, ``asked``, and ``low`` and ``high``,
+            which the rows behind the group cover.
+        dense_ops_by_bytes: ops of the dense part without a kernel model -> calls; priced by the
+            bytes that they touch.
+        dense_by_module: part of a captured module -> device time in ms of its forward and backward.
+        replica_sync: null where no table is copied, or ``weight_bytes`` and ``state_bytes`` that
+            every rank of a sharding group averages with its copies, ``sync_ms`` of one averaging
+            and ``step_ms`` of an iteration with it.
     """
-    of = f" with {name}" if name else ""
-    between = f" (90 % interval {interval(prediction.interval_ms)} ms). "
-    time_ms = (ms(prediction.iteration_ms), "bold green")
-    console.print()
-    console.print(
-        Text.assemble(
-            "Predicted ", time_ms, f" per iteration{of}{between}{provenance_text(prediction)}"
+    sync = prediction.replica_sync
+    return {
+        "iteration_ms": prediction.iteration_ms,
+        "interval_ms": list(prediction.interval_ms),
+        "breakdown": dict(prediction.breakdown),
+        "per_rank": [
+            {"rank": r.rank, "busy_ms": dict(r.busy_ms), "idle_ms": r.idle_ms}
+            for r in prediction.per_rank
+        ],
+        "memory": memory_objects(prediction.memory),
+        "provenance": prediction.provenance,
+        "out_of_range": [asdict(item) for item in prediction.out_of_range],
+        "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
+        "dense_by_module": {k: list(v) for k, v in prediction.dense_by_module.items()},
+        "replica_sync": sync and {name: getattr(sync, name) for name in SYNC},
+    }
+
+
+def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
+    """``memory`` of ``--json``, a rank each.
+
+    Keys:
+        hbm_bytes, ddr_bytes: of the rank's shards, with what is in flight for them.
+        hbm_cap_bytes: of the device, as installed.
+        ddr_cap_bytes: of host memory, left for shards.
+        activations_bytes: most of the dense part beside what stays.
+        peak_allocated_bytes, peak_reserved_bytes: most of the whole process, in tensors and as the
+            allocator takes it; of host memory on CPUs.
+        limit_bytes: of the capacity, what may be reserved.
+        fits: the peak is within that, and host memory suffices.
+    """
+    found = []
+    for rank in memory:
+        peak = rank.peak
+        assert peak is not None
+        found.append(
+            {
+                "rank": rank.rank,
+                "hbm_bytes": rank.hbm_bytes,
+                "hbm_cap_bytes": peak.capacity_bytes if peak.on_device else rank.hbm_cap_bytes,
+                "ddr_bytes": rank.ddr_bytes,
+                "ddr_cap_bytes": rank.ddr_cap_bytes,
+                "activations_bytes": peak.activations_bytes,
+                "peak_allocated_bytes": peak.allocated_bytes,
+                "peak_reserved_bytes": peak.reserved_bytes,
+                "limit_bytes": peak.limit_bytes,
+                "fits": rank.fits,
+            }
         )
+    return found
+
+
+def tables_object(plan: ShardingPlan) -> Object:
+    """``tables`` of plan.json."""
+    tables: Object = plan_to_dict(plan)["tables"]
+    return tables
+
+
+def predicted_objects(given: Iterable[PredictedPlan]) -> list[Object]:
+    """``plan`` (the path as given) and the keys of `prediction_object`, of each plan."""
+    return [{"plan": one.name, **prediction_object(one.prediction)} for one in given]
+
+
+def predict_view(setting: Setting, given: Sequence[PredictedPlan]) -> View:
+    """``shardopt predict``.
+
+    Keys:
+        predictions: in the order given: `predicted_objects`.
+        model, hardware, world_size, local_world_size, batch_size: what they were made for.
+    """
+    return View(
+        {**setting.facts(), "predictions": predicted_objects(given)},
+        [setting_facts(setting), *predictions(given)],
+        headlines(given),
+        setting.notes,
     )
 
 
-def show_breakdown(console: Console, prediction: Prediction) -> None:
+# --- one plan -----------------------------------------------------------------------------------
+
+
+def time_line(item: PredictedPlan) -> str:
+    """The headline number, its interval, how tables are sharded, and what it is based on."""
+    prediction = item.prediction
+    return (
+        f"Predicted {ms(prediction.iteration_ms)} per iteration with {item.name} (90 % interval "
+        f"{interval(prediction.interval_ms)} ms; {type_mix(item.plan)}). "
+        f"{PROVENANCE_SENTENCES[prediction.provenance]}"
+    )
+
+
+def headlines(given: Sequence[PredictedPlan]) -> list[Block]:
+    """The report under ``--quiet``: one line per plan, in the order given."""
+    return [f"{item.name}: {ms(item.prediction.iteration_ms)}" for item in given]
+
+
+def breakdown(prediction: Prediction) -> list[Block]:
     """The critical path by phase; the parts sum to the iteration time."""
-    parts = prediction.breakdown
-    made = table("<phase", ">ms", ">share", "<")
-    width = max(10, min(40, console.width - 44))
-    longest = max(parts.values(), default=1.0)
-    for phase, value in parts.items():
-        made.add_row(
-            phase_words(phase),
-            number(value),
-            percent(value / prediction.iteration_ms),
-            bar(value / longest, width),
-        )
-    show(console, made)
-    text = dense_text(prediction)
-    if text:
-        show(console, Text(text))
-
-
-MAX_MODULES = 6
-"""Parts of the dense part that are named."""
+    whole = prediction.iteration_ms
+    rows = []
+    for phase, part in prediction.breakdown.items():
+        words = phase_words(phase)
+        bar = Bar([(part, phase, f"{words}\n{ms(part)}")], whole)
+        rows.append((words, number(part), percent(part / whole), bar))
+    by_module = dense_text(prediction)
+    return [Grid(["<phase", ">ms", ">share", "<"], rows), *filter(None, [by_module])]
 
 
 def dense_text(prediction: Prediction) -> str:
@@ -123,89 +194,66 @@ def dense_text(prediction: Prediction) -> str:
     return f"Dense part by module, forward and backward (ms): {', '.join(names)}{rest}."
 
 
-def show_ranks(console: Console, prediction: Prediction) -> None:
-    """A bar per rank: what its compute stream does in an iteration."""
-    times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
-    shown = selected(times, MAX_RANKS)
-    heading(
-        console, "Ranks", f"what each computes in an iteration of {ms(prediction.iteration_ms)}"
-    )
-    made = table(
-        ">rank",
-        "<",
-        ">emb fwd",
-        ">emb bwd",
-        ">comm",
-        ">idle",
-        f">{_memory_header(prediction.memory)}",
-    )
-    width = max(10, min(40, console.width - 54))
-    for rank in shown:
-        values = (rank.embedding_forward, rank.embedding_backward, rank.other, rank.idle)
-        parts = [(v, mark, style) for v, (_, mark, style) in zip(values, _PARTS, strict=True)]
-        made.add_row(
-            str(rank.rank),
-            stacked(parts, prediction.iteration_ms, width),
-            number(rank.embedding_forward),
-            number(rank.embedding_backward),
-            number(rank.comm),
-            number(rank.idle),
-            hbm_use([prediction.memory[rank.rank]]),
-        )
-    show(console, made)
-    legend = Text("  ")
-    for name, mark, style in _PARTS:
-        legend.append(mark * 2, style=style)
-        legend.append(f" {name}   ", style="dim")
-    console.print(legend)
-    if len(shown) < len(times):
-        line(
-            console,
-            f"  The {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest of {len(times)} ranks "
-            "are shown; the JSON output has all.",
-            style="dim",
-        )
-    show_memory(console, prediction.memory)
-
-
-def show_memory(console: Console, memory: Sequence[RankMemory]) -> None:
-    """The peak of the fullest rank, and a warning where that has little left."""
-    for text in memory_lines(memory):
-        line(console, text)
-    tight = nearly_full_text(memory)
-    if tight:
-        line(console, f"Nearly full: {tight}.", style="yellow")
-
-
-def selected(times: list[RankTimes], most: int) -> list[RankTimes]:
+def selected(prediction: Prediction, most: int) -> list[RankLoad]:
     """All ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
-    if len(times) <= most:
-        return times
-    by_work = sorted(times, key=lambda t: (-t.embedding, t.rank))
+    loads = list(prediction.per_rank)
+    if len(loads) <= most:
+        return loads
+    by_work = sorted(loads, key=lambda load: (-sum(_lookups(load)), load.rank))
     half = most // 2
-    return sorted(by_work[:half] + by_work[-half:], key=lambda t: t.rank)
+    return sorted(by_work[:half] + by_work[-half:], key=lambda load: load.rank)
 
 
-def _memory_header(memory: tuple[RankMemory, ...]) -> str:
-    return "HBM GiB" if any(r.hbm_cap_bytes for r in memory) else "DDR GiB"
+def _lookups(load: RankLoad) -> tuple[float, float]:
+    """Time in lookups and in their backward."""
+    return load.busy_ms.get("embedding_forward", 0.0), load.busy_ms.get("embedding_backward", 0.0)
 
 
-def memory_lines(memory: Sequence[RankMemory]) -> list[str]:
-    """What the fullest rank takes of its memory at the peak, in tensors and from the device."""
+def ranks(prediction: Prediction) -> list[Block]:
+    """A bar per rank: what its compute stream does in an iteration; then memory."""
+    shown, whole = selected(prediction, MAX_RANKS), prediction.iteration_ms
+    memory = prediction.memory
+    kind = "HBM GiB" if any(r.hbm_cap_bytes for r in memory) else "DDR GiB"
+    rows: list[Sequence[str | Cell]] = []
+    for load in shown:
+        forward, backward = _lookups(load)
+        idle = min(load.idle_ms, whole)
+        other = max(0.0, whole - idle - forward - backward)
+        # transfers overlap with the rest
+        comm = sum(load.busy_ms.get(phase, 0.0) for phase in _COMM)
+        named = zip((forward, backward, other, idle), _PARTS.items(), strict=True)
+        bar = Bar([(v, part, f"{words}\n{ms(v)}") for v, (part, words) in named], whole)
+        use = hbm_use([memory[load.rank]])
+        figures = map(number, (forward, backward, comm, idle))
+        rows.append((str(load.rank), Cell(bar, -idle), *figures, use))
+    some = ""
+    if len(shown) < len(memory):
+        some = f"; the {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest of {len(memory)}"
+    columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{kind}"]
+    return [
+        Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{some}"),
+        Grid(columns, rows, name="ranks"),
+        Legend(_PARTS),
+        *memory_lines(memory),
+    ]
+
+
+def memory_lines(memory: Sequence[RankMemory]) -> list[Block]:
+    """What the fullest rank takes of its memory at the peak, in tensors and from the device, and a
+    warning where it has little left."""
     fullest = max(memory, key=lambda r: r.peak.reserved_bytes if r.peak else 0)
     peak = fullest.peak
     if peak is None:
         return []
-    tensors = (
-        f"tensors take {gib_number(peak.allocated_bytes)} GiB "
-        f"({gib_number(peak.activations_bytes)} of activations)"
-    )
-    of = f"of {gib_number(peak.capacity_bytes)} GiB"
-    if not peak.on_device:
-        return [f"Memory at its peak: {tensors} {of} on rank {fullest.rank}."]
+    reserved = ""
+    if peak.on_device:
+        reserved = f", PyTorch reserves {gib_number(peak.reserved_bytes)}"
+    tight = nearly_full_text(memory)
     return [
-        f"Memory at its peak: {tensors}, PyTorch reserves {gib_number(peak.reserved_bytes)} {of} "
-        f"on rank {fullest.rank}."
+        f"Memory at its peak: tensors take {gib_number(peak.allocated_bytes)} GiB "
+        f"({gib_number(peak.activations_bytes)} of activations){reserved} of "
+        f"{gib_number(peak.capacity_bytes)} GiB on rank {fullest.rank}.",
+        *([warning(f"Nearly full: {tight}.")] if tight else []),
     ]
 
 
@@ -233,11 +281,6 @@ PROVENANCE_SENTENCES = {
     "not validated": "Based on a model that nothing has validated; run `shardopt calibrate`.",
 }
 """Weakest provenance kind on the critical path -> the sentence after the headline number."""
-
-
-def provenance_text(prediction: Prediction) -> str:
-    """A sentence on the weakest provenance behind the headline number."""
-    return PROVENANCE_SENTENCES[prediction.provenance]
 
 
 def misfit_text(prediction: Prediction) -> str:
@@ -269,113 +312,103 @@ def sync_text(prediction: Prediction) -> str:
     )
 
 
-def show_doubts(console: Console, prediction: Prediction, name: str = "") -> None:
-    """A line for every group of the profile that was used beyond what it was fitted on, and one for
-    ops of the dense part without a kernel model.
+def doubts(
+    prediction: Prediction, name: str = "This plan", *, several: bool = False
+) -> list[Block]:
+    """Why a plan may not run as predicted: it does not fit, its copies are averaged, a group of the
+    profile was used beyond what it was fitted on, or ops have no kernel model.
 
     Args:
-        name: of the plan, where there are several.
+        several: plans, so that each doubt says of which it is.
     """
-    of = f" ({name})" if name else ""
-    for text in range_lines(prediction.out_of_range):
-        line(console, f"Extrapolated{of}: {text}.", style="yellow")
-    text = by_bytes_text(prediction.dense_ops_by_bytes)
-    if text:
-        line(console, text, style="yellow")
+    of = f" ({name})" if several else ""
+    found: list[Block] = []
+    misfit, copies = misfit_text(prediction), sync_text(prediction)
+    if misfit:
+        found.append(Line(f"{name} {misfit}", "red"))
+    if copies:
+        found.append(copies)
+    found += [warning(f"Extrapolated{of}: {t}.") for t in range_lines(prediction.out_of_range)]
+    calls = prediction.dense_ops_by_bytes
+    if calls:
+        ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in calls.items())
+        found.append(
+            warning(f"Priced by the bytes they touch, as no kernel model knows them: {ops}.")
+        )
+    return found
 
 
-def by_bytes_text(found: Mapping[str, int]) -> str:
-    """What is said of ops that have no kernel model; empty if there are none."""
-    if not found:
-        return ""
-    ops = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in found.items())
-    return f"Priced by the bytes they touch, as no kernel model knows them: {ops}."
+# --- plans side by side -------------------------------------------------------------------------
 
 
-MAX_COLUMNS = 6
-"""Plans whose breakdowns stand side by side."""
-
-
-def show_predictions(console: Console, given: Sequence[PredictedPlan]) -> None:
+def predictions(given: Sequence[PredictedPlan]) -> list[Block]:
     """One plan in full, or several ranked, best first."""
-    ranked = sorted(given, key=lambda p: p.prediction.iteration_ms)
-    show_comparison(console, ranked)
-    best = ranked[0].prediction
-    if len(ranked) == 1:
-        heading(console, "Where the time goes", "along the critical path")
-        show_breakdown(console, best)
-        show_ranks(console, best)
-    else:
-        show_breakdowns(console, ranked)
-    show_time(console, best, ranked[0].name)
-    for item in ranked:
-        problem = misfit_text(item.prediction)
-        if problem:
-            line(console, f"{item.name} {problem}", style="bold red")
+    if len(given) == 1:
+        item = given[0]
+        return [
+            "",
+            time_line(item),
+            *doubts(item.prediction, item.name),
+            Heading("Where the time goes", "along the critical path"),
+            *breakdown(item.prediction),
+            *ranks(item.prediction),
+        ]
+    found = side_by_side(given)
+    found.append(PROVENANCE_SENTENCES[_ranked(given)[0].prediction.provenance])
+    for item in _ranked(given):
         tight = nearly_full_text(item.prediction.memory)
-        if tight and len(ranked) > 1:
-            line(console, f"{item.name} is nearly full: {tight}.", style="yellow")
-        copies = sync_text(item.prediction)
-        if copies:
-            line(console, copies)
-        name = item.name if len(ranked) > 1 else ""
-        show_doubts(console, item.prediction, name)
+        found += [warning(f"{item.name} is nearly full: {tight}.")] if tight else []
+        found += doubts(item.prediction, item.name, several=True)
+    return found
 
 
-def show_headlines(console: Console, given: Sequence[PredictedPlan]) -> None:
-    """The report under ``--quiet``: one line per plan, in the order given."""
-    for item in given:
-        line(console, f"{item.name}: {ms(item.prediction.iteration_ms)}")
+def _ranked(given: Sequence[PredictedPlan]) -> list[PredictedPlan]:
+    return sorted(given, key=lambda p: p.prediction.iteration_ms)
 
 
-def show_comparison(console: Console, ranked: Sequence[PredictedPlan]) -> None:
-    """One row per plan."""
-    heading(console, "Plans", "predicted iteration time, best first")
-    made = table(">#", "~plan", ">ms", "<vs best", "<90 % interval", ">HBM GiB", "~sharding")
+def side_by_side(given: Sequence[PredictedPlan]) -> list[Block]:
+    """A row per plan, best first, and where the time of each goes."""
+    ranked = _ranked(given)
     best = ranked[0].prediction.iteration_ms
-    for place, item in enumerate(ranked, start=1):
-        value = item.prediction.iteration_ms
-        made.add_row(
+    rows = [
+        (
             str(place),
             item.name,
-            number(value),
-            "best" if place == 1 else times(value / best),
+            number(item.prediction.iteration_ms),
+            "best" if place == 1 else times(item.prediction.iteration_ms / best),
             interval(item.prediction.interval_ms),
             hbm_use(item.prediction.memory),
             type_mix(item.plan),
-            style="bold" if place == 1 else "",
         )
-    show(console, made)
-
-
-def show_breakdowns(console: Console, ranked: Sequence[PredictedPlan]) -> None:
-    """One row per phase, one column per plan; empty where a phase is not on the critical path."""
+        for place, item in enumerate(ranked, start=1)
+    ]
+    columns = [">#", "~plan", ">ms", "<vs best", "<90 % interval", ">HBM GiB", "~sharding"]
     shown = ranked[:MAX_COLUMNS]
-    aside = "ms on the critical path; plans are numbered as above"
-    heading(console, "Where the time goes", aside)
-    places = [f">#{i}" for i in range(1, len(shown) + 1)]
-    made = table("<phase", *places)
+    by_phase = []
     for phase in PHASES:
         parts = [item.prediction.breakdown.get(phase, 0.0) for item in shown]
         if any(parts):
-            made.add_row(phase_words(phase), *(number(v) if v else "" for v in parts))
-    made.add_row("iteration", *(number(item.prediction.iteration_ms) for item in shown))
-    show(console, made)
-    if len(shown) < len(ranked):
-        line(
-            console,
-            f"  The {MAX_COLUMNS} fastest plans are shown; the JSON output has all.",
-            style="dim",
-        )
+            by_phase.append((phase_words(phase), *(number(v) if v else "" for v in parts)))
+    by_phase.append(("iteration", *(number(item.prediction.iteration_ms) for item in shown)))
+    some = f"; the {MAX_COLUMNS} fastest" if len(shown) < len(ranked) else ""
+    return [
+        Heading("Plans", "predicted iteration time, best first"),
+        Grid(columns, rows, strong=0, name="plans"),
+        Heading("Where the time goes", f"ms on the critical path; plans as numbered above{some}"),
+        Grid(["<phase", *(f">#{i}" for i in range(1, len(shown) + 1))], by_phase),
+    ]
 
 
-def show_setting(console: Console, setting: Setting) -> None:
+# --- what they are predicted for ----------------------------------------------------------------
+
+
+def setting_facts(setting: Setting) -> Grid:
     """Model, machine and batch."""
     workload, topology = setting.workload, setting.installed
     lookups = sum(t.lookups_per_sample for t in workload.tables)
     default = " (default)" if setting.hardware_from == "default" else ""
-    batch, ranks = workload.batch_size, topology.world_size
-    rows = (
+    batch, world = workload.batch_size, topology.world_size
+    rows = [
         (
             workload.name,
             f"{plural(len(workload.tables), 'table')}, "
@@ -384,24 +417,19 @@ def show_setting(console: Console, setting: Setting) -> None:
         ),
         (
             f"{setting.hardware.name}{default}",
-            f"{plural(ranks, 'GPU')} ({plural(topology.hosts, 'host')} of "
+            f"{plural(world, 'GPU')} ({plural(topology.hosts, 'host')} of "
             f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}"
-            f"{_network_words(topology)}), "
-            f"{_memory_words(setting)}",
+            f"{_network_words(topology)}), {_memory_words(setting)}",
         ),
         (
             "batch",
-            f"{batch:,} per GPU, {batch * ranks:,} in total; {workload.train_pipeline} pipeline",
+            f"{batch:,} per GPU, {batch * world:,} in total; {workload.train_pipeline} pipeline"
+            f"{_dense_words(workload)}",
         ),
-        ("dense part", dense_words(workload)),
-        *([("replica groups", _copies_words(setting))] if workload.replica_groups else []),
-    )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
-    grid.add_column(overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    console.print(grid)
+    ]
+    if workload.replica_groups:
+        rows.append(("replica groups", _copies_words(setting)))
+    return Grid((), rows)
 
 
 def _network_words(topology: Topology) -> str:
@@ -416,16 +444,16 @@ def _network_words(topology: Topology) -> str:
         if level.latency_us:
             facts.append(f"+{level.latency_us:g} us")
         if facts:
-            found.append(f"{level.name} joins {level.parts} parts, {', '.join(facts)}")
-    return "".join(f"; {words}" for words in found)
+            found.append(f"; {level.name} joins {level.parts} parts, {', '.join(facts)}")
+    return "".join(found)
 
 
 def _copies_words(setting: Setting) -> str:
     """How ranks form groups, and how often their copies meet."""
-    groups, job = setting.workload.replica_groups, setting.installed
+    groups, world = setting.workload.replica_groups, setting.installed.world_size
     assert groups is not None
-    if groups.count(job.world_size) == 1:
-        return f"one group of all {job.world_size} ranks, so tables have one copy"
+    if groups.count(world) == 1:
+        return f"one group of all {world} ranks, so tables have one copy"
     apart = "in a row" if groups.use_inter_host_allreduce else "with their copies on neighbours"
     averaged = (
         "its weights averaged between forward and backward of every step"
@@ -433,20 +461,21 @@ def _copies_words(setting: Setting) -> str:
         else f"averaged every {plural(groups.sync_interval, 'step')}"
     )
     return (
-        f"{groups.count(job.world_size)} groups of {plural(groups.size, 'rank')} {apart}; each has "
-        f"all tables, {averaged}"
+        f"{groups.count(world)} groups of {plural(groups.size, 'rank')} {apart}; each has all "
+        f"tables, {averaged}"
     )
 
 
-def dense_words(workload: Workload) -> str:
-    """Which of the three forms says what the dense part is."""
+def _dense_words(workload: Workload) -> str:
+    """Where the dense part is from, if not from the layers in the model file."""
     dense = workload.dense
     if isinstance(dense, DenseArch):
-        return "from the layers in the model file"
+        return ""
     if not isinstance(dense, MeasuredDense):
-        return "from the ops captured from the module"
+        return "; dense part as captured from the module"
     scaled = dense.batch_size != workload.batch_size
-    return f"measured at a batch of {dense.batch_size:,}{', scaled in proportion' * scaled}"
+    at = f"; dense part measured at a batch of {dense.batch_size:,}"
+    return f"{at}{', scaled in proportion' * scaled}"
 
 
 def _memory_words(setting: Setting) -> str:

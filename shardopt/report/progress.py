@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -42,12 +41,7 @@ class SearchProgress:
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
             sys.stderr.flush()
@@ -78,24 +72,18 @@ class LineProgress:
             self._status.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
 
-    def say(self, text: str) -> None:
-        """Replace the line."""
+    def _say(self, text: str) -> None:
         if self._status is not None:
             self._status.update(escape(text))
 
     def reading(self, path: Path, samples: int) -> None:
         """Which file is read, and the samples so far, over all files."""
-        self.say(f"reading {path.name}: {samples:,} samples")
+        self._say(f"reading {path.name}: {samples:,} samples")
 
     def replaying(self, done: int, total: int, left_s: float) -> None:
         """Iterations done, of how many, and the time that is left."""
-        self.say(f"iteration {done + 1} of {total}, {left_s:.0f} s left")
+        self._say(f"iteration {done + 1} of {total}, {left_s:.0f} s left")

@@ -7,10 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from shardopt.report.console import heading, line, show, table
+from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
 from shardopt.stats.result import (
     HOT_SHARE,
     Drift,
@@ -23,50 +20,43 @@ from shardopt.stats.result import (
 POOR_FIT = 0.05
 """Error of the distinct rows above which a Zipf distribution cannot replace the file."""
 HOT_SHOWN = 3
+SCHEMA = "shardopt.stats/1"
 
 
-@dataclass(frozen=True)
-class Hints:
-    """What the user can do about figures that are not exact.
+def stats_view(found: Sequence[FeatureStats], file: Path | None, notes: Sequence[str]) -> View:
+    """A table of features, the hottest rows, and the lines for model.yaml.
 
-    Args:
-        rows: how to give the rows of the tables.
-        distinct: how to count more distinct ids.
+    Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
+    ``pooling_factor``, ``empty_share``, ``pooling_factor_std``, and unless there are no ids
+    ``exact`` (all distinct ids
+    were counted), ``distinct``, ``curve`` (``draws`` and ``distinct`` rows in them),
+    ``curve_error`` (of the bins that the file holds), ``zipf`` (``alpha``, ``q``,
+    ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as model.yaml takes it,
+    ``hottest`` (``id``, ``share``, ``uncertain``).
     """
-
-    rows: str
-    distinct: str
-
-
-def show_stats(
-    console: Console, found: Sequence[FeatureStats], file: Path | None, hints: Hints
-) -> None:
-    """A table of features, the hottest rows, and the lines for model.yaml."""
-    heading(console, "Features", f"{found[0].samples:,} samples")
-    columns = ("~feature", ">rows", ">ids/sample", ">empty", ">distinct ids")
-    made = table(*columns, ">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest")
-    for feature in found:
-        made.add_row(*_cells(feature))
-    show(console, made)
-    _explain(console, found, hints)
+    columns = ["~feature", ">rows", ">ids/sample", ">empty", ">distinct ids"]
+    columns += [">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest"]
+    report: list[Block] = [
+        Heading("Features", f"{found[0].samples:,} samples"),
+        Grid(columns, [_cells(feature) for feature in found]),
+        *_explained(found),
+    ]
     if file is not None:
-        heading(console, "For model.yaml")
-        for feature in found:
-            if feature.seen is not None:
-                # broken over lines it could not be pasted
-                console.print(Text(f"  - {yaml_line(feature, file)}"), soft_wrap=True)
+        report.append(Heading("For model.yaml"))
+        # broken over lines they could not be pasted
+        seen = [feature for feature in found if feature.seen is not None]
+        report += [Line(f"  - {yaml_line(feature, file)}", wraps=False) for feature in seen]
+    data = {"schema": SCHEMA, "features": [_object(feature) for feature in found]}
+    return View(data, report, [_short(feature) for feature in found], notes)
 
 
-def show_short(console: Console, found: Sequence[FeatureStats]) -> None:
-    """One line per feature."""
-    for feature in found:
-        fit = feature.seen.fit if feature.seen else None
-        alpha = "-" if fit is None else f"{fit.alpha:.3f}"
-        line(
-            console,
-            f"{feature.name}: {feature.pooling_factor:.4g} ids per sample, "
-            f"{_distinct(feature)} distinct, alpha {alpha}",
-        )
+def _short(feature: FeatureStats) -> str:
+    fit = feature.seen.fit if feature.seen else None
+    alpha = "-" if fit is None else f"{fit.alpha:.3f}"
+    return (
+        f"{feature.name}: {feature.pooling_factor:.4g} ids per sample, {_distinct(feature)} "
+        f"distinct, alpha {alpha}"
+    )
 
 
 @dataclass(frozen=True)
@@ -79,84 +69,65 @@ class WindowStats:
     file: Path | None
 
 
-def show_windows(
-    console: Console, found: Sequence[WindowStats], drift: Sequence[Drift], *, short: bool
-) -> None:
+def windows_view(
+    found: Sequence[WindowStats], drift: Sequence[Drift], notes: Sequence[str]
+) -> View:
     """How the features move from window to window.
 
-    Args:
-        short: a line a feature.
+    Keys:
+        ``windows``: ``name``, ``start`` (Unix seconds), ``file`` (null where none was written) and
+        ``features`` as in `stats_view`. ``drift`` of each feature: ``pooling_factors`` and
+        ``distinct_rows`` by window, ``hot_kept`` by window but the first.
     """
-    if short:
-        for of in drift:
-            line(
-                console,
-                f"{of.feature}: a window moves ids per sample "
-                f"{relative_change(of.pooling_factors):.1%}, distinct rows "
-                f"{relative_change(of.distinct_rows):.1%}, hot rows {of.hot_lost:.1%}",
-            )
-        return
-    heading(console, "Windows", f"{len(found)}, from {found[0].name} to {found[-1].name}")
-    columns = ("~feature", ">windows", ">ids/sample", ">change", ">distinct", ">change")
-    made = table(*columns, ">hot rows lost")
-    for of in drift:
-        made.add_row(
+    moves = [
+        (
+            of,
+            f"{relative_change(of.pooling_factors):.1%}",
+            f"{relative_change(of.distinct_rows):.1%}",
+        )
+        for of in drift
+    ]
+    rows = [
+        (
             of.feature,
             str(of.windows),
             _range(of.pooling_factors),
-            f"{relative_change(of.pooling_factors):.1%}",
+            pooling,
             _range(of.distinct_rows),
-            f"{relative_change(of.distinct_rows):.1%}",
+            distinct,
             f"{of.hot_lost:.1%}",
         )
-    show(console, made)
-    line(
-        console,
+        for of, pooling, distinct in moves
+    ]
+    columns = ["~feature", ">windows", ">ids/sample", ">change", ">distinct", ">change"]
+    report: list[Block] = [
+        Heading("Windows", f"{len(found)}, from {found[0].name} to {found[-1].name}"),
+        Grid([*columns, ">hot rows lost"], rows),
         "Changes are means from one window to the next. Distinct rows are those among as many ids "
         f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
         "is the share of their ids that the next window takes to other rows.",
-    )
+    ]
+    short = [
+        f"{of.feature}: a window moves ids per sample {pooling}, distinct rows {distinct}, hot "
+        f"rows {of.hot_lost:.1%}"
+        for of, pooling, distinct in moves
+    ]
+    windows = [
+        {
+            "name": window.name,
+            "start": window.start,
+            "file": None if window.file is None else str(window.file),
+            "features": [_object(feature) for feature in window.features],
+        }
+        for window in found
+    ]
+    data = {"schema": SCHEMA, "windows": windows, "drift": [asdict(of) for of in drift]}
+    return View(data, report, short, notes)
 
 
 def _range(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     return f"{low:,.4g}" if low == high else f"{low:,.4g} - {high:,.4g}"
-
-
-def windows_object(found: Sequence[WindowStats], drift: Sequence[Drift]) -> dict[str, Any]:
-    """``--json`` with ``--window``.
-
-    ``windows``: ``name``, ``start`` (Unix seconds), ``file`` (null where none was written) and
-    ``features`` as in `stats_object`. ``drift`` of each feature: ``pooling_factors`` and
-    ``distinct_rows`` by window, ``hot_kept`` by window but the first.
-    """
-    return {
-        "schema": "shardopt.stats/1",
-        "windows": [
-            {
-                "name": window.name,
-                "start": window.start,
-                "file": None if window.file is None else str(window.file),
-                "features": [_object(feature) for feature in window.features],
-            }
-            for window in found
-        ],
-        "drift": [asdict(of) for of in drift],
-    }
-
-
-def stats_object(found: Sequence[FeatureStats]) -> dict[str, Any]:
-    """``--json``.
-
-    Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
-    ``pooling_factor``, ``empty_share``, ``pooling_factor_std``, and unless there are no ids
-    ``exact`` (all distinct ids
-    were counted), ``distinct``, ``curve`` (``draws`` and ``distinct`` rows in them),
-    ``curve_error`` (of the bins that the file holds), ``zipf`` (``alpha``, ``q``,
-    ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as model.yaml takes it,
-    ``hottest`` (``id``, ``share``, ``uncertain``).
-    """
-    return {"schema": "shardopt.stats/1", "features": [_object(feature) for feature in found]}
 
 
 def _object(feature: FeatureStats) -> dict[str, Any]:
@@ -203,28 +174,25 @@ def _distinct(feature: FeatureStats) -> str:
     return f"{'' if feature.seen.exact else '~'}{feature.seen.distinct[-1]:,.0f}"
 
 
-def _explain(console: Console, found: Sequence[FeatureStats], hints: Hints) -> None:
+def _explained(found: Sequence[FeatureStats]) -> list[Block]:
     seen = {feature.name: feature.seen for feature in found if feature.seen is not None}
     poor = [name for name, s in seen.items() if s.fit and s.fit.distinct_error > POOR_FIT]
+    lines: list[Block] = []
     if poor:
-        line(
-            console,
-            f"No Zipf distribution fits {', '.join(poor)} well: use the file.",
-            style="yellow",
-        )
-    if any(of and of.fit for of in seen.values()):
-        line(
-            console,
+        lines.append(warning(f"No Zipf distribution fits {', '.join(poor)} well: use the file."))
+    if any(of.fit for of in seen.values()):
+        lines.append(
             "Zipf: the k-th most frequent id has a probability proportional to (k + q)^-alpha; a "
             "larger alpha is more skewed, a larger q flattens the head. error: of the number of "
             "distinct ids that the fit gives. KS: the largest difference between its cumulative "
-            "distribution and the data's (0: none).",
+            "distribution and the data's (0: none)."
         )
     if any(not feature.rows_given for feature in found):
-        line(console, f"Rows are the largest id plus one; {hints.rows}.")
+        lines.append("Rows are the largest id plus one; --table-rows or --model sets them.")
     if any(not s.exact for s in seen.values()):
-        line(console, f"~ marks estimates from a sample of the ids; {hints.distinct}.")
+        lines.append("~ marks estimates from a sample; --max-ids counts more ids exactly.")
     for name, s in seen.items():
         if s.hottest:
             rows = ", ".join(f"{row.id} ({row.share:.2%})" for row in s.hottest[:HOT_SHOWN])
-            line(console, f"  hottest rows of {name}: {rows}", style="dim")
+            lines.append(Line(f"  hottest rows of {name}: {rows}", "dim"))
+    return lines

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from predictor.iteration.critical_path import Segment
-from predictor.trace.breakdown import PARTS, KernelTotal, StepBreakdown, short_name
+from predictor.trace.breakdown import (
+    PARTS,
+    StepBreakdown,
+    breakdown,
+    mean_parts,
+    short_name,
+    top_kernels,
+)
 from predictor.trace.events import RankTrace
 from predictor.trace.execution import ExecutionTrace
+from predictor.trace.read import TraceSet
+from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
 from shardopt.explain.critical_path import path_sections
-from shardopt.explain.trace import TraceSummary
 from shardopt.formatting import ms, number, percent, plural, ranks_text
-from shardopt.report.console import heading, line, show, stacked, table
-from shardopt.report.explain import path_object, show_sections
+from shardopt.report.blocks import Bar, Block, Grid, Heading, Legend, Line, View
+from shardopt.report.explain import path_grid, path_object
 
 MAX_ROWS = 24
 MAX_SECTIONS = 12
+MAX_KERNELS = 8
 SHORT = 0.002
 """Share of the critical path below which a segment counts to the section before it."""
 
@@ -31,23 +37,50 @@ WHAT_IS_PREDICTED = (
     "The prediction simulates what waits for what: kernels take their measured times, host times "
     "come from other steps or ranks."
 )
-
 WHAT_IS_CHANGED = (
     "The prediction simulates the traced steps with this change: kernels, copies and collectives "
     "are scaled, host times stay as traced."
 )
-
-_MARKS = {
-    "compute": ("compute", "█", "cyan"),
-    "exposed_communication": ("exposed communication", "▓", "magenta"),
-    "memcpy": ("copies", "▒", "green"),
-    "host_bound": ("waiting for the host", "░", "yellow"),
-    "idle": ("idle", "·", "dim"),
+NO_TIMES = (
+    "Execution traces record what ran and on which tensors, but no times, kernels or streams. Give "
+    "the Kineto traces of the same run too, to see steps and where their time goes."
+)
+_WORDS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "memcpy": "copies",
+    "host_bound": "waiting for the host",
+    "idle": "idle",
 }
 
 
-def trace_object(summary: TraceSummary) -> dict[str, Any]:
-    """What ``trace --json`` prints.
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of all ranks, and what was predicted of them.
+
+    Args:
+        predicted: rank and name of a step -> its predicted time in ms.
+        outside: rank and name of steps that began before the trace; they count in no mean.
+        what_if: what the prediction changes in the traced job; empty where it changes nothing.
+    """
+
+    measured: Sequence[StepBreakdown]
+    predicted: Mapping[tuple[int, str], float]
+    outside: Collection[tuple[int, str]]
+    what_if: Mapping[str, Any]
+
+
+def trace_view(
+    found: TraceSet,
+    simulated: SimulatedTrace | None,
+    what_if: Mapping[str, Any],
+    notes: Sequence[str],
+) -> View:
+    """What was read.
+
+    Args:
+        simulated: the prediction of its steps; None where there is none.
+        notes: further ones for stderr.
 
     Keys:
         steps: a list of ``rank``, ``step``, ``measured_ms``, ``predicted_ms`` (None where there is
@@ -65,21 +98,87 @@ def trace_object(summary: TraceSummary) -> dict[str, Any]:
         what_if: what ``predicted_ms`` changes of the traced job: ``hardware``, ``batch_scale``,
             ``link_scale``; empty where it changes nothing.
     """
-    found = summary.found
-    return {
-        "device": _device(found.traces),
-        "steps": [_step_object(step, summary) for step in summary.steps],
-        "breakdown": dict(summary.parts),
-        "ranks": [_rank_object(trace) for trace in found.traces],
+    traces = found.traces
+    simulated_steps = simulated.steps if simulated is not None else ()
+    steps = _Steps(
+        [step for trace in traces for step in breakdown(trace)],
+        {_name(found, s): s.predicted_ms for s in simulated_steps},
+        {_name(found, s) for s in simulated_steps if s.outside},
+        what_if,
+    )
+    parts = mean_parts(steps.measured) if steps.measured else {}
+    kernels = top_kernels(traces, MAX_KERNELS)
+    path = [
+        # the simulation counts the ranks that it was given; the job has numbers of its own
+        replace(segment, rank=traces[segment.rank].rank)
+        for segment in (simulated.critical_path if simulated is not None else ())
+    ]
+    told = _notes(found, simulated)
+    data = {
+        "device": _device(traces),
+        "steps": [_step_object(step, steps) for step in steps.measured],
+        "breakdown": dict(parts),
+        "ranks": [
+            {
+                "rank": trace.rank,
+                "source": trace.source,
+                "world_size": trace.world_size,
+                "device": trace.device_name,
+                "host_events": len(trace.host),
+                "device_events": len(trace.device),
+            }
+            for trace in traces
+        ],
         "kernels": [
             {"name": k.name, "count": k.count, "total_ms": k.total_ms, "collective": k.collective}
-            for k in summary.kernels
+            for k in kernels
         ],
-        "critical_path": path_object(summary.critical_path),
+        "critical_path": path_object(path),
         "executions": [_execution_object(execution) for execution in found.executions],
-        "notes": list(summary.notes),
-        "what_if": dict(summary.what_if),
+        "notes": told,
+        "what_if": dict(what_if),
     }
+    brief = "no steps: execution traces record no times"
+    if steps.measured:
+        brief = _headline(steps)
+    if traces:
+        rows = [
+            (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
+            for k in kernels
+        ]
+        report = [
+            "",
+            _what_was_read(traces),
+            brief,
+            *_means(parts, steps),
+            *_show_steps(steps),
+            *([Heading("Longest kernels", "summed over all steps and ranks")] if rows else ()),
+            *([Grid([">ms", ">runs", ">µs each", "~kernel"], rows)] if rows else ()),
+            *_path(path),
+        ]
+    else:
+        report = ["", NO_TIMES, *_executions(found.executions)]
+    return View(data, report, [brief], [*told, *notes])
+
+
+def _name(found: TraceSet, step: SimulatedStep) -> tuple[int, str]:
+    """Rank and name of a simulated step."""
+    trace = next(trace for trace in found.traces if trace.rank == step.rank)
+    return step.rank, trace.steps[step.step].name
+
+
+def _notes(found: TraceSet, simulated: SimulatedTrace | None) -> list[str]:
+    """What the user should know, each once, with the ranks it holds for."""
+    known = {note for trace in found.traces for note in trace.notes}
+    predicted = [n for n in (simulated.notes if simulated else ()) if n not in known]
+    sources: list[RankTrace | ExecutionTrace] = [*found.traces, *found.executions]
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for source in sources:
+        for note in source.notes:
+            ranks[note].append(source.rank)
+    alone = len({source.rank for source in sources}) == 1
+    notes = [note if alone else f"rank {ranks_text(of)}: {note}" for note, of in ranks.items()]
+    return [*notes, *found.notes, *predicted]
 
 
 def _device(traces: Iterable[RankTrace]) -> str | None:
@@ -87,26 +186,15 @@ def _device(traces: Iterable[RankTrace]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _step_object(step: StepBreakdown, summary: TraceSummary) -> dict[str, Any]:
+def _step_object(step: StepBreakdown, steps: _Steps) -> dict[str, Any]:
     return {
         "rank": step.rank,
         "step": step.step,
         "measured_ms": step.measured_ms,
-        "predicted_ms": summary.predicted.get((step.rank, step.step)),
-        "outside": (step.rank, step.step) in summary.outside,
+        "predicted_ms": steps.predicted.get((step.rank, step.step)),
+        "outside": (step.rank, step.step) in steps.outside,
         "breakdown": step.parts,
         "hidden_communication_ms": step.hidden_communication_ms,
-    }
-
-
-def _rank_object(trace: RankTrace) -> dict[str, Any]:
-    return {
-        "rank": trace.rank,
-        "source": trace.source,
-        "world_size": trace.world_size,
-        "device": trace.device_name,
-        "host_events": len(trace.host),
-        "device_events": len(trace.device),
     }
 
 
@@ -120,27 +208,6 @@ def _execution_object(execution: ExecutionTrace) -> dict[str, Any]:
         "input_bytes": execution.input_bytes(),
         "collectives": [{"op": c.op, "size_bytes": c.size_bytes} for c in comms],
     }
-
-
-def show_headline(console: Console, summary: TraceSummary) -> None:
-    """One line for ``--quiet``: a step measured, and predicted."""
-    if not summary.steps:
-        line(console, "no steps: execution traces record no times")
-        return
-    console.print(_headline(summary))
-
-
-def show_traces(console: Console, summary: TraceSummary) -> None:
-    """The whole report."""
-    console.print()
-    if summary.found.traces:
-        line(console, _what_was_read(summary.found.traces))
-        _show_means(console, summary)
-        _show_steps(console, summary)
-        _show_kernels(console, summary.kernels)
-        _show_path(console, summary.critical_path)
-    else:
-        _show_executions(console, summary.found.executions)
 
 
 def _what_was_read(traces: Sequence[RankTrace]) -> str:
@@ -159,165 +226,107 @@ def _what_was_read(traces: Sequence[RankTrace]) -> str:
     )
 
 
-def _headline(summary: TraceSummary) -> Text:
-    steps, predicted = summary.steps, summary.predicted
-    mean_ms = fmean(step.measured_ms for step in steps)
-    text = Text.assemble("Measured ", (ms(mean_ms), "bold"), " per step")
+def _headline(steps: _Steps) -> str:
+    text = f"Measured {ms(fmean(step.measured_ms for step in steps.measured))} per step"
+    keys = [((s.rank, s.step), s.measured_ms) for s in steps.measured]
     pairs = [
-        (s.measured_ms, predicted[s.rank, s.step])
-        for s in steps
-        if (s.rank, s.step) in predicted and (s.rank, s.step) not in summary.outside
+        (measured, steps.predicted[key])
+        for key, measured in keys
+        if key in steps.predicted and key not in steps.outside
     ]
     errors = [abs(p / m - 1) for m, p in pairs if m > 0]
     if not errors:
-        return text.append(".")
+        return f"{text}."
     mean = fmean(p for _, p in pairs)
-    if summary.what_if:
-        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in summary.what_if.items())
+    if steps.what_if:
+        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in steps.what_if.items())
         change = 100 * (mean / fmean(m for m, _ in pairs) - 1)
-        text.append(f"; with {asked}: ")
-        return text.append(ms(mean), "bold green").append(f", {change:+.1f} %.")
-    text.append(", predicted ").append(ms(mean), "bold green")
-    over = plural(len(errors), "step")
-    return text.append(f"; mean absolute error {percent(fmean(errors))} over {over}.")
+        return f"{text}; with {asked}: {ms(mean)}, {change:+.1f} %."
+    return (
+        f"{text}, predicted {ms(mean)}; mean absolute error {percent(fmean(errors))} over "
+        f"{plural(len(errors), 'step')}."
+    )
 
 
-def _show_means(console: Console, summary: TraceSummary) -> None:
-    """The mean step: measured, predicted, and by part."""
-    console.print(_headline(summary))
-    parts = summary.parts
+def _means(parts: Mapping[str, float], steps: _Steps) -> list[Block]:
+    """The mean step by part, and what the prediction is."""
     total = sum(parts.values())
+    found: list[Block] = []
     if total > 0:
         shares = (
-            f"{_MARKS[part][0]} {percent(parts[part] / total)}"
+            f"{_WORDS[part]} {percent(parts[part] / total)}"
             for part in PARTS
             if parts[part] > 1e-6 * total
         )
-        line(console, f"Where the time goes: {', '.join(shares)}.")
-    if summary.predicted:
-        explanation = WHAT_IS_CHANGED if summary.what_if else WHAT_IS_PREDICTED
-        line(console, explanation, style="dim")
+        found.append(f"Where the time goes: {', '.join(shares)}.")
+    if steps.predicted:
+        found.append(Line(WHAT_IS_CHANGED if steps.what_if else WHAT_IS_PREDICTED, "dim"))
+    return found
 
 
-def _show_steps(console: Console, summary: TraceSummary) -> None:
-    steps, predicted = summary.steps, summary.predicted
-    shown = sorted(steps, key=lambda s: -s.measured_ms)[:MAX_ROWS]
-    heading(console, "Steps", "from one step marker to the next")
+def _show_steps(steps: _Steps) -> list[Block]:
+    shown = sorted(steps.measured, key=lambda s: -s.measured_ms)[:MAX_ROWS]
     columns = ["<step", ">rank", ">measured ms"]
-    if predicted:
-        error = "change" if summary.what_if else "error"
-        columns += [">predicted ms", f">{error}"]
-    made = table(*columns, "<where the time goes")
-    longest = max(step.measured_ms for step in steps)
-    width = max(10, min(48, console.width - (62 if predicted else 42)))
-    for step in (s for s in steps if s in shown):
-        made.add_row(
+    if steps.predicted:
+        columns += [">predicted ms", ">change" if steps.what_if else ">error"]
+    longest = max(step.measured_ms for step in steps.measured)
+    rows = [
+        (
             step.step,
             str(step.rank),
             number(step.measured_ms),
-            *(_against(step, summary) if predicted else ()),
-            _bar(step, longest, width),
+            *(_against(step, steps) if steps.predicted else ()),
+            Bar([(value, part, _WORDS[part]) for part, value in step.parts.items()], longest),
         )
-    show(console, made)
-    _show_legend(console)
-    if len(shown) < len(steps):
-        line(
-            console,
-            f"  The {len(shown)} longest of {len(steps)} steps are shown; the JSON output has all.",
-            style="dim",
-        )
+        for step in steps.measured
+        if step in shown
+    ]
+    found: list[Block] = [
+        Heading("Steps", "from one step marker to the next"),
+        Grid([*columns, "<where the time goes"], rows),
+        Legend(_WORDS),
+    ]
+    if len(shown) < len(steps.measured):
+        text = f"The {len(shown)} longest of {len(steps.measured)} steps are shown."
+        found.append(Line(text, "dim"))
+    return found
 
 
-def _against(step: StepBreakdown, summary: TraceSummary) -> tuple[str, str]:
+def _against(step: StepBreakdown, steps: _Steps) -> tuple[str, str]:
     key = (step.rank, step.step)
-    value = summary.predicted.get(key)
+    value = steps.predicted.get(key)
     if value is None:
         return "-", "-"
     error = 100 * (value / step.measured_ms - 1) if step.measured_ms > 0 else 0.0
-    mark = " (began before the trace)" if key in summary.outside else ""
+    mark = " (began before the trace)" if key in steps.outside else ""
     return number(value), f"{error:+.1f} %{mark}"
 
 
-def _bar(step: StepBreakdown, longest: float, width: int) -> Text:
-    parts = [(value, *_MARKS[part][1:]) for part, value in step.parts.items()]
-    return stacked(parts, longest, width)
-
-
-def _show_legend(console: Console) -> None:
-    legend = Text("  ")
-    for name, mark, style in _MARKS.values():
-        legend.append(mark * 2, style=style)
-        legend.append(f" {name}   ", style="dim")
-    console.print(legend)
-
-
-def _show_kernels(console: Console, kernels: Sequence[KernelTotal]) -> None:
-    if not kernels:
-        return
-    heading(console, "Longest kernels", "summed over all steps and ranks")
-    made = table(">ms", ">runs", ">µs each", "~kernel")
-    names = in_one_line([kernel.name for kernel in kernels], max(24, console.width - 30))
-    for kernel, name in zip(kernels, names, strict=True):
-        each = 1e3 * kernel.total_ms / kernel.count
-        made.add_row(number(kernel.total_ms), f"{kernel.count:,}", number(each), name)
-    show(console, made)
-
-
-def in_one_line(names: Sequence[str], width: int) -> list[str]:
-    """Names in so many columns: a longer one keeps the words that not all of these have, and of the
-    others as many from its beginning as there is room for."""
-    long = [name.split("_") for name in names if len(name) > width]
-    shared = set.intersection(*map(set, long)) if len(long) > 1 else set()
-    return [name if len(name) <= width else _cut(name.split("_"), shared, width) for name in names]
-
-
-def _cut(words: Sequence[str], shared: set[str], width: int) -> str:
-    room = width - sum(len(word) + 2 for word in words if word not in shared)
-    kept = []
-    for word in words:
-        if word in shared:
-            room -= len(word) + 1
-        kept.append(word if word not in shared or room > 0 else "")
-    text = re.sub("_?(?:__)+_?|_$", "…", "_".join(kept)) or "_".join(words)
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _show_path(console: Console, path: Sequence[Segment]) -> None:
+def _path(path: Sequence[Segment]) -> list[Block]:
     """The longest sections of the predicted critical path, in order of time."""
     total = sum(segment.duration_ms for segment in path)
-    found = path_sections(
-        [
-            replace(segment, name=short_name(segment.name))
-            for segment in path
-            if segment.duration_ms >= SHORT * total
-        ]
-    )
+    long = [s for s in path if s.duration_ms >= SHORT * total]
+    found = path_sections([replace(segment, name=short_name(segment.name)) for segment in long])
     if not found:
-        return
-    longest = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))[:MAX_SECTIONS]
-    shown = sum(section.duration_ms for section in longest)
-    aside = f"its longest sections, {percent(shown / total)} of it, in order of time"
-    heading(console, "Predicted critical path", aside)
-    show_sections(console, (section for section in found if section in longest))
+        return []
+    title = Heading("Predicted critical path", "its longest sections, in order of time")
+    return [title, *path_grid(found, MAX_SECTIONS)]
 
 
-def _show_executions(console: Console, executions: Sequence[ExecutionTrace]) -> None:
+def _executions(executions: Sequence[ExecutionTrace]) -> list[Block]:
     """What execution traces say by themselves."""
-    line(
-        console,
-        "Execution traces record what ran and on which tensors, but no times, kernels or streams. "
-        "Give the Kineto traces of the same run too, to see steps and where their time goes.",
-    )
-    heading(console, "Execution traces")
-    made = table(">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent")
+    rows = []
     for execution in executions:
         comms = [node.comm for node in execution.collectives() if node.comm is not None]
-        made.add_row(
-            str(execution.rank),
-            execution.schema,
-            f"{sum(execution.op_counts().values()):,}",
-            format_bytes(execution.input_bytes()),
-            str(len(comms)),
-            format_bytes(sum(c.size_bytes or 0 for c in comms)),
+        rows.append(
+            (
+                str(execution.rank),
+                execution.schema,
+                f"{sum(execution.op_counts().values()):,}",
+                format_bytes(execution.input_bytes()),
+                str(len(comms)),
+                format_bytes(sum(c.size_bytes or 0 for c in comms)),
+            )
         )
-    show(console, made)
+    columns = [">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent"]
+    return [Heading("Execution traces"), Grid(columns, rows)]

@@ -7,28 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from predictor.units import GIB
 from search.tune.goals import Goal, Values
-from search.tune.knobs import Value, change_lines
-from search.tune.study import Trial
-from search.tune.trial import WORTH
+from search.tune.knobs import Value, change_lines, changes
+from search.tune.trial import TRIED, WORTH, Trial
 from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.api.answer import Answer
 from shardopt.formatting import number, percent, plural
-from shardopt.report.console import heading, line, show, table
-from shardopt.report.objects import tables_object
-from shardopt.report.plan import show_headline, show_plan
+from shardopt.report.blocks import Block, Grid, Heading, View
+from shardopt.report.plan import plan_view
+from shardopt.report.prediction import tables_object
 
 MAX_SHOWN = 8
 """Most trials in the table, not counting the one as given."""
-
 NOTHING = 5e-4
 """Changes of a smaller fraction count as nothing."""
-
 HEADERS = {"time": "ms per 1000", "memory": "GiB on a rank", "gpu_hours": "GPU-h per 10^9"}
 WORDS = {
     "time": "time per sample",
@@ -50,7 +43,6 @@ class TuneReport:
     Args:
         members: settings that no other beats, best by the first goal first.
         study: its name in the storage; None without one.
-        undone: of each member, `Tuning.undone`: what each of its changes is worth alone.
         answer: the plans under the best setting.
     """
 
@@ -58,13 +50,7 @@ class TuneReport:
     tuned: TuneResult
     members: Sequence[Member]
     study: str | None
-    undone: Sequence[Mapping[str, float]]
     answer: Answer
-
-    @property
-    def best(self) -> Member:
-        """The best by the first goal."""
-        return self.members[0]
 
     @property
     def goals(self) -> Sequence[Goal]:
@@ -74,8 +60,7 @@ class TuneReport:
     @property
     def tried(self) -> int:
         """Settings that were searched, ruled out or found to have no plan."""
-        ends = ("searched", "ruled out", "infeasible")
-        return sum(trial.state in ends for trial in self.tuned.trials)
+        return sum(trial.state in TRIED for trial in self.tuned.trials)
 
     @property
     def tuned_names(self) -> list[str]:
@@ -85,66 +70,53 @@ class TuneReport:
     def as_given(self) -> Trial | None:
         """The trial of the case as given, if it was searched."""
         for trial in self.tuned.trials:
-            changes = self.tuning.grid.changes(self.tuning.case, trial.setting)
-            if trial.values is not None and not changes:
+            if trial.values is not None and not changes(self.tuning.case, trial.setting):
                 return trial
         return None
 
-    def changes(self, member: Member) -> list[str]:
-        """What to change to get a setting."""
-        case, grid = self.tuning.case, self.tuning.grid
-        setting = member.trial.setting
-        return change_lines(case, grid.apply_setting(case, setting), grid.changes(case, setting))
 
-
-def show_tuned(console: Console, report: TuneReport, end: Sequence[str]) -> None:
-    """The whole report: what was tried, the best setting, its plan.
+def tune_view(report: TuneReport, end: Sequence[str]) -> View:
+    """What was tried, the best setting, its plan.
 
     Args:
-        end: as of `show_plan`.
+        end: as of `plan_view`.
     """
-    _show_trials(console, report)
-    if len(report.members) > 1:
-        _show_front(console, report)
-    _show_best(console, report)
-    under = "under the only setting tried" if report.tried == 1 else "under the best setting"
-    heading(console, "The plan", under)
-    show_plan(console, report.answer, end)
-
-
-def show_tuned_headline(console: Console, report: TuneReport) -> None:
-    """The report under ``--quiet``: a line for the setting, one for its plan."""
+    plan = plan_view(report.answer, end)
     name = "only setting tried" if report.tried == 1 else "best setting"
-    line(console, f"{name}: {_words(report.best.trial.setting)}{_gain(report)}")
-    show_headline(console, report.answer)
-
-
-def _show_trials(console: Console, report: TuneReport) -> None:
-    """The best trials searched and the one as given, then how many there were."""
-    goal, given = report.goals[0], report.as_given()
-    searched = sorted(
-        (t for t in report.tuned.trials if t.values is not None),
-        key=lambda t: (t.values, t.number),
+    words = _words(report.members[0].trial.setting)
+    return View(
+        {**plan.data, "tune": tune_object(report)},
+        [
+            *_trials(report),
+            *(_front(report) if len(report.members) > 1 else ()),
+            *_best(report),
+            Heading("The plan", f"under the {name}"),
+            *plan.full,
+        ],
+        [f"{name}: {words}{_gain(report)}", *plan.brief],
+        plan.notes,
     )
-    heading(console, "Trials", f"a quick search of each setting, best {WORDS[goal.name]} first")
-    shown = searched[:MAX_SHOWN]
+
+
+def _trials(report: TuneReport) -> list[Block]:
+    """The best trials searched and the one as given, then how many there were."""
+    given = report.as_given()
+    searched = [t for t in report.tuned.trials if t.values is not None]
+    shown = sorted(searched, key=lambda t: (t.values, t.number))[:MAX_SHOWN]
     if given is not None and given not in shown:
         shown.append(given)
-    made = _table(report, ["trial"])
+    rows = []
     members = {m.trial.number: m for m in reversed(report.members)}
     for trial in shown:
-        assert trial.values is not None
-        assert trial.iteration_ms is not None
         values, ms = trial.values, trial.iteration_ms
         member = members.get(trial.number)
         if member is not None:  # what is said of the best setting below is said here, too
             values, ms = member.values, member.result.best.iteration_ms
         marks = ["as given"] * (trial is given) + ["searched again"] * (member is not None)
         name = f"{trial.number}{' (' + ', '.join(marks) + ')' if marks else ''}"
-        made.add_row(name, *_cells(report, trial.setting, values, ms))
-    show(console, made)
-    console.print()
-    line(console, _counted(report))
+        rows.append([name, *_cells(report, trial.setting, values or (), ms or 0.0)])
+    best = f"a quick search of each setting, best {WORDS[report.goals[0].name]} first"
+    return [Heading("Trials", best), _grid(report, ["<trial"], rows), "", _counted(report)]
 
 
 def _counted(report: TuneReport) -> str:
@@ -168,11 +140,10 @@ def _counted(report: TuneReport) -> str:
     )
 
 
-def _table(report: TuneReport, first: Sequence[str]) -> Any:
-    columns = [f"<{name}" for name in first]
-    columns += [f"~{name.replace('_', ' ')}" for name in report.tuned_names]
-    columns += [f">{HEADERS[goal.name]}" for goal in report.goals]
-    return table(*columns, ">ms")
+def _grid(report: TuneReport, first: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
+    names = (f"~{name.replace('_', ' ')}" for name in report.tuned_names)
+    goals = (f">{HEADERS[goal.name]}" for goal in report.goals)
+    return Grid([*first, *names, *goals, ">ms"], rows)
 
 
 def _cells(
@@ -190,38 +161,39 @@ def _cells(
     ]
 
 
-def _show_front(console: Console, report: TuneReport) -> None:
+def _front(report: TuneReport) -> list[Block]:
     """Settings that no other beats, after the last search."""
     names = ", ".join(WORDS[goal.name] for goal in report.goals)
-    heading(console, "Pareto front", f"no setting found is better than these in {names}")
-    made = _table(report, ["", "trial"])
-    for place, member in enumerate(report.members, start=1):
-        ms = member.result.best.iteration_ms
-        cells = _cells(report, member.trial.setting, member.values, ms)
-        made.add_row(str(place), str(member.trial.number), *cells)
-    show(console, made)
+    rows = [
+        [
+            str(place),
+            str(one.trial.number),
+            *_cells(report, one.trial.setting, one.values, one.result.best.iteration_ms),
+        ]
+        for place, one in enumerate(report.members, start=1)
+    ]
+    title = Heading("Pareto front", f"no setting found is better than these in {names}")
+    return [title, _grid(report, ["<", "<trial"], rows)]
 
 
-def _show_best(console: Console, report: TuneReport) -> None:
+def _best(report: TuneReport) -> list[Block]:
     """What to change to get the best setting."""
+    best = report.members[0]
     by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
     name = "Only setting tried" if report.tried == 1 else f"Best setting{by}"
-    heading(console, name, _words(report.best.trial.setting))
-    lines = report.changes(report.best)
-    made = Table.grid(padding=(0, 1))
-    for text in lines:
-        made.add_row("-", text)
-    if lines:
-        show(console, made)
-    elif report.tried > 1:
-        show(console, Text("Nothing to change: the model and the machine as given are best."))
+    lines = change_lines(report.tuning.case, best.trial.setting)
+    found: list[Block] = [
+        Heading(name, _words(best.trial.setting)),
+        *(f"  - {text}" for text in lines),
+    ]
+    if not lines and report.tried > 1:
+        found.append("Nothing to change: the model and the machine as given are best.")
     if report.tried == 1:
-        show(console, Text("It was compared with no other; more values or trials may be better."))
+        found.append("It was compared with no other; more values or trials may be better.")
     if lines:
-        show(console, Text(_undone(report.undone[0])))
+        found += filter(None, [_undone(report.tuning.undone(best))])
     gain = _gain(report)
-    if gain:
-        show(console, Text(f"This takes {gain.removeprefix(', ')}."))
+    return [*found, *([f"This takes {gain.removeprefix(', ')}."] if gain else [])]
 
 
 def _undone(undone: Mapping[str, float]) -> str:
@@ -240,9 +212,9 @@ def _undone(undone: Mapping[str, float]) -> str:
 def _gain(report: TuneReport) -> str:
     """How much better than as given, by the first goal."""
     given, goal = report.as_given(), report.goals[0]
-    if given is None or given.values is None or given.number == report.best.trial.number:
+    if given is None or given.values is None or given.number == report.members[0].trial.number:
         return ""
-    less = 1 - report.best.values[0] / given.values[0]
+    less = 1 - report.members[0].values[0] / given.values[0]
     return (
         f", {percent(less)} less {WORDS[goal.name]} than the setting as given" if less > 0 else ""
     )
@@ -271,18 +243,19 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
         stopped_by: ``trials``, ``exhausted``, ``time`` or ``interrupted``.
         study: its name in the storage, or null.
     """
+    tuning = report.tuning
     members = [
         {
             "number": member.trial.number,
             "setting": dict(member.trial.setting),
-            "changes": report.changes(member),
+            "changes": change_lines(tuning.case, member.trial.setting),
             "objectives": _named(report, member.values),
             "iteration_ms": member.result.best.iteration_ms,
             "lower_bound_ms": member.result.lower_bound_ms,
-            "undone": dict(undone),
+            "undone": tuning.undone(member),
             "tables": tables_object(member.result.best.plan),
         }
-        for member, undone in zip(report.members, report.undone, strict=True)
+        for member in report.members
     ]
     trials = [
         {

@@ -133,18 +133,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"cannot write: No space left on device"):
-        atomic_write_text(path, "new")
+    for text in ("new", "\ud800"):  # of which the second cannot be encoded
+        with pytest.raises(InputError, match="cannot write"):
+            atomic_write_text(path, text)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["plan.json"]
-
-
-def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text("old")
-    with pytest.raises(InputError, match="cannot write"):
-        atomic_write_text(path, "\ud800")
-    assert path.read_text() == "old"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardopt.report.blocks import View
+
 
 def generate(
     *,
@@ -18,9 +20,7 @@ def generate(
     doubled: Path | None = None,
     tables: Path | None = None,
     plan: Path | None = None,
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
+) -> View:
     """Turn traces into a benchmark: a program that runs the same ops without the model.
 
     Run it with `shardopt bench replay DIR` or `torchrun DIR/benchmark.py`. It holds no parameter
@@ -51,7 +51,6 @@ def generate(
         plan (PLAN): The plan that the trace was recorded with, of shardopt or TorchRec; it says
             which of --tables each rank has. Without it every rank has all of them.
     """
-    from shardopt.cli.output import note, print_json
     from shardopt.formatting import plural
     from shardopt.replay.check import check_folder, check_indices, check_scale, check_tables
     from shardopt.replay.generate import generate as write
@@ -73,10 +72,14 @@ def generate(
         scale=scales,
         tables=None if tables is None else load_tables(tables, plan),
     )
-    note([*made.notes, f"wrote {output}: {', '.join(made.sources)}"], quiet=quiet)
-    counts = {"ranks": len(made.programs), "ops_total": made.ops_total, "ops_left_out": made.left}
-    if json:
-        print_json({**counts, "notes": list(made.notes)})
-    elif not quiet:
-        ranks = plural(counts["ranks"], "rank")
-        print(f"{made.ops_total - made.left:,} of {made.ops_total:,} ops on {ranks}")
+    ranks, done = len(made.programs), made.ops_total - made.left
+    return View(
+        {
+            "ranks": ranks,
+            "ops_total": made.ops_total,
+            "ops_left_out": made.left,
+            "notes": list(made.notes),
+        },
+        [f"{done:,} of {made.ops_total:,} ops on {plural(ranks, 'rank')}"],
+        notes=[*made.notes, f"wrote {output}: {', '.join(made.sources)}"],
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from shardopt.api.request import check_number
+from shardopt.report.blocks import View
 
 MAX_ITERATIONS = 1_000_000
 MAX_SECONDS = 10**7
@@ -27,9 +29,8 @@ def replay(
     time_limit: float = 60.0,
     profile: Path | None = None,
     strict: bool = False,
-    json: bool = False,
     quiet: bool = False,
-) -> None:
+) -> View:
     """Run a generated benchmark and report its time and how much of the trace it covers.
 
     Starts one process per rank; under torchrun this process is one of the ranks.
@@ -56,33 +57,34 @@ def replay(
         strict: Stop with an error if an op cannot run.
     """
     from predictor.errors import InputError
-    from shardopt.cli.output import print_json
+    from shardopt.cli.output import words_of
     from shardopt.extras import require_packages
     from shardopt.replay.check import check_indices
     from shardopt.replay.launch import become_rank, check_benchmark, replay_rank
-    from shardopt.replay.launch import replay as run
-    from shardopt.report.bench.replay import show_replay
-    from shardopt.report.console import make_console
+    from shardopt.replay.launch import replay as start
+    from shardopt.report.bench.replay import replay_view
     from shardopt.report.progress import LineProgress
 
     check_number("warm_up", warm_up, 0, MAX_ITERATIONS)
     check_number("iterations", iterations, 1, MAX_ITERATIONS)
     check_number("time_limit", time_limit, 0, MAX_SECONDS)
-    if ranks is not None:
-        check_number("ranks", ranks, 1, 4096)
-    words = ["--subset", subset, "--device", device]
-    words += ["--warm-up", str(warm_up), "--iterations", str(iterations)]
-    words += ["--time-limit", str(time_limit)]
+    check_number("ranks", ranks, 1, 4096)
     if indices is not None:
         check_indices(indices)
-        words += ["--indices", indices]
-    if from_annotation is not None:
-        words += ["--from-annotation", from_annotation]
-    if profile is not None:
-        words += ["--profile", str(profile.absolute())]
-    words += [word for name in ops or () for word in ("--ops", name)]
-    words += [word for name in import_ or () for word in ("--import", name)]
-    words += ["--strict"] if strict else []
+    options = {
+        "subset": subset,
+        "device": device,
+        "warm_up": warm_up,
+        "iterations": iterations,
+        "time_limit": time_limit,
+        "indices": indices,
+        "from_annotation": from_annotation,
+        "profile": None if profile is None else profile.absolute(),
+        "ops": ops,
+        "import": import_,
+        "strict": strict,
+    }
+    words = words_of(options)
     check_benchmark(folder)
     require_packages("torch")
     if "RANK" in os.environ:
@@ -90,23 +92,18 @@ def replay(
             raise InputError("leave --ranks out under torchrun, which sets the number of ranks")
         if os.environ["RANK"] != "0":
             become_rank(folder, words)
-        with LineProgress(STARTING, on=not quiet) as status:
-            result = replay_rank(folder, words, status.replaying)
+        run = partial(replay_rank, folder, words)
     else:
-        with LineProgress(STARTING, on=not quiet) as status:
-            result = run(folder, words, ranks, status.replaying)
-    if json:
-        print_json(result)
-    else:
-        show_replay(make_console(), result, brief=quiet)
+        run = partial(start, folder, words, ranks)
+    with LineProgress(STARTING, on=not quiet) as status:
+        result = run(status.replaying)
+    return replay_view(result)
 
 
 def predict(
     folder: Path,
     hardware: str = "cpu-gloo",
-    json: bool = False,
-    quiet: bool = False,
-) -> None:
+) -> View:
     """Predict an iteration of a generated benchmark without running it.
 
     Ops that no calibration model ran have no kernel model: their recorded times are used instead,
@@ -115,13 +112,7 @@ def predict(
     Machine:
         hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
     """
-    from shardopt.cli.output import print_json
     from shardopt.replay.predict import predict
-    from shardopt.report.bench.replay import show_prediction
-    from shardopt.report.console import make_console
+    from shardopt.report.bench.replay import prediction_view
 
-    result = predict(folder, hardware)
-    if json:
-        print_json(result)
-    else:
-        show_prediction(make_console(), result, brief=quiet)
+    return prediction_view(predict(folder, hardware))

@@ -9,6 +9,7 @@ from typing import Literal
 from predictor.errors import InputError
 from shardopt.api.request import MAX_SEED, Machine, check_number
 from shardopt.ranks.realtime import Runtime
+from shardopt.report.blocks import View
 
 MAX_ROUNDS, MAX_BLOCK, MAX_WARMUP = 10_000, 10_000, 1000
 MAX_SILENCE = 10**6
@@ -31,7 +32,7 @@ def run(
     output: Path | None = None,
     json: bool = False,
     quiet: bool = False,
-) -> None:
+) -> View | None:
     """Run plans for real with TorchRec, interleaved, and save every sample.
 
     Starts one process per rank on this machine, or joins the processes that torchrun started.
@@ -50,11 +51,10 @@ def run(
     from shardopt.bench.run import run_bench
     from shardopt.calibrate.profile import other_machine_note, other_runtime_note
     from shardopt.calibrate.run import origin
-    from shardopt.cli.output import check_writable, note, predict_plans, print_json
+    from shardopt.cli.output import check_writable, note, predict_plans, show
     from shardopt.ranks.hosts import Link
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.bench.run import run_object, show_run
-    from shardopt.report.console import make_console
+    from shardopt.report.bench.run import run_view
 
     check_number("rounds", rounds, 1, MAX_ROUNDS)
     check_number("block", block, 1, MAX_BLOCK)
@@ -98,15 +98,16 @@ def run(
         silence_s=silence,
         say=lambda text: note([text], quiet=quiet),
     )
+    view = None
     if rows is not None:
         predicted = {name: item.prediction for name, item in zip(names, found, strict=True)}
-        if json:
-            paths = dict(zip(names, map(str, plans), strict=True))
-            print_json({**run_object(rows, paths, predicted), "hardware": setting.hardware_name})
-        else:
-            show_run(make_console(), rows, predicted, setting.hardware_name)
+        paths = dict(zip(names, map(str, plans), strict=True))
+        view = run_view(rows, paths, predicted, setting.hardware_name)
     if join is not None:
+        if view is not None:
+            show(view, json=json, quiet=quiet)
         end_process()
+    return view
 
 
 def plan_names(plans: Sequence[Path]) -> list[str]:

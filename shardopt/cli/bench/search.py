@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 from shardopt.api.request import MAX_SEED, Machine, check_number
+from shardopt.report.blocks import View
 
 MAX_REPEAT = 1000
 
@@ -17,9 +17,8 @@ def search(
     effort: float = 1.0,
     time_limit: float | None = None,
     repeat: int = 3,
-    json: bool = False,
     quiet: bool = False,
-) -> None:
+) -> View:
     """Compare the search with TorchRec's planner: time to plan, and predicted plans.
 
     Search:
@@ -28,7 +27,7 @@ def search(
     from search.stop import Stop
     from shardopt.api.cache import versions
     from shardopt.api.setting import resolve
-    from shardopt.cli.output import note, print_json
+    from shardopt.cli.output import note, words_of
 
     check_number("seed", seed, 0, MAX_SEED)
     Stop(effort, time_limit)
@@ -37,16 +36,11 @@ def search(
 
     # torch, torchrec and the solvers, once the input is known to be good
     from shardopt.bench.planners import compare
-    from shardopt.report.bench.planners import bench_object, show_bench, show_headline
-    from shardopt.report.console import make_console
-    from shardopt.report.prediction import show_setting
+    from shardopt.report.bench.planners import planners_view
+    from shardopt.report.prediction import setting_facts
 
-    words = [str(model)]
-    options = {of.name: getattr(machine, of.name) for of in fields(machine)}
-    options |= {"seed": seed, "effort": effort, "time_limit": time_limit}
-    for name, value in options.items():
-        if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+    options = {**vars(machine), "seed": seed, "effort": effort, "time_limit": time_limit}
+    words = [str(model), *words_of(options)]
     note(setting.notes, quiet=quiet)
     found = compare(
         setting.problem(),
@@ -56,13 +50,10 @@ def search(
         repeat,
         lambda name, at: note([f"round {at + 1} of {repeat}: {name}"], quiet=quiet),
     )
-    if json:
-        head = {**setting.facts(), "seed": seed, "effort": effort, "repeat": repeat}
-        print_json({**head, **bench_object(found), "versions": versions()})
-        return
-    console = make_console()
-    if quiet:
-        show_headline(console, found)
-        return
-    show_setting(console, setting)
-    show_bench(console, found)
+    view = planners_view(found)
+    head = {**setting.facts(), "seed": seed, "effort": effort, "repeat": repeat}
+    return View(
+        {**head, **view.data, "versions": versions()},
+        [setting_facts(setting), *view.full],
+        view.brief,
+    )

@@ -1,29 +1,32 @@
-"""The report of ``shardopt bench run``, as data and on the console."""
+"""The report of ``shardopt bench run``."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from rich.console import Console
 
 from predictor.predict import Prediction
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, reference_rounds, summaries
 from shardopt.formatting import interval, number, percent, plural, times
-from shardopt.race import Ratio
-from shardopt.report.console import heading, line, show, table
-
-Predicted = Mapping[str, Prediction]
+from shardopt.report.blocks import Block, Grid, Heading, View
 
 BUSY_CORES = 0.15
 """Cores busy with other work that are worth a warning."""
 
 
-def run_object(rows: BenchRows, paths: Mapping[str, str], predicted: Predicted) -> dict[str, Any]:
-    """``shardopt bench run --json``.
+def run_view(
+    rows: BenchRows,
+    paths: Mapping[str, str],
+    predicted: Mapping[str, Prediction],
+    hardware: str,
+) -> View:
+    """``shardopt bench run``.
+
+    Args:
+        hardware: name of the profile that the predictions are from.
 
     Keys:
         rows: a plan each: ``plan`` (the path as given), ``samples_ms`` (rank 0's, in the order
@@ -35,19 +38,40 @@ def run_object(rows: BenchRows, paths: Mapping[str, str], predicted: Predicted) 
         reference: kernel -> ``rounds_ms``, ``median_ms``: fixed work timed in the same rounds.
         other_cores: by round, how many cores were busy with something else (or null).
         model, settings, sessions: as in the rows file.
+        hardware: as given.
     """
-    return {
+    found, reference = summaries(rows), reference_rounds(rows)
+    data = {
         "model": rows.model,
         "settings": rows.settings,
         "rounds": len(rows.rounds),
-        "rows": [_row(item, paths, predicted.get(item.name)) for item in summaries(rows)],
+        "rows": [_row(item, paths, predicted.get(item.name)) for item in found],
         "reference": {
             kernel: {"median_ms": statistics.median(rounds), "rounds_ms": rounds}
-            for kernel, rounds in reference_rounds(rows).items()
+            for kernel, rounds in reference.items()
         },
         "other_cores": [r["other_cores"] for r in rows.rounds],
         "sessions": rows.sessions,
+        "hardware": hardware,
     }
+    count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
+    link = rows.settings.get("link_gbit_s")
+    over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
+    several = len(found) > 1
+    columns = ["~plan", ">median", "<p10 – p90", ">rounds"]
+    columns += [f"<vs {found[0].name}"] * several + [">predicted", ">off by"] * bool(predicted)
+    cells = [_cells(item, predicted.get(item.name), several=several) for item in found]
+    report: list[Block] = [
+        Heading("Measured", f"ms per iteration on {over}, {count}"),
+        Grid(columns, cells),
+        *run_words(rows, found),
+    ]
+    if predicted:
+        report.append(
+            f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
+            "times drift with the machine, so ratios are the fairer test."
+        )
+    return View(data, report, report)
 
 
 def _row(
@@ -72,83 +96,42 @@ def _row(
     }
 
 
-def show_run(console: Console, rows: BenchRows, predicted: Predicted, hardware: str) -> None:
-    """The whole report.
-
-    Args:
-        hardware: name of the profile that the predictions are from.
-    """
-    found = summaries(rows)
-    count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
-    link = rows.settings.get("link_gbit_s")
-    over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
-    heading(console, "Measured", f"ms per iteration on {over}, {count}")
-    columns = ["~plan", ">median", "<p10 – p90", ">rounds"]
-    columns += [f"<vs {found[0].name}"] if len(found) > 1 else []
-    columns += [">predicted", ">off by"] if predicted else []
-    made = table(*columns)
-    for item in found:
-        made.add_row(*_cells(item, len(found) > 1, predicted))
-    show(console, made)
-    for sentence in run_words(rows, found):
-        line(console, sentence)
-    if predicted:
-        line(
-            console,
-            f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
-            "times drift with the machine, so ratios are the fairer test.",
-        )
-
-
-def _cells(item: PlanSummary, several: bool, predicted: Predicted) -> Sequence[str]:
+def _cells(item: PlanSummary, prediction: Prediction | None, *, several: bool) -> list[str]:
     cells = [item.name, number(item.median_ms), interval(item.p10_p90_ms)]
     cells.append(f"± {percent(item.round_spread / 2)}")
-    if several:
-        cells.append(ratio_words(item.ratio))
-    if predicted:
-        value = predicted[item.name].iteration_ms
+    ratio = item.ratio
+    if several and ratio is not None:
+        shown = times(ratio.value) if ratio.significant else f"not significant ({ratio.value:.3f})"
+        cells.append(shown)
+    elif several:
+        cells.append("")
+    if prediction is not None:
+        value = prediction.iteration_ms
         cells += [number(value), f"{100 * (value / item.median_ms - 1):+.0f} %"]
     return cells
 
 
-def ratio_words(ratio: Ratio | None) -> str:
-    """How a plan compares with the first, if the difference is significant."""
-    if ratio is None:
-        return ""
-    if ratio.significant:
-        return times(ratio.value)
-    return f"not significant ({ratio.value:.3f})"
-
-
-def run_words(rows: BenchRows, found: Sequence[PlanSummary]) -> list[str]:
+def run_words(rows: BenchRows, found: list[PlanSummary]) -> list[str]:
     """What the table leaves out: whether to trust it."""
-    sentences = []
     unstable = [item.name for item in found if item.stable is False]
+    said = ["All samples are stable by pyperf's rules."]
     if unstable:
-        sentences.append(
+        said = [
             f"Unstable by pyperf's rules (deviation above 10 %, or a sample 50 % off): "
             f"{', '.join(unstable)}. Medians are shown; an idle machine or more rounds would help."
-        )
-    else:
-        sentences.append("All samples are stable by pyperf's rules.")
+        ]
     for i, session in enumerate(rows.sessions, start=1):
         load = f"load average before: {session['load']:.2f}"
-        sentences.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
-    sentences += busy_words(rows)
+        said.append(f"Session {i}: {warmup_words(session['warmup'])}; {load}.")
+    busy = [r["other_cores"] for r in rows.rounds if r["other_cores"] is not None]
+    if max(busy, default=0.0) >= BUSY_CORES:
+        said.append(
+            f"The machine was not idle: other work kept {statistics.median(busy):.2f} cores busy "
+            f"in the median round and {max(busy):.2f} in the worst."
+        )
     moved = {k: max(v) / min(v) - 1 for k, v in reference_rounds(rows).items()}
     parts = ", ".join(f"{k.replace('_', ' ')} {percent(v)}" for k, v in moved.items())
-    sentences.append(f"Reference kernels, slowest round against fastest: {parts}.")
+    said.append(f"Reference kernels, slowest round against fastest: {parts}.")
     if len(rows.rounds) < 6:
-        sentences.append("With fewer than 6 rounds, no difference can be significant.")
-    return sentences
-
-
-def busy_words(rows: BenchRows) -> list[str]:
-    """Whether the machine did something else, too."""
-    busy = [r["other_cores"] for r in rows.rounds if r["other_cores"] is not None]
-    if not busy or max(busy) < BUSY_CORES:
-        return []
-    return [
-        f"The machine was not idle: other work kept {statistics.median(busy):.2f} cores busy in "
-        f"the median round and {max(busy):.2f} in the worst."
-    ]
+        said.append("With fewer than 6 rounds, no difference can be significant.")
+    return said

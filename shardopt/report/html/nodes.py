@@ -1,10 +1,12 @@
-"""HTML elements; whatever a table or file is called, it is escaped when they are written."""
+"""HTML elements, and reports made of them; names are escaped when the document is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
 from xml.etree.ElementTree import Element, tostring
+
+from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line
 
 Child = Element | str
 
@@ -41,69 +43,77 @@ def section(title: str, aside: str, *children: Child) -> Element:
     return node("section", heading, *children)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Args:
-        numeric: aligned right, and sorted as numbers.
-    """
-
-    title: str
-    numeric: bool = False
-    hint: str | None = None
+def sections(blocks: Iterable[Block]) -> list[Element]:
+    """A report: a section for every heading, and one before the first of them."""
+    found = [node("section")]
+    for block in blocks:
+        if isinstance(block, Heading):
+            found.append(section(block.title, block.aside))
+        elif block:
+            found[-1].append(element(block))
+    return found
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What a cell shows, and the value it is sorted by where that is another."""
+def element(block: Block) -> Element:
+    """A block that is no heading."""
+    if isinstance(block, Grid):
+        return node("div", grid(block), class_="scroll")
+    if isinstance(block, Legend):
+        keys = (
+            node("span", node("i", class_=_kind(k)), f" {words}", class_="key")
+            for k, words in block.kinds.items()
+        )
+        return node("p", *keys)
+    assert not isinstance(block, Heading)
+    if isinstance(block, Line):
+        kind = "warning" if block.style in ("yellow", "red") else block.style
+        return node("p", block.text, class_=kind or None)
+    return node("p", block)
 
-    shown: Child
-    value: float | None = None
 
-
-Row = Sequence[Cell | Child]
-
-
-def grid(columns: Sequence[Column], rows: Iterable[Row], *, sortable: str = "") -> Element:
-    """A table.
-
-    Args:
-        sortable: its id; columns can then be sorted by a click on their titles.
-    """
-    head = node("tr", *(_title(column, bool(sortable)) for column in columns))
+def grid(given: Grid) -> Element:
+    """A table, whose rows are sorted by a click on a title if it has a name."""
+    columns = given.columns or ("<", "<")
     body = [
-        node("tr", *(_cell(cell, column) for cell, column in zip(row, columns, strict=True)))
-        for row in rows
+        node("tr", *(_cell(cell, title) for cell, title in zip(row, columns, strict=True)))
+        for row in given.rows
     ]
-    kind = "sortable" if sortable else None
-    made = node(
-        "table", node("thead", head), node("tbody", *body), class_=kind, id=sortable or None
+    titles = [_title(title, bool(given.name)) for title in given.columns]
+    return node(
+        "table",
+        *([node("thead", node("tr", *titles))] if titles else []),
+        node("tbody", *body),
+        class_="sortable" if given.name else None,
+        id=given.name or None,
     )
-    return node("div", made, class_="scroll")
 
 
-def _title(column: Column, sortable: bool) -> Element:
-    inside: Child = node("button", column.title, type="button") if sortable else column.title
-    kind = "number" if column.numeric else None
-    return node("th", inside, scope="col", class_=kind, title=column.hint)
+def _title(title: str, sortable: bool) -> Element:
+    inside: Child = node("button", title[1:], type="button") if sortable else title[1:]
+    return node("th", inside, scope="col", class_="number" if title[0] == ">" else None)
 
 
-def _cell(cell: Cell | Child, column: Column) -> Element:
-    given = cell if isinstance(cell, Cell) else Cell(cell)
-    value = None if given.value is None else f"{given.value:.9g}"
-    return node("td", given.shown, class_="number" if column.numeric else None, data_value=value)
+def _cell(given: str | Bar | Cell, title: str) -> Element:
+    shown = given.shown if isinstance(given, Cell) else given
+    value = given.value if isinstance(given, Cell) else None
+    kind = None
+    if title[0] == ">" and isinstance(shown, str):
+        kind = "number"
+        with suppress(ValueError):  # a sorted column may hold other texts
+            value = float(shown.replace(",", "")) if value is None else value
+    inside = _bar(shown) if isinstance(shown, Bar) else shown
+    return node("td", inside, class_=kind, data_value=None if value is None else f"{value:.9g}")
 
 
-def bar(parts: Iterable[tuple[float, str, str]], total: float) -> Element:
-    """Parts side by side; all of the bar is ``total``.
-
-    Args:
-        parts: value, class and what the pointer shows, of each.
-    """
+def _bar(bar: Bar) -> Element:
     drawn = [
-        node("i", class_=kind, style=f"width:{100 * value / total:.3f}%", data_tip=tip)
-        for value, kind, tip in parts
-        if value > 0 and total > 0
+        node("i", class_=_kind(kind), style=f"width:{100 * value / bar.total:.3f}%", data_tip=tip)
+        for value, kind, tip in bar.parts
+        if value > 0 and bar.total > 0
     ]
     return node("div", *drawn, class_="bar")
+
+
+def _kind(kind: str) -> str:
+    """The class that has the colour of a part: of phases their own."""
+    return kind if kind in ("idle", "used", "misfit") else f"p-{kind}"

@@ -12,7 +12,7 @@ from predictor.trace.chrome import WAIT, Event, process_names, step_events
 from predictor.units import us
 from shardopt.formatting import ms, phase_words, plural
 from shardopt.report.html.nodes import node
-from shardopt.report.prediction import RankTimes, selected
+from shardopt.report.prediction import selected
 
 MAX_RANKS = 16
 MAX_SPANS = 8000
@@ -115,9 +115,8 @@ def timeline(prediction: Prediction) -> Element:
 
 
 def _ranks(prediction: Prediction) -> list[int]:
-    times = [RankTimes.of(load, prediction.iteration_ms) for load in prediction.per_rank]
     critical = {segment.rank for segment in prediction.critical_path}
-    return sorted({time.rank for time in selected(times, MAX_RANKS)} | critical)
+    return sorted({time.rank for time in selected(prediction, MAX_RANKS)} | critical)
 
 
 def _legend(drawn: Sequence[Span]) -> Element:

@@ -12,7 +12,7 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import Constraints, QComm, Table
 from predictor.predict import predict
-from search.tune.advice import Advised, Advisor, advise
+from search.tune.advice import Advised, Advisor
 from search.tune.knobs import Case
 from tests.search.problems import CPU, H100, a_table, a_workload, copying, hosts, some_plan
 
@@ -50,7 +50,7 @@ def check_times(case: Case, advised: Advised, plan: ShardingPlan) -> None:
 def test_dedup_of_a_hot_sequence_is_the_first_advice() -> None:
     case = sequences(copying(H100))
     plan, ms = planned(case)
-    advised = advise(case, plan, ms, effort=0.1)
+    advised = Advisor(case, plan, ms, effort=0.1).advise()
     (step,) = advised.advice[0].steps
     assert (step.name, step.target, step.value) == ("index_dedup", "t_item", True)
     assert advised.advice[0].gain > 0.1
@@ -58,21 +58,14 @@ def test_dedup_of_a_hot_sequence_is_the_first_advice() -> None:
         (a.gain for a in advised.advice), reverse=True
     )
     check_times(case, advised, plan)
-    done = replace(case, workload=advised.advice[0].case.workload)
-    assert "index_dedup" not in {a.steps[0].name for a in advise(done, plan, ms).advice}
-
-
-def test_advice_can_be_chosen_by_number() -> None:
-    case = sequences(copying(H100))
-    plan, ms = planned(case)
-    advised = advise(case, plan, ms, effort=0.1)
     advisor = Advisor(case, plan, ms)
-    assert advised.choose([1], advisor) is advised.advice[0]
-    assert advised.together is None or advised.together.gain > advised.advice[0].gain
-    two = advised.choose([1, 2], advisor)
+    assert advisor.choose(advised, [1]) is advised.advice[0]
+    two = advisor.choose(advised, [1, 2])
     assert {step.name for step in two.steps} == {a.steps[0].name for a in advised.advice[:2]}
     with pytest.raises(InputError, match="no advice 99"):
-        advised.choose([99], advisor)
+        advisor.choose(advised, [99])
+    done = replace(case, workload=advised.advice[0].case.workload)
+    assert "index_dedup" not in {a.steps[0].name for a in Advisor(done, plan, ms).advise().advice}
 
 
 def test_what_does_not_fit_is_no_advice() -> None:
@@ -80,7 +73,7 @@ def test_what_does_not_fit_is_no_advice() -> None:
     plan, ms = planned(case)
     used = max(case.problem().hardware.hbm_bytes, 1)
     small = replace(case, installed=hosts(4, 2, hbm=used // 14))
-    advised = advise(small, *planned(small))
+    advised = Advisor(small, *planned(small)).advise()
     for one in advised.advice:
         problem = one.case.problem()
         found = predict(problem.workload, problem.topology, problem.hardware, one.plan)
@@ -121,7 +114,7 @@ def test_advice_on_any_model(seed: int) -> None:
         hardware,
     )
     plan, ms = planned(case)
-    first, again = advise(case, plan, ms, effort=0.1), advise(case, plan, ms, effort=0.1)
+    first, again = (Advisor(case, plan, ms, effort=0.1).advise() for _ in range(2))
     assert [a.iteration_ms for a in first.advice] == [a.iteration_ms for a in again.advice]
     check_times(case, first, plan)
     for machine in first.machines:

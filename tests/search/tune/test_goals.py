@@ -31,13 +31,6 @@ def test_bytes_are_those_of_the_fullest_rank() -> None:
     assert shard_bytes(problem, plan) > max(placed)
 
 
-def test_the_front_is_what_no_point_beats() -> None:
-    points = [(1.0, 5.0), (2.0, 2.0), (3.0, 3.0), (2.0, 2.0), (5.0, 1.0), (1.0, 6.0)]
-    assert pareto_front(points) == [0, 1, 4]
-    assert covers((2.0, 2.0), (2.0, 3.0))
-    assert not covers((1.0, 5.0), (2.0, 2.0))
-
-
 def test_the_front_covers_every_point() -> None:
     rng = random.Random(0)
     points = [(float(rng.randint(0, 9)), float(rng.randint(0, 9))) for _ in range(60)]

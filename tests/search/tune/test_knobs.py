@@ -15,7 +15,8 @@ from predictor.predict import predict
 from predictor.units import GIB
 from search.solve import solve
 from search.stop import Stop
-from search.tune.knobs import KNOBS, RARELY, Case, grid_of
+from search.tune.knobs import PARAMETERS, RARELY, Case, changes, grid_of, steps
+from search.tune.knobs import turned as apply_setting
 from tests.search.problems import CPU, H100, a_table, a_workload, hosts
 
 
@@ -25,21 +26,23 @@ def a_case(world: int = 4, local: int | None = 2, **more: Any) -> Case:
 
 
 def turned(case: Case, **setting: Any) -> Case:
-    knobs = {p: name for name, knob in KNOBS.items() for p in knob.parameters}
-    values: dict[str, Any] = {knobs[name]: (value,) for name, value in setting.items()}
-    return grid_of(case, values).apply_setting(case, setting)
+    values: dict[str, Any] = {
+        PARAMETERS[name].user_name or name: (value,) for name, value in setting.items()
+    }
+    grid_of(case, values)  # which checks them
+    return apply_setting(case, setting)
 
 
 def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
     sequence = a_table("t2", pooling="none", module="ec")
     case = a_case(tables=(a_table("t0"), a_table("t1", dim=128), sequence))
-    able = [knob for knob in KNOBS.values() if not knob.refusal(case)]
-    assert {knob.name for knob in KNOBS.values()} - {knob.name for knob in able} == {"id_order"}
-    grid = grid_of(case, dict.fromkeys(knob.name for knob in able))
-    assert set(grid.values) == {p for knob in able for p in knob.parameters}
+    able = [knob for knob in PARAMETERS.values() if not knob.refusal(case)]
+    assert PARAMETERS.keys() - {knob.name for knob in able} == {"id_order"}
+    grid = grid_of(case, dict.fromkeys(knob.user_name or knob.name for knob in able))
+    assert set(grid.values) == {knob.name for knob in able}
     first = grid.nearest(case)
-    assert grid.changes(case, first) == {}
-    assert grid.apply_setting(case, first) == case
+    assert changes(case, first) == {}
+    assert apply_setting(case, first) == case
     assert grid.size > 10_000
 
 
@@ -61,7 +64,7 @@ def test_a_knob_changes_the_model(setting: dict[str, Any], expected: Any) -> Non
     after = turned(case, **setting)
     assert expected(after.workload)
     assert after.installed == case.installed
-    assert grid_of(case, {}).apply_setting(case, {}) == case
+    assert apply_setting(case, {}) == case
 
 
 def test_constraints_of_a_table_stay() -> None:
@@ -171,9 +174,9 @@ def test_unequal_ranks_and_cpus() -> None:
 
 
 def test_groups_are_tried_with_copies_that_meet_rarely_where_there_are_none() -> None:
-    steps = list(KNOBS["groups"].steps(a_case(8, 4)))
-    tried = {step.turn(a_case(8, 4)).workload.replica_groups for step in steps}
-    assert tried == {ReplicaGroups(4), ReplicaGroups(4, RARELY)}
-    given = a_case(8, 4, replica_groups=ReplicaGroups(8, 5))
-    tried = {step.turn(given).workload.replica_groups for step in KNOBS["groups"].steps(given)}
-    assert tried == {ReplicaGroups(4, 5)}
+    def tried(case: Case) -> set[ReplicaGroups | None]:
+        found = [step for step in steps(case) if step.name == "replica_groups"]
+        return {step.turn(case).workload.replica_groups for step in found}
+
+    assert tried(a_case(8, 4)) == {ReplicaGroups(4), ReplicaGroups(4, RARELY)}
+    assert tried(a_case(8, 4, replica_groups=ReplicaGroups(8, 5))) == {ReplicaGroups(4, 5)}

@@ -1,69 +1,75 @@
-"""Settings are drawn once each, and depend on the seed, the number and the study alone."""
+"""Settings are tried once each, and depend on the seed, the number and the study alone."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from predictor.errors import InputError
 from predictor.model.plan import ShardingPlan
-from search.tune.knobs import Grid
-from search.tune.study import (
-    SettingSampler,
-    distributions,
-    encode_plan,
-    params_of,
-    read_trial,
-    setting_of,
-)
+from search.problem import Problem
+from search.tune import tune
+from search.tune.goals import GOALS, Goal
+from search.tune.knobs import Case, Grid, Value
+from search.tune.study import OUTCOME, new_study, params_of, read_trial, setting_of
+from search.tune.trial import Outcome, Trial, pack_plan
+from search.tune.tune import Budget, Tuning
+from tests.search.problems import H100, a_table, a_workload, hosts
 
 GRID = Grid({"batch_size": (8, 16, 32, 64), "pipeline": ("base", "sparse_dist")})
-FIRST = {"batch_size": 32, "pipeline": "base"}
+CASE = Case(a_workload(a_table(), batch_size=32), hosts(2), H100)
+GOOD = {"batch_size": 50, "bucket": 10.0}
 
 
-def drawn(seed: int, count: int, directions: int = 1, *, prune: bool = False) -> list[object]:
-    study = optuna.create_study(
-        sampler=SettingSampler(GRID, FIRST, seed), directions=["minimize"] * directions
-    )
-    for _ in range(count):
-        trial = study.ask(distributions(GRID))
-        size = float(setting_of(GRID, trial.params)["batch_size"])
-        if prune and trial.number % 3 == 2:
-            study.tell(trial, state=TrialState.PRUNED)
-        else:
-            study.tell(trial, [1 / size, size][:directions])
-    return [tuple(setting_of(GRID, t.params).items()) for t in study.get_trials()]
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Tunes without a search: a setting is the better the nearer it is to a good one."""
+
+    def far(problem: Problem, goals: Sequence[Goal], *_: object) -> Outcome:
+        workload = problem.workload
+        size, bucket = workload.batch_size, workload.dense.bucket_cap_mb
+        if size == 16:
+            return Outcome(state="ruled out")
+        ms = 1 + abs(size - GOOD["batch_size"]) + abs(bucket - GOOD["bucket"])
+        plan = ShardingPlan(tables={}, world_size=2, local_world_size=2)
+        values = (ms, 1 / ms)[: len(goals)]
+        return Outcome(state="searched", values=values, iteration_ms=ms, plan=plan)
+
+    def tuned(grid: Grid, seed: int, trials: int, count: int = 2) -> tuple[Trial, ...]:
+        goals = [GOALS["time"], GOALS["memory"]][:count]
+        study = new_study(grid, goals, seed, {})
+        return Tuning(CASE, grid, goals, Budget(trials, seed=seed), study).run().trials
+
+    monkeypatch.setattr(tune, "try_setting", far)
+    return tuned
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("prune", [False, True])
-def test_each_setting_is_drawn_once(directions: int, prune: bool) -> None:
-    found = drawn(0, GRID.size, directions, prune=prune)
-    assert found[0] == tuple(FIRST.items())
-    assert len(set(found)) == GRID.size
+def settings(trials: tuple[Trial, ...]) -> list[tuple[tuple[str, Value], ...]]:
+    return [tuple(trial.setting.items()) for trial in trials]
 
 
-def test_the_seed_decides() -> None:
-    assert drawn(1, 8) == drawn(1, 8)
-    assert drawn(1, 8) != drawn(2, 8)
+def test_each_setting_is_tried_once_and_the_first_is_the_case_as_given(tried: Any) -> None:
+    found = settings(tried(GRID, 0, 99))
+    assert found[0] == (("batch_size", 32), ("pipeline", "base"))
+    assert len(set(found)) == len(found) == GRID.size
 
 
-def test_a_larger_grid_is_learnt() -> None:
+def test_the_seed_decides(tried: Any) -> None:
+    assert tried(GRID, 1, 6) == tried(GRID, 1, 6)
+    assert settings(tried(GRID, 1, 6)) != settings(tried(GRID, 2, 6))
+
+
+def test_a_larger_grid_is_learnt(tried: Any) -> None:
     """Of 64 x 64 settings the best corner is approached, not found by chance."""
     grid = Grid({"batch_size": tuple(range(1, 65)), "bucket": tuple(map(float, range(1, 65)))})
-    first = {"batch_size": 1, "bucket": 1.0}
-    study = optuna.create_study(sampler=SettingSampler(grid, first, 0))
-    for _ in range(60):
-        trial = study.ask(distributions(grid))
-        setting = setting_of(grid, trial.params)
-        far = abs(float(setting["batch_size"]) - 50) + abs(float(setting["bucket"]) - 10)
-        study.tell(trial, far)
-    values = [t.values[0] for t in study.get_trials()]
-    early, late = sum(values[1:16]) / 15, sum(values[-15:]) / 15
-    assert late < 0.6 * early
+    ms = [trial.iteration_ms or math.nan for trial in tried(grid, 0, 60, 1)]
+    early, late = ([x for x in part if x == x] for part in (ms[1:16], ms[-15:]))
+    assert sum(late) / len(late) < 0.6 * sum(early) / len(early)
 
 
 def test_settings_and_parameters_are_inverse() -> None:
@@ -73,22 +79,31 @@ def test_settings_and_parameters_are_inverse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "values"),
+    "damage",
     [
-        ({"plan": "~~~"}, [1.0]),
-        ({"iteration_ms": "x"}, [1.0]),
-        ({"iteration_ms": None}, [1.0]),
-        ({"bound": [1.0, 2.0]}, [1.0]),
-        ({}, [1.0, 2.0]),
+        {"plan": "~~~"},
+        {"plan": None},
+        {"iteration_ms": "x"},
+        {"iteration_ms": None},
+        {"bound": [1.0, 2.0]},
+        {"values": [1.0, 2.0]},
+        {"values": [float("nan")]},
+        {"state": "lost"},
     ],
 )
-def test_a_damaged_trial_is_named(notes: dict[str, Any], values: list[float]) -> None:
+def test_a_damaged_trial_is_named(damage: dict[str, Any]) -> None:
     plan = ShardingPlan(tables={}, world_size=1, local_world_size=1)
-    whole = {"iteration_ms": 1.0, "lower_bound_ms": 0.5, "plan": encode_plan(plan)}
+    whole = {
+        "state": "searched",
+        "values": [1.0],
+        "iteration_ms": 1.0,
+        "lower_bound_ms": 0.5,
+        "plan": pack_plan(plan),
+    }
 
-    def trial(notes: dict[str, Any], values: list[float]) -> FrozenTrial:
-        return optuna.trial.create_trial(values=values, user_attrs={**whole, **notes})
+    def trial(outcome: dict[str, Any]) -> FrozenTrial:
+        return optuna.trial.create_trial(values=[1.0], user_attrs={OUTCOME: outcome})
 
-    assert read_trial(GRID, 1, trial({}, [1.0])).plan == plan
+    assert read_trial(GRID, 1, trial(whole)).plan == plan
     with pytest.raises(InputError, match="trial -1 of the study is damaged"):
-        read_trial(GRID, 1, trial(notes, values))
+        read_trial(GRID, 1, trial({**whole, **damage}))

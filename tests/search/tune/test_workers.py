@@ -55,23 +55,19 @@ def check_nothing_lost(
     assert done  # the victim's first trial, at least
     for trial in done:
         again = after[trial.number]
-        assert (again.state, again.params, again.values) == (
-            trial.state,
-            trial.params,
-            trial.values,
+        assert (again.state, again.params, again.values, again.user_attrs) == (
+            *(trial.state, trial.params, trial.values, trial.user_attrs),
         )
-        assert again.user_attrs == trial.user_attrs
     finished = [t for t in after if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
-    assert len(finished) == TRIALS
-    # two that ask at the same moment may be given the same setting
-    assert len({tuple(sorted(t.params.items())) for t in finished}) >= TRIALS - 1
+    # two that ask at the same moment may be given the same setting, or run one more than asked for
+    assert len({tuple(sorted(t.params.items())) for t in finished}) in (TRIALS, TRIALS + 1)
 
 
 @pytest.mark.slow
 def test_a_killed_worker_on_a_journal(tmp_path: Path) -> None:
     """Its trial stays open; the same command goes on with other settings."""
     after = one_is_killed(f"journal:{tmp_path / 'study'}")
-    assert sum(not t.state.is_finished() for t in after) == 1
+    assert sum(t.state is TrialState.RUNNING for t in after) == 1
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def a_tuning(storage: str, study: str, trials: int) -> Tuning:
     case, goals = a_case(), [GOALS["time"]]
     grid = grid_of(case, {"batch_size": None, "qcomm": None, "pipeline": ("base", "sparse_dist")})
     shared = open_storage(storage)
-    made = new_study(case, grid, goals, 0, {}, name=study, shared=shared)
+    made = new_study(grid, goals, 0, {}, name=study, shared=shared)
     return Tuning(case, grid, goals, Budget(trials, effort=0.002), made, shared)
 
 

@@ -60,14 +60,10 @@ def test_a_window_whose_pooling_factor_is_none_keeps_that_of_the_model(
     assert windows["tue"].tables[0].features[0].pooling_factor == 2
 
 
-def test_stats_files_give_windows(tmp_path: Path) -> None:
+def test_stats_files_give_windows_and_those_of_other_data_are_told_by_name(tmp_path: Path) -> None:
     workload = load_model(write_model(tmp_path, "uniform"))
     found = workloads_of_stats(workload, two_windows(tmp_path))
     assert [w.tables[0].features[0].pooling_factor for w in found.values()] == [2.0, 3.0]
-
-
-def test_windows_of_other_data_are_told_by_name(tmp_path: Path) -> None:
-    workload = load_model(write_model(tmp_path, "uniform"))
     mon = write_window(tmp_path / "mon.npz", 2.0)
     for name, more, words in (
         ("other", {"names": ("g",)}, "none of the model's features"),

@@ -44,24 +44,17 @@ def test_levels_reach_the_topology(model: Path) -> None:
     assert found.installed.network == found.topology.network
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> Path:
+def test_mixed_hosts_have_their_own_memory_and_the_slowest_times(
+    model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(MIXED)
-    return path
-
-
-def test_mixed_hosts_have_their_own_memory_and_the_slowest_times(model: Path, mixed: Path) -> None:
-    found = resolve(model, Machine(cluster=mixed))
-    assert found.hardware.name == "h100-sxm + a100-40gb"
-    assert found.hardware_name == "a100-40gb"
+    found = resolve(model, Machine(cluster=path))
+    assert (found.hardware.name, found.hardware_name) == ("h100-sxm + a100-40gb", "a100-40gb")
     assert found.installed.hbm_cap_bytes == (gib(80),) * 2 + (gib(40),) * 2
-
-
-def test_given_hardware_holds_for_all(model: Path, mixed: Path) -> None:
-    found = resolve(model, Machine(cluster=mixed, hardware="h100-sxm"))
-    assert found.hardware.name == "h100-sxm"
-    assert set(found.installed.hbm_cap_bytes) == {gib(80)}
+    given = resolve(model, Machine(cluster=path, hardware="h100-sxm"))
+    assert given.hardware.name == "h100-sxm"
+    assert set(given.installed.hbm_cap_bytes) == {gib(80)}
 
 
 @pytest.mark.parametrize(("pooling_factor", "told"), [("1e-200", True), ("0.001", False)])

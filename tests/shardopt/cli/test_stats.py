@@ -117,12 +117,12 @@ def test_a_checkpoint_goes_when_the_run_is_done(run, data: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-ids", "0"], "--max-ids: got 0"),
+        (["--max-ids", "0"], "max_ids is 0"),
         (["--format", "tvs"], "'tsv'"),
         (["--features", "user,"], "commas"),
         (["--features", "usr"], "'user'"),
         (["--modulo"], "--modulo"),
-        (["--table-rows", "0"], "got 0"),
+        (["--table-rows", "0"], "table_rows is 0"),
         (["--table-rows", "none.yaml"], "none.yaml"),
         (["--table-rows", "9" * 5000], "--table-rows"),
         (["--table-rows", "rows.yaml"], "rows.yaml:1: user"),

@@ -23,10 +23,9 @@ from shardopt.explain.deciding import (
     deciding_constants,
     deciding_text,
     measuring_command,
-    plan_words,
     usual_plans,
 )
-from shardopt.report.objects import deciding_object
+from shardopt.report.plan import deciding_object
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 from tests.search import problems
 
@@ -54,11 +53,11 @@ def gain(hardware: HardwareProfile) -> float:
 def test_under_a_slow_host_plans_tie_and_below_the_flip_they_do_not() -> None:
     """Two predictions, a per cent before the value that is told and beyond it, agree with it."""
     assert gain(HARDWARE) == pytest.approx(0, abs=1e-3)
-    (host,) = [d for d in deciding_constants(PROBLEM, ODD, {"plan 2": EVEN}) if d.below]
-    assert (host.group, host.constant, host.stated) == ("overheads", "op_us", 8.7)
+    (host,) = [d for d in deciding_constants(PROBLEM, ODD, {"plan 2": EVEN}) if d.side == "below"]
+    assert (host.group, host.constant, host.value) == ("overheads", "op_us", 8.7)
     assert (host.plan, host.provenance, host.unmeasured) == ("plan 2", "derived", True)
-    assert host.flips_at < host.stated
-    flip = host.flips_at / host.stated
+    assert host.flips_at < host.value
+    flip = host.flips_at / host.value
     assert gain(scale_group(HARDWARE, "overheads", 0.99 * flip)) > ALIKE
     assert gain(scale_group(HARDWARE, "overheads", 1.01 * flip)) <= ALIKE
     gains = [gain(scale_group(HARDWARE, "overheads", f)) for f in (0.6, 0.5, 0.45)]
@@ -87,7 +86,7 @@ def test_the_usual_plans_are_those_that_somebody_would_run() -> None:
 
 
 HOST = DecidingConstant(
-    *("overheads", "op_us", "us an op", 8.7, 0.42, "derived", 6.1, True),
+    *("overheads", "op_us", "us an op", 8.7, 0.42, "derived", 6.1, "below"),
     *("torchrec default", 0.12, 0.02, "shardopt calibrate --backend nccl --only host"),
 )
 
@@ -110,18 +109,11 @@ def test_the_sentence_and_json_say_the_same() -> None:
     [
         ("overheads", "cpu", "shardopt calibrate --only host"),
         ("embedding", "cuda", "shardopt calibrate --backend nccl --only embedding"),
-        ("collectives", "cpu", "shardopt calibrate --only collectives"),
         ("elementwise", "cpu", "shardopt calibrate"),
     ],
 )
 def test_commands_measure_as_little_as_they_can(group: str, device: str, command: str) -> None:
     assert measuring_command(group, device) == command
-
-
-def test_names_of_plans_are_words() -> None:
-    assert plan_words("plan 2") == "plan 2"
-    assert plan_words("the plan b.json") == "the plan b.json"
-    assert plan_words("row_wise all") == "the plan of row wise all"
 
 
 def sixteen(tables: int, batch: int, skip: int = 0) -> Problem:
@@ -155,7 +147,7 @@ def test_a_model_that_waits_for_a_guessed_host_gets_a_plan_for_a_fast_one_too() 
     assert time(chosen, HARDWARE) <= time(careless, HARDWARE) * (1 + TOLERANCE)
     assert time(chosen, fast) < 1.1 * time(modern, fast) < 0.8 * time(careless, fast)
     host = deciding_constants(problem, careless, {"plan 2": chosen, "plan 3": modern})[0]
-    assert (host.group, host.below, host.unmeasured) == ("overheads", True, True)
+    assert (host.group, host.side, host.unmeasured) == ("overheads", "below", True)
     others = {"plan 2": careless}
     assert "overheads" not in {one.group for one in deciding_constants(problem, chosen, others)}
 
