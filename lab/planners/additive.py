@@ -71,19 +71,6 @@ class OptionArrays:
     starts: Ints
 
 
-@dataclass(frozen=True)
-class Selection:
-    """One option a table.
-
-    Args:
-        options: index of the option of every table in `OptionArrays`.
-        total_ms: lower bound on the total cost at this target.
-    """
-
-    options: Ints
-    total_ms: float
-
-
 class AdditiveBound:
     """Bounds and picks for one problem with ``world`` ranks."""
 
@@ -105,17 +92,21 @@ class AdditiveBound:
         return low
 
     def _refuted(self, target: float) -> bool:
-        return self.pick(target).total_ms > self.world * target * (1 + 1e-12)
+        _, total_ms = self.pick(target)
+        return total_ms > self.world * target * (1 + 1e-12)
 
-    def pick(self, target: float, pressure: float = 1.0, largest: float = 1.0) -> Selection:
-        """Least total cost plus memory price among options whose shards cost at most ``target``.
+    def pick(
+        self, target: float, pressure: float = 1.0, largest: float = 1.0
+    ) -> tuple[Ints, float]:
+        """Least total cost plus memory price among options whose shards cost at most ``target``:
+        the option of every table in `OptionArrays`, and a lower bound on the total cost in ms.
 
         Args:
             target: at least every table's cheapest shard.
             pressure: share of all memory that may be taken is one over this; above 1 the picks
-                leave room, and `total_ms` is no bound.
+                leave room, and the total is no bound.
             largest: share of a rank's memory that a shard may take, where a table can do with it;
-                below 1, `total_ms` is no bound.
+                below 1, the total is no bound.
         """
         allowed = np.where(self.items.cost <= target, 0.0, np.inf)
         small = np.where(self.items.largest <= largest, allowed, np.inf)
@@ -128,7 +119,7 @@ class AdditiveBound:
             for kind in range(2):
                 prices[kind] = self._price(total, prices, kind, room)
         options, value = self._least(total, prices)
-        return Selection(options, value - float(prices.sum()) * room)
+        return options, value - float(prices.sum()) * room
 
     def _price(self, total: Array, prices: Array, kind: int, room: float) -> float:
         """The smallest price of one kind of memory at which the picks fit, the other's fixed."""
@@ -217,14 +208,12 @@ class AdditivePlan:
         assignment: the same; options carry their memory as TorchRec counts it.
         rating_ms: the largest sum of shard costs on a rank, which is no iteration time.
         lower_bound_ms: no plan of these options that fits has a smaller one.
-        found_by: the start that led to it.
     """
 
     plan: ShardingPlan
     assignment: Assignment
     rating_ms: float
     lower_bound_ms: float
-    found_by: str
 
 
 def solve_additive(
@@ -298,26 +287,20 @@ class _Search:
     def best(self) -> AdditivePlan:
         """The best plan of all starts."""
         lower = self.bound.lower_bound_ms()
-        starts = {plan: name for name, plan in self._starts(lower)}
-        found = [
-            (starts[plan], self._improved(plan))
-            for plan in sorted(starts, key=self.rating_ms)[:STARTS]
-        ]
-        name, best = min(found, key=lambda one: self.rating_ms(one[1]))
+        starts = sorted(dict.fromkeys(self._starts(lower)), key=self.rating_ms)[:STARTS]
+        best = min(map(self._improved, starts), key=self.rating_ms)
         if self.rating_ms(best) > lower * (1 + WIDE) and not self.stop.reached():
-            exact = self._improved(self._exact(best))
-            if self.rating_ms(exact) < self.rating_ms(best):
-                name, best = "cpsat", exact
+            best = min(best, self._improved(self._exact(best)), key=self.rating_ms)
         plan = self.objective.sharding_plan(best)
-        return AdditivePlan(plan, best, self.rating_ms(best), lower, name)
+        return AdditivePlan(plan, best, self.rating_ms(best), lower)
 
-    def _starts(self, lower: float) -> Iterator[tuple[str, Assignment]]:
+    def _starts(self, lower: float) -> Iterator[Assignment]:
         """Plans that fit, at least one."""
         none = True
-        for name, plan in (*self._picked(lower), ("torchrec", self._torchrec())):
+        for plan in (*self._picked(lower), self._torchrec()):
             if plan is not None:
                 none = False
-                yield name, plan
+                yield plan
             if self.stop.reached():
                 break
         if none:
@@ -326,9 +309,9 @@ class _Search:
             found = find_feasible(self.objective, work, self.seed, left)
             if found.assignment is None:
                 raise missing_memory(self.objective, found)
-            yield "feasibility", found.assignment
+            yield found.assignment
 
-    def _picked(self, lower: float) -> Iterator[tuple[str, Assignment | None]]:
+    def _picked(self, lower: float) -> Iterator[Assignment | None]:
         """The options of the bound, placed, at a few targets; with smaller shards, too, unless
         that comes near the bound."""
         best = math.inf
@@ -337,13 +320,13 @@ class _Search:
                 return
             plan = None
             for pressure in PRESSURES:
-                picked = self.bound.pick(target * lower, pressure, largest).options
+                picked, _ = self.bound.pick(target * lower, pressure, largest)
                 plan = self.placer.place_all([self.flat[i] for i in picked.tolist()])
                 if plan is not None or self.stop.reached():
                     break
             if plan is not None:
                 best = min(best, self.rating_ms(plan))
-            yield f"target {target:g}", plan
+            yield plan
 
     def _torchrec(self) -> Assignment | None:
         """What TorchRec's default planner answers, with the options of this space."""

@@ -52,9 +52,7 @@ def every_second(rows: CollectiveRows) -> NDArray[np.bool_]:
     return chosen
 
 
-def fit_own_part(
-    rows: CollectiveRows, op: str, edges_mib: Sequence[float], like: Curve | None = None
-) -> Curve:
+def fit_own_part(rows: CollectiveRows, op: str, edges_mib: Sequence[float]) -> Curve:
     """The curve over several rank counts, with what a rank's own part costs.
 
     Least absolute errors; the share is the best of `OWN_PARTS`.
@@ -62,14 +60,7 @@ def fit_own_part(
 
     def fitted(own: float) -> Curve:
         return fit_curve(
-            rows,
-            op,
-            edges_mib,
-            smoothing=FIRM,
-            reweightings=ROBUST,
-            like=like,
-            own_part=own,
-            hops=True,
+            rows, op, edges_mib, smoothing=FIRM, reweightings=ROBUST, own_part=own, hops=True
         )
 
     def missed(curve: Curve) -> float:

@@ -22,10 +22,11 @@ from lab.planners.published import (
     neuroshard,
     random_plans,
 )
+from lab.planners.reservation import reserve_topology
+from predictor.errors import InfeasibleError
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints
 from search.baselines.torchrec_memory import torchrec_memory
-from search.baselines.torchrec_planner import torchrec_plan
 from search.objective import Assignment
 from search.space.enumerate import enumerate_space
 from search.space.option import place
@@ -177,17 +178,6 @@ def test_torchrecs_count_of_memory_decides_where_it_is_asked() -> None:
     assert proposed(dreamshard_greedy, PlannerInputs(tight, torchrec))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_it_rates_torchrecs_plan_as_torchrec_does(seed: int) -> None:
-    problem = random_problem(seed)
-    theirs = torchrec_plan(problem.workload, problem.topology)
-    if theirs is None:
-        pytest.skip("TorchRec finds no plan")
-    torchrec = TorchRecObjective(problem.workload, problem.topology)
-    assert torchrec.rating_ms(theirs.tables) == pytest.approx(theirs.rating_ms, rel=1e-12)
-    assert torchrec.fits(theirs.tables)
-
-
 def test_a_rank_without_room_does_not_fit() -> None:
     """Both tables on one rank take twice the memory; one byte less is too little."""
     workload = a_workload(a_table("a"), a_table("b"), train_pipeline="prefetch_sparse_dist")
@@ -205,3 +195,8 @@ def test_a_rank_without_room_does_not_fit() -> None:
     for missing, fits in ((0, True), (1, False)):
         topology = hosts(2, hbm=2 * need[0].hbm_bytes - missing)
         assert TorchRecObjective(workload, topology).fits(plan) is fits
+
+
+def test_what_the_reservation_leaves_nothing_of_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="rank"):
+        reserve_topology(a_workload(a_table("t")), hosts(2, hbm=1000))
