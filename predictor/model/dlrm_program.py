@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from predictor.model.captured import CapturedDense
 from predictor.model.op_calls import (
@@ -74,6 +75,11 @@ class OpWriter:
         """A range of the columns of a matrix."""
         shape = (of.shape[0], width)
         return self.view("slice", of, shape=shape, strides=of.strides, offset=of.offset + first)
+
+    def side_by_side(self, of: Operand, widths: Sequence[int]) -> list[Operand]:
+        """The columns of a matrix, taken apart."""
+        ends = accumulate(widths)
+        return [self.columns(of, end - w, w) for end, w in zip(ends, widths, strict=True)]
 
     def row(self, stacked: Operand, at: int) -> Operand:
         """A matrix of the middle axis of three."""
@@ -333,11 +339,7 @@ class _Dlrm(OpWriter):
         elif vectors:
             whole = vectors[0]
 
-        def backward(grad: Operand) -> list[Operand]:
-            firsts = [sum(widths[:at]) for at in range(len(widths))]
-            return [self.columns(grad, a, w) for a, w in zip(firsts, widths, strict=True)]
-
-        return whole, backward
+        return whole, lambda grad: self.side_by_side(grad, widths)
 
     def _dot(
         self, bottom: Operand, found: Sequence[Operand]
@@ -427,7 +429,12 @@ class _Dlrm(OpWriter):
         self.events += [Lookup(module, outputs) for module, outputs in given.items()]
         found: list[Operand] = []
         for module, of in tables.items():
-            found += self._sums(given[module]) if _unpooled(of) else self._split(given[module], of)
+            if _unpooled(of):
+                sums = ((values, (self.batch, values.shape[-1])) for values in given[module])
+                found += [self.op("segment_reduce", [v], self.tensor(shape)) for v, shape in sums]
+            else:
+                widths = [table.embedding_dim for table in of for _ in table.features]
+                found += self.side_by_side(given[module][0], widths)
         self.inputs += self.copy(self.batch * self.dense.copies[0])
 
         def backward(grads: Sequence[Operand]) -> None:
@@ -436,8 +443,13 @@ class _Dlrm(OpWriter):
             for module, of in reversed(tables.items()):
                 count = sum(len(table.features) for table in of)
                 left, mine = left[: len(left) - count], left[len(left) - count :]
-                back = self._unsum if _unpooled(of) else self._unsplit
-                self.events.append(LookupBackward(module, back(mine, given[module])))
+                outputs = given[module]
+                if _unpooled(of):
+                    name, pairs = "_segment_reduce_backward", zip(mine, outputs, strict=True)
+                    returned = [self.op(name, [grad], self.like(values)) for grad, values in pairs]
+                else:
+                    returned = [self.op("cat", mine, self.like(outputs[0]))]
+                self.events.append(LookupBackward(module, tuple(returned)))
 
         return found, backward
 
@@ -450,30 +462,6 @@ class _Dlrm(OpWriter):
             self.tensor((max(1, round(self.batch * f.lookups_per_sample)), t.embedding_dim))
             for t in tables
             for f in t.features
-        )
-
-    def _split(self, given: Sequence[Operand], tables: Sequence[Table]) -> list[Operand]:
-        widths = [t.embedding_dim for t in tables for _ in t.features]
-        (values,) = given
-        firsts = [sum(widths[:at]) for at in range(len(widths))]
-        return [self.columns(values, a, w) for a, w in zip(firsts, widths, strict=True)]
-
-    def _unsplit(self, grads: Sequence[Operand], given: Sequence[Operand]) -> tuple[Operand, ...]:
-        return (self.op("cat", grads, self.like(given[0])),)
-
-    def _sums(self, given: Sequence[Operand]) -> list[Operand]:
-        """Sequences summed over the sample."""
-        shapes = [(self.batch, values.shape[-1]) for values in given]
-        return [
-            self.op("segment_reduce", [values], self.tensor(shape))
-            for values, shape in zip(given, shapes, strict=True)
-        ]
-
-    def _unsum(self, grads: Sequence[Operand], given: Sequence[Operand]) -> tuple[Operand, ...]:
-        name = "_segment_reduce_backward"
-        return tuple(
-            self.op(name, [grad], self.like(values))
-            for grad, values in zip(grads, given, strict=True)
         )
 
 
