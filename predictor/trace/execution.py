@@ -261,24 +261,14 @@ def _value(given: object, kind: str) -> Value:
     if kind == "None" or given == "<None>":
         return None
     if isinstance(given, list):
-        if TENSOR.match(kind):
+        # types nest without saying which item is which
+        listed = "Tensor(" in kind and len(given) == 6 and isinstance(given[5], str)
+        if listed or TENSOR.match(kind):
             return _tensor(given)
-        if "Tensor(" in kind:
-            return tuple(_tensor_or_other(item) for item in given)
-        return tuple(_value(item, "") for item in given)
+        return tuple(_value(item, kind) for item in given)
     if given is None or isinstance(given, (bool, int, float, str)):
         return given
     raise TypeError
-
-
-def _tensor_or_other(given: object) -> Value:
-    """An item of a list with tensors in it; types nest without saying which item is which."""
-    is_tensor = isinstance(given, list) and len(given) == 6 and isinstance(given[5], str)
-    if is_tensor and isinstance(given, list):
-        return _tensor(given)
-    if isinstance(given, list):
-        return tuple(_tensor_or_other(item) for item in given)
-    return _value(given, "")
 
 
 def _tensor(given: Sequence[Any]) -> Tensor:
