@@ -129,7 +129,7 @@ class KinetoReader:
         runtime, shapes, dtypes, kept = kind == "runtime", None, None, None
         if not runtime:
             dims, types = args.get("Input Dims", args.get("Input dims")), args.get("Input type")
-            shapes = self._once(tuple(map(_shape, dims)) if isinstance(dims, list) else ())
+            shapes = self._once(tuple(map(tensor_shape, dims)) if isinstance(dims, list) else ())
             dtypes = self._once(tuple(map(str, types)) if isinstance(types, list) else ())
             if self.keep_args:
                 found = {key: args[key] for key in KEPT if key in args}
@@ -282,10 +282,10 @@ def _whole(args: Args, *names: str) -> int | None:
     return None
 
 
-def _shape(given: object) -> tuple[int, ...]:
+def tensor_shape(given: object) -> tuple[int, ...]:
     """Of a tensor, or of the only one of a list; empty for what has none."""
-    if isinstance(given, list):
-        if len(given) == 1 and isinstance(given[0], list):
+    if isinstance(given, list | tuple):
+        if len(given) == 1 and isinstance(given[0], list | tuple):
             given = given[0]
         if all(isinstance(size, int) and size >= 0 for size in given):
             return tuple(given)

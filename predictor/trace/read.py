@@ -19,7 +19,7 @@ from predictor.trace.comms import NOTHING, infos_around, size_notes, with_order
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
 from predictor.trace.execution import NODES, ExecutionTrace, Node, execution_trace
 from predictor.trace.files import TraceFile, open_traces, read_json
-from predictor.trace.kineto import TRACE_EVENTS, KinetoReader
+from predictor.trace.kineto import TRACE_EVENTS, KinetoReader, tensor_shape
 from predictor.units import us
 
 TOGETHER = frozenset({"all_to_all", "all_reduce", "reduce_scatter", "all_gather"})
@@ -281,17 +281,9 @@ def _by_order(host: Sequence[HostEvent], nodes: Sequence[Node]) -> dict[int, Nod
 def _with_node(event: HostEvent, node: Node) -> HostEvent:
     shapes, dtypes = event.shapes, event.dtypes
     if shapes is None and node.inputs:
-        shapes = tuple(_shape(a.shape) for a in node.inputs)
+        shapes = tuple(tensor_shape(a.shape) for a in node.inputs)
         dtypes = tuple(_dtype(a.type) for a in node.inputs)
     return replace(event, node=node.id, shapes=shapes, dtypes=dtypes)
-
-
-def _shape(shape: tuple[object, ...]) -> tuple[int, ...]:
-    """Shape of a tensor, or of the only tensor of a list, as in `HostEvent.shapes`."""
-    if len(shape) == 1 and isinstance(shape[0], tuple):
-        shape = shape[0]
-    sizes = tuple(size for size in shape if isinstance(size, int))
-    return sizes if len(sizes) == len(shape) else ()
 
 
 def _dtype(kind: str) -> str:
