@@ -7,6 +7,7 @@ its source.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +30,7 @@ HOST_OPS: Mapping[str, float] = load_runtime("torchrec")["host_ops"]
 Array = NDArray[np.float64]
 
 
+@dataclass(eq=False)
 class FixedCosts:
     """Workload, topology and hardware with the costs that do not depend on the plan.
 
@@ -37,17 +39,10 @@ class FixedCosts:
             given here are without them.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        topology: Topology,
-        hardware: HardwareProfile,
-        errors: CostErrors | None = None,
-    ) -> None:
-        self.workload = workload
-        self.topology = topology
-        self.hardware = hardware
-        self.errors = errors
+    workload: Workload
+    topology: Topology
+    hardware: HardwareProfile
+    errors: CostErrors | None = None
 
     @cached_property
     def collectives(self) -> Collectives:

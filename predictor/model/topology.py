@@ -210,7 +210,7 @@ class ReplicaGroups:
     def __post_init__(self) -> None:
         for name in ("size", "sync_interval"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not _is_count(value):
                 raise InputError(f"replica_groups.{name} is {value!r}; give a whole number >= 1")
         if self.sharding_strategy not in STRATEGIES:
             raise InputError(
