@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -53,11 +52,10 @@ def other_cores(before: Usage, after: Usage, own_s: float) -> float | None:
 
 
 def _busy_seconds() -> float | None:
-    try:
-        columns = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
+    with suppress(ValueError, IndexError):
+        columns = _lines("/proc/stat")[0].split()[1:]
         return sum(int(columns[i]) for i in _BUSY) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
+    return None
 
 
 def machine() -> dict[str, Any]:
@@ -74,13 +72,9 @@ def machine() -> dict[str, Any]:
 
 def _processor() -> str | None:
     """The processor's own name, where the system tells."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            lines: Sequence[str] = file.readlines()
-    except OSError:
-        return platform.processor() or None
+    lines = _lines("/proc/cpuinfo")
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, None)
+    return next(names, platform.processor()) or None
 
 
 def environment(backend: str) -> dict[str, Any]:
@@ -120,6 +114,6 @@ def available_bytes() -> int:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text(encoding="ascii").splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []

@@ -80,31 +80,6 @@ def test_every_shipped_cluster_is_a_topology(path: Path) -> None:
     assert topology.hosts == cluster.hosts
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "parts"),
-    [
-        ("hosts: 2", "hosts: 0", [":3: hosts: got 0", "at least 1"]),
-        ("hosts: 2\n", "", [":1: hosts: missing"]),
-        ("hosts:", "host:", [":3: host: unknown key", "did you mean 'hosts'?"]),
-        ("hosts: 2", "hosts: true", [":3: hosts: got True"]),
-        ("nvlink_domain: 2", "nvlink_domain: 3", [":5: nvlink_domain: got 3", "must divide"]),
-        ("hbm_gib: 80", "hbm_gib: -1", [":7: hbm_gib: got -1", "GiB per rank"]),
-        ("hbm_gib: 80", "hbm_gib: lots", [":7: hbm_gib: got 'lots'"]),
-        ("32, 32.5]", "32]", [":8: ddr_gib: got 3 numbers for 4 ranks"]),
-        ("32, 32.5]", "32, no]", [":8: ddr_gib[3]: got False"]),
-        ("ranks_per_host: 2", "ranks_per_host: 65537", [":4: ranks_per_host: got 65537", "65536"]),
-        ("ranks_per_host: 2", "ranks_per_host: 65536", [":3: hosts: hosts x ranks_per_host"]),
-        (GOOD, "[]", ["model.yaml:1: got []", "schema: 1"]),
-        (GOOD, "", ["the file is empty"]),
-    ],
-)
-def test_bad_files(write: Callable[[str], Path], old: str, new: str, parts: list[str]) -> None:
-    with pytest.raises(InputError) as caught:
-        load_cluster(write(GOOD.replace(old, new, 1)))
-    for part in parts:
-        assert part in str(caught.value)
-
-
 def test_a_missing_file_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"did you mean 'dgx_h100_x1"):
         load_cluster(CLUSTERS / "dgx_h100_x.yaml")
@@ -147,29 +122,49 @@ def test_hosts_with_hardware_of_their_own(write: Callable[[str], Path]) -> None:
     assert cluster.host_hardware == ("h100-sxm", "a100-80gb")
 
 
+BAD_FILES = [
+    ("hosts: 2", "hosts: 0", [":3: hosts: got 0", "at least 1"]),
+    ("hosts: 2\n", "", [":1: hosts: missing"]),
+    ("hosts:", "host:", [":3: host: unknown key", "did you mean 'hosts'?"]),
+    ("hosts: 2", "hosts: true", [":3: hosts: got True"]),
+    ("nvlink_domain: 2", "nvlink_domain: 3", [":5: nvlink_domain: got 3", "must divide"]),
+    ("hbm_gib: 80", "hbm_gib: -1", [":7: hbm_gib: got -1", "GiB per rank"]),
+    ("hbm_gib: 80", "hbm_gib: lots", [":7: hbm_gib: got 'lots'"]),
+    ("32, 32.5]", "32]", [":8: ddr_gib: got 3 numbers for 4 ranks"]),
+    ("32, 32.5]", "32, no]", [":8: ddr_gib[3]: got False"]),
+    ("ranks_per_host: 2", "ranks_per_host: 65537", [":4: ranks_per_host: got 65537", "65536"]),
+    ("ranks_per_host: 2", "ranks_per_host: 65536", [":3: hosts: hosts x ranks_per_host"]),
+    (GOOD, "[]", ["model.yaml:1: got []", "schema: 1"]),
+    (GOOD, "", ["the file is empty"]),
+]
+BAD_LEVELS = [
+    ("{name: leaf}", "{name: leaf, size: 2}", [":6: levels[1]", "size"]),
+    ("in: {leaf: y}", "in: {pod: y}", [":2: hosts[2].in", "'pod' is unknown", "leaf, spine"]),
+    (", in: {leaf: y}", "", ["levels[1]", "host 'c' says none"]),
+    ("name: c", "name: b", [":2: hosts[2]: host 'b' is there twice"]),
+    ("name: c, in: {leaf: y}", "name: c, in: y", ["hosts[2].in: got 'y'", "{rail: a}"]),
+    ("name: spine", "name: leaf", [":4: levels", "leaf"]),
+    ("{name: spine", "{name: spine, size: 3", [":7: levels[2].size: got 3", "2 parts"]),
+    ("size: 2, link: nvlink", "link: nvlink", [":5: levels[0]: size is missing"]),
+    ("size: 2, link: nvlink", "size: 3, link: nvlink", ["levels[0].size: got 3", "divide"]),
+    ("{name: leaf}", "{name: leaf, size: 2, link: nvlink}", ["only the innermost"]),
+    ("oversubscription: 2", "oversubscription: 0.5", ["oversubscription: got 0.5", "least 1"]),
+    ("oversubscription: 2", "oversubscription: 2, gbit_s: 10", ["gbit_s"]),
+    ("ranks_per_host: 4", "ranks_per_host: 4\nnvlink_domain: 4", ["got 4", "'pairs' has 2"]),
+    ("name: a,", "name: a, hardware: h100-sxm,", ["hosts[1]", "name this one's"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "parts"),
-    [
-        ("{name: leaf}", "{name: leaf, size: 2}", [":6: levels[1]", "size"]),
-        ("in: {leaf: y}", "in: {pod: y}", [":2: hosts[2].in", "'pod' is unknown", "leaf, spine"]),
-        (", in: {leaf: y}", "", ["levels[1]", "host 'c' says none"]),
-        ("name: c", "name: b", [":2: hosts[2]: host 'b' is there twice"]),
-        ("name: c, in: {leaf: y}", "name: c, in: y", ["hosts[2].in: got 'y'", "{rail: a}"]),
-        ("name: spine", "name: leaf", [":4: levels", "leaf"]),
-        ("{name: spine", "{name: spine, size: 3", [":7: levels[2].size: got 3", "2 parts"]),
-        ("size: 2, link: nvlink", "link: nvlink", [":5: levels[0]: size is missing"]),
-        ("size: 2, link: nvlink", "size: 3, link: nvlink", ["levels[0].size: got 3", "divide"]),
-        ("{name: leaf}", "{name: leaf, size: 2, link: nvlink}", ["only the innermost"]),
-        ("oversubscription: 2", "oversubscription: 0.5", ["oversubscription: got 0.5", "least 1"]),
-        ("oversubscription: 2", "oversubscription: 2, gbit_s: 10", ["gbit_s"]),
-        ("ranks_per_host: 4", "ranks_per_host: 4\nnvlink_domain: 4", ["got 4", "'pairs' has 2"]),
-        ("name: a,", "name: a, hardware: h100-sxm,", ["hosts[1]", "name this one's"]),
-    ],
+    ("text", "old", "new", "parts"),
+    [*((GOOD, *case) for case in BAD_FILES), *((LEVELS, *case) for case in BAD_LEVELS)],
 )
-def test_bad_levels(write: Callable[[str], Path], old: str, new: str, parts: list[str]) -> None:
-    assert old in LEVELS
+def test_bad_files(
+    write: Callable[[str], Path], text: str, old: str, new: str, parts: list[str]
+) -> None:
+    assert old in text
     with pytest.raises(InputError) as caught:
-        load_cluster(write(LEVELS.replace(old, new, 1)))
+        load_cluster(write(text.replace(old, new, 1)))
     for part in parts:
         assert part in str(caught.value)
 

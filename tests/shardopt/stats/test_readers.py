@@ -188,26 +188,19 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda path: (np.save(path, IDS), path.write_bytes(path.read_bytes()[:-9])),
         [".npy"],
     ),
-    **{
-        f"head{number}.npy": (
-            lambda path, head=head: path.write_bytes(npy(head)),
-            [".npy"],
-        )
-        for number, head in enumerate(
-            [
-                "{'descr': '<i8', 'fortran_order': False, 'shape': (3, 2",
-                "{'descr': [1], 'fortran_order': False, 'shape': (3, 2)}",
-                "{'descr': (), 'fortran_order': False, 'shape': (3, 2)}",
-                "{'descr': '|O', 'fortran_order': False, 'shape': (3, 2)}",
-                "{'descr': '|V0', 'fortran_order': False, 'shape': (3, 2)}",
-                "{'descr': '<i8', 'fortran_order': False, 'shape': (-3, -2)}",
-                "{'descr': '<i8', 'fortran_order': False, 'shape': (10**18, 2)}",
-                "{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000000, 99)}",
-                "{" * 5000,
-                "\x00\xff",
-            ]
-        )
-    },
+    "deep.npy": (lambda path: path.write_bytes(npy("{" * 5000)), [".npy"]),
+    "objects.npy": (
+        lambda path: path.write_bytes(
+            npy("{'descr': '|O', 'fortran_order': False, 'shape': (3,)}")
+        ),
+        [".npy"],
+    ),
+    "endless.npy": (
+        lambda path: path.write_bytes(
+            npy("{'descr': '<i8', 'fortran_order': False, 'shape': (10**18, 2)}")
+        ),
+        [".npy"],
+    ),
     "wide.npy": (
         lambda path: np.save(path, np.zeros((1, 70_000), dtype=np.int8)),
         ["has 70000 columns", "at most 65536"],
