@@ -166,17 +166,18 @@ class LowerBound:
         least bound first.
 
         Args:
-            steps: as of `solve`, for sets that are the least then.
+            steps: as of `solve`, in all, for sets that are the least then.
             upper_ms: a plan with this time is known.
             effort: multiple of the default work.
             stop: asked often, with the bound so far.
             seconds: wall time left.
         """
-        self._fill_ranks(steps, upper_ms, effort, stop)
+        last = self._refined + steps
+        self._fill_ranks(last, upper_ms, effort, stop)
         choices, topology = self.choices, self._problem[0].topology
         small = choices.tables * topology.world_size <= SMALL and topology.groups == 1
         if small and not choices.without_longest:
-            self._place_ranks(steps, upper_ms, effort, stop, seconds)
+            self._place_ranks(last, upper_ms, effort, stop, seconds)
         return self._below(upper_ms)
 
     def _below(self, upper_ms: float) -> float:
@@ -198,11 +199,11 @@ class LowerBound:
         return min(proven, upper_ms) * (1 - MARGIN)
 
     def _fill_ranks(
-        self, steps: int, upper_ms: float, effort: float, stop: Callable[[float], bool]
+        self, last: int, upper_ms: float, effort: float, stop: Callable[[float], bool]
     ) -> None:
-        """What ranks can hold by their patterns."""
+        """What ranks can hold by their patterns; no refinement comes after the ``last`` one."""
         left = max(1, round(KNAPSACKS * effort))
-        while left > 0 and not stop(self.solve(steps, upper_ms, stop)):
+        while left > 0 and not stop(self.solve(last - self._refined, upper_ms, stop)):
             bound, _, one = self._solved[0] if self._solved else (np.inf, 0, None)
             if one is None or bound > self.proven_ms or bound * (1 + WORTH) >= upper_ms:
                 break
@@ -213,7 +214,7 @@ class LowerBound:
 
     def _place_ranks(
         self,
-        steps: int,
+        last: int,
         upper_ms: float,
         effort: float,
         stop: Callable[[float], bool],
@@ -222,7 +223,7 @@ class LowerBound:
         """Targets that no placement on ranks reaches, for the set with the least bound."""
         gap = upper_ms / max(self.proven_ms, MARGIN) - 1
         left = PLACING * effort * min(1.0, gap / WIDE) if gap > NARROW else 0.0
-        while left > 0 and not stop(self.solve(steps, upper_ms, stop)):
+        while left > 0 and not stop(self.solve(last - self._refined, upper_ms, stop)):
             heap = min(self._solved, self._filled, key=_least)
             known = heap[0][0] if heap else np.inf
             if known >= upper_ms or known > self.proven_ms or heap[0][2].is_settled:

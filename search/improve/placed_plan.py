@@ -1,6 +1,6 @@
 """A plan by what its shards put on the ranks, lowered change by change.
 
-What is lowered is the largest of several sums of maxima over the ranks (`search.improve.columns`).
+What is lowered is the largest of several sums of maxima over the ranks (`Columns`).
 A maximum is flat almost everywhere: it says nothing of a change that leaves the slowest rank as it
 is. So norms of a high power over the ranks stand in for maxima. Near a plan they change as the sum
 over ranks of these powers does, weighed by its slope, so that a change costs no more to score than
