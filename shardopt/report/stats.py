@@ -188,9 +188,11 @@ def _explained(found: Sequence[FeatureStats]) -> list[Block]:
             "distribution and the data's (0: none)."
         )
     if any(not feature.rows_given for feature in found):
-        lines.append("Rows are the largest id plus one; --table-rows or --model sets them.")
+        lines.append(
+            "Rows are the largest id plus one where neither table rows nor a model are given."
+        )
     if any(not s.exact for s in seen.values()):
-        lines.append("~ marks estimates from a sample; --max-ids counts more ids exactly.")
+        lines.append("~ marks estimates: more distinct ids than are counted exactly.")
     for name, s in seen.items():
         if s.hottest:
             rows = ", ".join(f"{row.id} ({row.share:.2%})" for row in s.hottest[:HOT_SHOWN])
