@@ -87,6 +87,8 @@ def test_json_and_console_say_what_the_plan_is_expected_to_gain(
     text = " ".join(shown.split())  # a line break may fall anywhere
     for words in (found["verdict"], "h100-sxm", "90 % interval", "TorchRec's planner"):
         assert words in text
+    quiet = run("plan", model, *QUICK, "--top-k", 2, "--quiet")
+    assert (quiet.code, quiet.err, len(quiet.out.splitlines())) == (0, "", 1)
 
 
 def test_the_file_is_a_plan_with_all_that_is_known(
@@ -113,20 +115,6 @@ def test_same_seed_same_plan(run, model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 
 
-def test_uniform_indices_are_said_once(run, model: Path) -> None:
-    text = model.read_text().replace(", index_distribution: uniform", "")
-    model.write_text(text)
-    done = run("plan", model, *QUICK, "--json")
-    assert done.err.count("count as uniform") == 1
-    assert any("count as uniform" in note for note in json.loads(done.out)["notes"])
-
-
-def test_quiet_says_one_line(run, model: Path) -> None:
-    done = run("plan", model, *QUICK, "--quiet")
-    assert (done.code, done.err) == (0, "")
-    assert len(done.out.splitlines()) == 1
-
-
 @pytest.mark.parametrize("searcher", ["cpsat", "optuna"])
 def test_one_searcher_alone(run, model: Path, searcher: str) -> None:
     done = run("plan", model, *QUICK, "--search", searcher, "--json")
@@ -147,13 +135,17 @@ def test_cluster_file_gives_ranks_memory_and_hardware(run, model: Path, tmp_path
     assert caps[0] > caps[1]
 
 
-def test_flags_override_the_profile(run, model: Path) -> None:
+def test_flags_override_the_profile_and_uniform_indices_are_said_once(run, model: Path) -> None:
+    model.write_text(model.read_text().replace(", index_distribution: uniform", ""))
     flags = ("--hbm-gib", 10, "--ddr-gib", 5, "--reserve", 0, "--batch-size", 64)
-    data = json.loads(run("plan", model, *QUICK, *flags, "--json").out)
+    done = run("plan", model, *QUICK, *flags, "--json")
+    data = json.loads(done.out)
     memory = data["plans"][0]["memory"][0]
     assert memory["hbm_cap_bytes"] == 10 * 2**30
     assert memory["ddr_cap_bytes"] == 5 * 2**30
     assert data["batch_size"] == 64
+    assert done.err.count("count as uniform") == 1
+    assert any("count as uniform" in note for note in data["notes"])
 
 
 def test_a_failed_search_leaves_the_old_file(
