@@ -189,7 +189,8 @@ def _expected_line(group: Group, name: str, tasks: Sequence[Sequence[Gain]]) -> 
         *mean_interval(means(lambda gain: gain.optimism)),
         statistics.fmean(abs(gain.off) for gain in gains),
         statistics.fmean(abs(gain.off) <= NEAR for gain in gains),
-        statistics.fmean(gain.within for gain in gains),
+        statistics.fmean(gain.inside for gain in gains),
+        statistics.fmean(gain.inside_with_noise for gain in gains),
         statistics.fmean(gain.same_sign for gain in gains),
     )
 

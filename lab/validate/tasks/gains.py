@@ -74,11 +74,16 @@ class Gain:
         return self.expected.mean - self.measured
 
     @property
-    def within(self) -> bool:
-        """Whether the measured gain lies in the expected 90 % interval, or its own meets it."""
+    def inside(self) -> bool:
+        """Whether the measured gain lies in the expected 90 % interval."""
         low, high = self.expected.interval
-        own = self.interval
-        return not (own[1] < low or own[0] > high)
+        return low <= self.measured <= high
+
+    @property
+    def inside_with_noise(self) -> bool:
+        """The same of the interval of their difference, which has the noise of the measurement."""
+        half = [(high - low) / 2 for low, high in (self.expected.interval, self.interval)]
+        return math.isnan(half[1]) or abs(self.off) <= math.hypot(*half)
 
     @property
     def optimism(self) -> float:
