@@ -43,6 +43,7 @@ PHASES = (
     "embedding_backward",
     "all_reduce",
     "optimizer",
+    "stash",
     "replica_sync",
     HOST,
 )

@@ -22,10 +22,16 @@ from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
 from predictor.hardware.learned import lookup_part
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, synced_bytes
+from predictor.model.memory.ranks import (
+    DEFAULT_CACHE_LOAD_FACTOR,
+    cached_share,
+    is_stashed,
+    synced_bytes,
+)
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Table, Workload
+from predictor.units import gib
 
 Array = NDArray[np.float64]
 
@@ -52,7 +58,8 @@ class Load(IntEnum):
     EXPANDED = 9
     """output elements that repeated ids get back where only distinct ones are looked up"""
     SYNCED_WEIGHTS = 10
-    """bytes of weights that replica groups average (fused tables, 2D sparse parallelism only)"""
+    """bytes of weights that replica groups average (fused tables, 2D sparse parallelism), or that
+    are stashed"""
     SYNCED_STATES = 11
     """bytes of optimizer state that they average"""
     ROWS = 12
@@ -98,7 +105,9 @@ class LookupGroup:
     """Tables that one fused lookup serves.
 
     ``cached_dim`` splits cached tables by dimension under a prefetch pipeline, as TorchRec's
-    `EmbDimBucketer` does; it is 0 otherwise. ``hashed`` tables have a lookup of their own.
+    `EmbDimBucketer` does; it is 0 otherwise. ``hashed`` tables have a lookup of their own, and
+    those of each ``store``, a kernel of key-value tables; so have tables whose weights are stashed
+    (`_group_tables_per_rank` of TorchRec's embedding_sharding.py).
     """
 
     module: str
@@ -110,6 +119,8 @@ class LookupGroup:
     fused: bool
     cached_dim: int = 0
     hashed: bool = False
+    store: str = ""
+    stashed: bool = False
 
 
 def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
@@ -126,6 +137,8 @@ def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
         plan.compute_kernel is not ComputeKernel.DENSE,
         max(s.size[1] for s in plan.shards) if prefetched else 0,
         plan.compute_kernel.is_hashed,
+        str(plan.compute_kernel) if plan.compute_kernel.is_stored else "",
+        is_stashed(table, plan.compute_kernel),
     )
 
 
@@ -180,7 +193,8 @@ class ShardLoads:
         table = self.workload.tables[index]
         first_row = shard.offset[0] if any(map(_rows_differ, table.features)) else 0
         clf = plan.cache_load_factor
-        key = (index, plan.sharding_type, plan.compute_kernel, clf, first_row, shard.size)
+        kinds = plan.sharding_type, plan.compute_kernel
+        key = (index, *kinds, clf, plan.store_caches, first_row, shard.size)
         if key not in self._known:
             load, cache = self._compute(table, plan, shard)
             self._correct(load, index, plan, shard.size[1])
@@ -221,14 +235,16 @@ class ShardLoads:
         if plan.compute_kernel.is_cached and shard.size[0]:
             whole = table_of(lookups)
             total[filling_column(self.workload)] += self.lookups.prefetch_ms(whole)
-            # a hash table has a cache of its own
-            if self.lookups.fetch_ms(whole) > 0 and not plan.compute_kernel.is_hashed:
+            # others have a cache of their own
+            if plan.compute_kernel is ComputeKernel.FUSED_UVM_CACHING and (
+                self.lookups.fetch_ms(whole) > 0
+            ):
                 cache = shared_cache.tabulate(whole, self.hardware, self._cache_times)
         total[Load.SHARDS] = 1.0
         total[Load.ROWS] = shard.size[0]
         if plan.sharding_type is ShardingType.DATA_PARALLEL:
             total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
-        elif self.topology.job is not None:  # tables that are copied
+        elif self.topology.job is not None or is_stashed(table, plan.compute_kernel):
             weights, states = synced_bytes(table, shard.size)
             total[Load.SYNCED_WEIGHTS] = weights
             groups = self.workload.replica_groups
@@ -271,6 +287,8 @@ class ShardLoads:
             each = draws * self.workload.batch_size / samples
             draws = samples / self.workload.batch_size * whole.unique(each)
             bins = bins.once(each, whole.unique(each))
+        clf = plan.cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
+        most_mib, host_gib = plan.store_caches
         return LookupShard(
             bins=bins,
             draws=draws,
@@ -284,7 +302,8 @@ class ShardLoads:
             pooled=table.is_pooled,
             mean=table.pooling == "mean" and plan.sharding_type not in SUMMED_FIRST,
             kernel=plan.compute_kernel,
-            cache_load_factor=plan.cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR,
+            cache_load_factor=cached_share(table, plan.compute_kernel, shard.size, clf, most_mib),
+            host_bytes=gib(host_gib),
             lengths=bags,
             distinct=distinct,
         )

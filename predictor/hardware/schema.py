@@ -353,6 +353,12 @@ class CudaEmbedding(Group):
     hash_hybrid: Positive = 6.8
     """The same of one that is part on the device, part on the host; taken to hold for forward and
     backward alike."""
+    store_ns_per_row: NonNegative = 100.0
+    """Time in which the host's threads find a row of a key-value table and copy it to pinned
+    memory. Derived: a miss of the host's caches. Not validated, good to a factor of 5."""
+    store_ssd_gb_s: Positive = 0.105
+    """At which its rows are read from SSD: TorchRec's ``SSD_MEM_BW``, 100 MiB/s
+    (planner/constants.py). Not validated, good to a factor of 5."""
     weight_gradient: NonNegative = 1.0
     """Time of the gradients of per-sample weights over that of a forward of the same bags."""
     uvm_l1_kib: NonNegative = 0.0

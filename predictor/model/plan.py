@@ -52,6 +52,10 @@ class ComputeKernel(StrEnum):
     Those of dynamicemb, hash tables whose rows hold weights and states together, are one
     ``customized_kernel`` there (NVIDIA/recsys-examples, corelib/dynamicemb): with all values on the
     device, with all on the host behind a cache, or with a share of them on each.
+
+    Those of key-value tables keep rows in a store of the host, on SSD or in memory, behind a cache
+    on the device (``SSDTableBatchedEmbeddingBags`` of FBGEMM); a virtual table has only rows whose
+    ids have occurred.
     """
 
     DENSE = "dense"
@@ -61,6 +65,10 @@ class ComputeKernel(StrEnum):
     DYNAMICEMB = "dynamicemb"
     DYNAMICEMB_CACHING = "dynamicemb_caching"
     DYNAMICEMB_HYBRID = "dynamicemb_hybrid"
+    KEY_VALUE = "key_value"
+    SSD_VIRTUAL_TABLE = "ssd_virtual_table"
+    DRAM_VIRTUAL_TABLE = "dram_virtual_table"
+    DRAM_SSD_VIRTUAL_TABLE = "dram_ssd_virtual_table"
 
     @property
     def is_hashed(self) -> bool:
@@ -68,14 +76,21 @@ class ComputeKernel(StrEnum):
         return self in HASHED
 
     @property
+    def is_stored(self) -> bool:
+        """Rows are in a key-value store."""
+        return self in STORED
+
+    @property
     def is_cached(self) -> bool:
         """Rows are on the host, behind a cache on the device."""
-        return self in (ComputeKernel.FUSED_UVM_CACHING, ComputeKernel.DYNAMICEMB_CACHING)
+        uvm, hashed = ComputeKernel.FUSED_UVM_CACHING, ComputeKernel.DYNAMICEMB_CACHING
+        return self in (uvm, hashed, *STORED)
 
     @property
     def has_load_factor(self) -> bool:
         """A share of the rows that can be chosen is on the device."""
-        return self.is_cached or self is ComputeKernel.DYNAMICEMB_HYBRID
+        hybrid = self is ComputeKernel.DYNAMICEMB_HYBRID
+        return hybrid or (self.is_cached and self not in STORED[1:])
 
 
 HASHED = (
@@ -83,6 +98,13 @@ HASHED = (
     ComputeKernel.DYNAMICEMB_CACHING,
     ComputeKernel.DYNAMICEMB_HYBRID,
 )
+STORED = (
+    ComputeKernel.KEY_VALUE,
+    ComputeKernel.SSD_VIRTUAL_TABLE,
+    ComputeKernel.DRAM_VIRTUAL_TABLE,
+    ComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
+)
+"""Kernels of key-value tables; all but the first are of virtual tables."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +147,14 @@ class TablePlan:
         params = self.parameters.get("cache_params") or {}
         value = params.get("load_factor")
         return None if value is None else float(value)
+
+    @property
+    def store_caches(self) -> tuple[float | None, float]:
+        """Of a key-value table: MiB of its cache on the device at most, GiB in host memory in front
+        of its SSD (`KeyValueParams` of TorchRec)."""
+        params = self.parameters.get("key_value_params") or {}
+        most = params.get("max_l1_cache_size")
+        return None if most is None else float(most), float(params.get("l2_cache_size") or 0.0)
 
 
 TablePlans: TypeAlias = tuple[TablePlan, ...]

@@ -344,6 +344,8 @@ def _kernel_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
     kernel, kind = table.compute_kernel, table.sharding_type
     if kernel.is_hashed and (kind is not ShardingType.ROW_WISE or setting.device != "cuda"):
         return f"the kernel {kernel} runs row_wise on GPUs only, not {kind} on {setting.device}"
+    if kernel.is_stored and setting.device != "cuda":
+        return f"the kernel {kernel} runs on GPUs only, not on {setting.device}"
     if kind is ShardingType.DATA_PARALLEL and kernel is not ComputeKernel.DENSE:
         return f"data_parallel runs with compute_kernel dense only, not {kernel}; set dense"
     if kernel is ComputeKernel.DENSE:

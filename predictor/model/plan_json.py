@@ -75,6 +75,13 @@ class _Cache(BaseModel):
     multipass_prefetch_config: Object | None = None
 
 
+class _Stored(BaseModel):
+    """TorchRec's `KeyValueParams`, as far as it is priced; the rest is carried through."""
+
+    max_l1_cache_size: Whole | None = None
+    l2_cache_size: Whole | None = None
+
+
 class _Table(_Strict):
     sharding_type: ShardingType
     compute_kernel: ComputeKernel
@@ -85,7 +92,7 @@ class _Table(_Strict):
     stochastic_rounding: StrictBool | None = None
     bounds_check_mode: BoundsCheck | None = None
     output_dtype: DataType | None = None
-    key_value_params: Object | None = None
+    key_value_params: _Stored | None = None
 
 
 class _Plan(BaseModel):

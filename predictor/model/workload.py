@@ -129,6 +129,8 @@ class Constraints:
     Args:
         offered: the pairs of sharding type and compute kernel that the table's sharder offers,
             where that is known; else those of TorchRec's own sharders.
+        max_l1_cache_size, l2_cache_size: of a key-value table's caches, as in TorchRec's
+            `KeyValueParams`: MiB on the device at most, and GiB on the host.
     """
 
     sharding_types: tuple[ShardingType, ...] | None = None
@@ -140,6 +142,14 @@ class Constraints:
     co_locate: str | None = None
     device_group: str | None = None
     offered: tuple[tuple[ShardingType, ComputeKernel], ...] | None = None
+    max_l1_cache_size: int | None = None
+    l2_cache_size: int | None = None
+
+    @property
+    def key_value_params(self) -> dict[str, int]:
+        """The sizes of caches that are set, as a plan has them."""
+        sizes = {"max_l1_cache_size": self.max_l1_cache_size, "l2_cache_size": self.l2_cache_size}
+        return {name: size for name, size in sizes.items() if size is not None}
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,8 @@ class Table:
         index_dedup: every rank sends the distinct ids of its batch only; of tables without
             pooling (``use_index_dedup`` of TorchRec's `EmbeddingCollectionSharder`).
         storage: ``torchrec``, or ``dynamicemb`` for hash tables of ``num_embeddings`` rows.
+        stash_weights: they are on the host between lookup and backward, under a train pipeline that
+            stashes them (`TrainPipelineSparseDistEmbStash` of TorchRec 1.8 and newer).
     """
 
     name: str
@@ -164,6 +176,7 @@ class Table:
     constraints: Constraints = field(default_factory=Constraints)
     index_dedup: bool = False
     storage: str = "torchrec"
+    stash_weights: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -245,10 +258,12 @@ class Workload:
 
     Args:
         batch_size: samples per rank per iteration.
-        train_pipeline: ``base``, ``sparse_dist`` or ``prefetch_sparse_dist``.
+        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist`` or ``semi_sync``.
         sha256: digest of the file it came from, empty when built in code.
         training: False where only the forward runs, as in an evaluation.
         replica_groups: 2D sparse parallelism; None: one copy of every table, over all ranks.
+        stash_optimizer_state: of the dense optimizer, which is on the host from its step to the
+            next backward (`TrainPipelineSparseDistOptStash`).
     """
 
     name: str
@@ -260,6 +275,7 @@ class Workload:
     sha256: str = ""
     training: bool = True
     replica_groups: ReplicaGroups | None = None
+    stash_optimizer_state: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -20,6 +20,7 @@ from predictor.model.memory.ranks import (
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import INDEX_BYTES, Optimizer, Table, Workload
+from predictor.units import mib
 
 
 def torchrec_memory(
@@ -46,7 +47,12 @@ def torchrec_memory(
             io = inputs + outputs
             found.append(ShardMemory(0, weights + state + io, state, io))
             continue
+        cached |= kernel.is_stored
         io = _held_io_bytes(workload.train_pipeline, inputs, outputs, cached=cached)
+        if kernel.is_stored:
+            most = mib(table.constraints.max_l1_cache_size or 0)
+            found.append(ShardMemory(io + min(most, math.ceil(table.weight_bytes * clf)), 0, 0, io))
+            continue
         if kernel not in UVM_KERNELS:
             found.append(ShardMemory(io + weights + state, 0, state, io))
             continue
@@ -71,7 +77,7 @@ def _optimizer_multiplier(table: Table) -> float:
 def _held_io_bytes(train_pipeline: str, inputs: int, outputs: int, *, cached: bool) -> int:
     """`calculate_pipeline_io_cost`: the pipelines hold two or three batches of ids, the prefetch of
     a UVM cache seven more at its peak; the outputs are gone before the peak."""
-    if train_pipeline == "sparse_dist":
+    if train_pipeline in ("sparse_dist", "semi_sync"):
         return 2 * inputs
     if train_pipeline == "prefetch_sparse_dist":
         return (10 if cached else 3) * inputs

@@ -257,6 +257,7 @@ class Bandwidths:
     hbm: float = _gib_per_s(897)
     ddr: float = _gib_per_s(51)
     hbm_to_ddr: float = _gib_per_s(32)
+    ssd: float = _gib_per_s(100 / 1024)
     intra_host: float = _gib_per_s(600)
     inter_host: float = _gib_per_s(12.5)
 
@@ -323,6 +324,10 @@ class CostModel:
             return 1 * memory
         if kernel is ComputeKernel.FUSED_UVM:
             return self.bandwidths.hbm_to_ddr / 10
+        if kernel.is_stored:
+            on_ssd = kernel is ComputeKernel.KEY_VALUE
+            on_ssd = kernel is ComputeKernel.KEY_VALUE
+            return self.bandwidths.ssd if on_ssd else self.bandwidths.hbm_to_ddr
         clf = DEFAULT_CACHE_LOAD_FACTOR if clf is None else clf
         return (clf * self.bandwidths.hbm + (1 - clf) * self.bandwidths.hbm_to_ddr) / 10
 

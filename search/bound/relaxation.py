@@ -50,7 +50,7 @@ BUSIEST = 4.0
 """Multiple of the most that a mean rank can have, up to which messages of the busiest count."""
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
 AVERAGING = "replica_sync"
-OF_GROUPS = (*LOOKUPS, AVERAGING)
+OF_GROUPS = (*LOOKUPS, AVERAGING, "stash")
 """Phases whose operations only plans have that use a lookup group."""
 ALIKE = ("dense_forward", "dense_backward", "optimizer")
 """Phases of operations on single ranks that take as long on every rank."""

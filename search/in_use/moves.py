@@ -91,4 +91,5 @@ def table_memory(table: Table, problem: Problem, plan: TablePlan) -> list[ShardM
         plan.cache_load_factor,
         device=problem.hardware.device,
         enforce_hbm=bool(plan.parameters.get("enforce_hbm")),
+        most_cache_mib=plan.store_caches[0],
     )

@@ -124,6 +124,7 @@ def option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
         module=table.module,
         cache_load_factor=plan.cache_load_factor,
         enforce_hbm=plan.parameters.get("enforce_hbm"),
+        key_value_params=plan.parameters.get("key_value_params"),
         pinned=plan.ranks,
         memory=tuple(table_memory(table, problem, plan)),
         added_by_shardopt=True,

@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from predictor.errors import InputError
 from predictor.model.memory.ranks import shard_memory
-from predictor.model.plan import HASHED, ComputeKernel, ShardingType
+from predictor.model.plan import HASHED, STORED, ComputeKernel, ShardingType
 from predictor.model.plan_check import row_blocks
 from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
@@ -167,7 +167,8 @@ def listed_kernels(
 ) -> tuple[ComputeKernel, ...]:
     """Kernels the table's sharder lists for a type (`BaseEmbeddingSharder.compute_kernels`).
 
-    The key-value and virtual-table kernels, which TorchRec offers on demand, are not planned here.
+    Those of key-value tables are offered where constraints name them (`GUARDED_COMPUTE_KERNELS` in
+    planner/enumerators.py); virtual tables are not cut by columns.
     """
     if table.constraints.offered is not None:
         return tuple(kernel for kind, kernel in table.constraints.offered if kind is sharding_type)
@@ -177,7 +178,9 @@ def listed_kernels(
         return (ComputeKernel.DENSE,)
     if device != "cuda":
         return (ComputeKernel.FUSED,)
-    return (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
+    named, by_column = table.constraints.compute_kernels or (), sharding_type in _BY_COLUMN
+    stored = tuple(k for k in STORED[: 1 if by_column else None] if k in named)
+    return (ComputeKernel.FUSED, ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING, *stored)
 
 
 class _TableOptions:
@@ -232,6 +235,7 @@ class _TableOptions:
             load_factor,
             device=self.device,
             enforce_hbm=bool(wants.enforce_hbm),
+            most_cache_mib=wants.max_l1_cache_size,
         )
         return Option(
             self.index,
@@ -242,6 +246,7 @@ class _TableOptions:
             module=self.table.module,
             cache_load_factor=load_factor,
             enforce_hbm=wants.enforce_hbm,
+            key_value_params=wants.key_value_params,
             ranks=wants.ranks,
             memory=tuple(memory),
             added_by_shardopt=added,

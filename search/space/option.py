@@ -67,6 +67,7 @@ class Option:
         offsets: first row and column of every shard.
         cache_load_factor: set where the table's constraint sets it; the runtime's default if None.
         ranks: ranks that the table's constraint allows; all if None.
+        key_value_params: sizes of a key-value table's caches, for its plan.
         pinned: the one placement of a table that the plan in use splits as no other option does.
         memory: what every shard needs on its rank.
         added_by_shardopt: TorchRec's enumerator does not offer it.
@@ -80,6 +81,7 @@ class Option:
     module: str = "ebc"
     cache_load_factor: float | None = None
     enforce_hbm: bool | None = None
+    key_value_params: Mapping[str, int] | None = None
     ranks: tuple[int, ...] | None = None
     pinned: tuple[int, ...] | None = None
     memory: tuple[ShardMemory, ...] = ()
@@ -201,6 +203,8 @@ def place(option: Option, ranks: Sequence[int]) -> TablePlan:
         parameters["cache_params"] = {"load_factor": option.cache_load_factor}
     if option.enforce_hbm is not None:
         parameters["enforce_hbm"] = option.enforce_hbm
+    if option.compute_kernel.is_stored and option.key_value_params:
+        parameters["key_value_params"] = dict(option.key_value_params)
     shards = tuple(
         Shard(rank, offset, size)
         for rank, offset, size in zip(ranks, option.offsets, option.sizes, strict=True)

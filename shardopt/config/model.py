@@ -11,7 +11,7 @@ from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, Empirical, EmpiricalByRange
-from predictor.model.plan import ShardingType
+from predictor.model.plan import STORED, ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import (
@@ -201,6 +201,7 @@ class _Reader:
             tables=tuple(tables),
             dense=self.dense,
             train_pipeline=top.train_pipeline,
+            stash_optimizer_state=top.stash_optimizer_state,
             qcomm=QComm(**top.qcomm.values()),
             replica_groups=self.groups,
             sha256=self.sha256,
@@ -369,19 +370,33 @@ def check_consistency(
         for module, found in kinds.items()
         if len(found) > 1
     )
-    found = variable_batches(tables) + hash_tables(tables)
+    found = variable_batches(tables) + rough_lookups(tables)
     problems.notes.extend(f"{problems.file}: {what}" for what in found)
 
 
-def hash_tables(tables: Sequence[Table | TableSection]) -> list[str]:
-    """How far the prices of dynamicemb tables can be trusted, in a sentence; none without them."""
-    names = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
-    if not names:
-        return []
-    return [
-        f"lookups in dynamicemb ({', '.join(names)}) are priced with constants derived from public "
-        "rows, good to a factor of 2; rows that are new, and admission, are not priced"
-    ]
+def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:
+    """How far the prices of dynamicemb and key-value tables can be trusted, a sentence each; none
+    without them."""
+    found = []
+    hashed = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
+    if hashed:
+        found.append(
+            f"lookups in dynamicemb ({', '.join(hashed)}) are priced with constants derived from "
+            "public rows, good to a factor of 2; rows that are new, and admission, are not priced"
+        )
+    stored = [f"'{table.name}'" for table in tables if _may_be_stored(table.constraints)]
+    if stored:
+        found.append(
+            f"key-value tables ({', '.join(stored)}) are priced with TorchRec's bandwidth of an "
+            "SSD and derived constants, good to a factor of 5; eviction by score or age, "
+            "and what the store takes of the host, are not priced"
+        )
+    return found
+
+
+def _may_be_stored(wants: Any) -> bool:
+    offered = {kernel for _, kernel in getattr(wants, "offered", None) or ()}
+    return not {*(wants.compute_kernels or ()), *offered}.isdisjoint(STORED)
 
 
 def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:

@@ -187,7 +187,7 @@ EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 STORAGES = ("torchrec", "dynamicemb")
-PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist")
+PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist", "semi_sync")
 
 
 def _version(value: Any) -> int:
@@ -279,6 +279,8 @@ class ConstraintsSection(Section):
     ) = None
     co_locate: Name | None = None
     device_group: Annotated[str, choice(["cuda", "cpu"])] | None = None
+    max_l1_cache_size: Annotated[int, whole(0, MAX_COUNT)] | None = None
+    l2_cache_size: Annotated[int, whole(0, MAX_COUNT)] | None = None
 
 
 class TableSection(Section):
@@ -294,6 +296,7 @@ class TableSection(Section):
     optimizer: EmbeddingOptimizer | None = None
     index_dedup: Flag = False
     storage: Annotated[str, choice(STORAGES)] = "torchrec"
+    stash_weights: Flag = False
     features: Annotated[list[FeatureSection], Field(min_length=1)] = Field(
         description="a list of the sparse features that read this table"
     )
@@ -337,6 +340,7 @@ class ModelSection(Section):
     batch_size: Count | None = None
     optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
     train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
+    stash_optimizer_state: Flag = False
     qcomm: QCommSection = QCommSection()
     replica_groups: ReplicaGroupsSection | None = None
     tables: Annotated[list[TableSection], BeforeValidator(_tables)] = Field(

@@ -59,6 +59,7 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
         "train_pipeline": workload.train_pipeline,
         "qcomm": {"forward": workload.qcomm.forward, "backward": workload.qcomm.backward},
         **({"replica_groups": asdict(groups)} if groups is not None else {}),
+        **({"stash_optimizer_state": True} if workload.stash_optimizer_state else {}),
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
@@ -126,6 +127,8 @@ def _table(table: Table) -> dict[str, Any]:
         found["index_dedup"] = True
     if table.storage != "torchrec":
         found["storage"] = table.storage
+    if table.stash_weights:
+        found["stash_weights"] = True
     constraints = _fields(table.constraints, *_CONSTRAINTS)
     given = {name: value for name, value in constraints.items() if value is not None}
     return {**found, "constraints": given} if given else found

@@ -257,9 +257,7 @@ class ReplanMonitor:
             InputError: nothing was proposed.
             PlanError: something forbids it, on whichever rank; names all of it. Nothing was moved.
         """
-        if self.proposal is None:
-            raise InputError("nothing was proposed yet; call propose()")
-        reshard(dmp, self.proposal)
+        reshard(dmp, self._proposed())
         self.follow(dmp)
 
     def follow(self, dmp: Any) -> None:
@@ -270,11 +268,15 @@ class ReplanMonitor:
             InputError: nothing was proposed.
             PlanError: the model runs another plan.
         """
+        plan = self._proposed().plan
+        _check_running(dmp, plan)
+        self.plan, self.proposal = plan, None
+        self.window, self._closed = self._new_window(self.window.credit_s), None
+
+    def _proposed(self) -> Proposal:
         if self.proposal is None:
             raise InputError("nothing was proposed yet; call propose()")
-        _check_running(dmp, self.proposal.plan)
-        self.plan, self.proposal = self.proposal.plan, None
-        self.window, self._closed = self._new_window(self.window.credit_s), None
+        return self.proposal
 
     def _new_window(self, credit_s: float = 0.0) -> StepWindow:
         return StepWindow(counts_ids=dist.get_rank() == 0, credit_s=credit_s)

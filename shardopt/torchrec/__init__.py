@@ -12,64 +12,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from predictor.model.topology import ReplicaGroups
-    from shardopt.torchrec.confirming import Confirm, confirm
-    from shardopt.torchrec.costs import ShardoptPerfEstimator, ShardoptPerfModel
-    from shardopt.torchrec.hook import ShardoptPlanner
-    from shardopt.torchrec.model_file import to_yaml
-    from shardopt.torchrec.provider import ShardoptPlannerExecutor, ShardoptPlannerProvider
-    from shardopt.torchrec.report import ShardoptPlanReporter, ShardoptStats
-    from shardopt.torchrec.running import (
-        check_resume,
-        load_training_state,
-        load_under_plan,
-        save_for_plan,
-        training_state,
-    )
+    from predictor.model.topology import ReplicaGroups as ReplicaGroups
+    from shardopt.torchrec.confirming import Confirm as Confirm
+    from shardopt.torchrec.confirming import confirm as confirm
+    from shardopt.torchrec.costs import ShardoptPerfEstimator as ShardoptPerfEstimator
+    from shardopt.torchrec.costs import ShardoptPerfModel as ShardoptPerfModel
+    from shardopt.torchrec.hook import ShardoptPlanner as ShardoptPlanner
+    from shardopt.torchrec.model_file import to_yaml as to_yaml
+    from shardopt.torchrec.provider import ShardoptPlannerExecutor as ShardoptPlannerExecutor
+    from shardopt.torchrec.provider import ShardoptPlannerProvider as ShardoptPlannerProvider
+    from shardopt.torchrec.provider import plan_machines as plan_machines
+    from shardopt.torchrec.report import ShardoptPlanReporter as ShardoptPlanReporter
+    from shardopt.torchrec.report import ShardoptStats as ShardoptStats
+    from shardopt.torchrec.running import check_resume as check_resume
+    from shardopt.torchrec.running import load_training_state as load_training_state
+    from shardopt.torchrec.running import load_under_plan as load_under_plan
+    from shardopt.torchrec.running import save_for_plan as save_for_plan
+    from shardopt.torchrec.running import training_state as training_state
 
-__all__ = [
-    "Confirm",
-    "ReplicaGroups",
-    "ShardoptPerfEstimator",
-    "ShardoptPerfModel",
-    "ShardoptPlanReporter",
-    "ShardoptPlanner",
-    "ShardoptPlannerExecutor",
-    "ShardoptPlannerProvider",
-    "ShardoptStats",
-    "check_resume",
-    "confirm",
-    "load_training_state",
-    "load_under_plan",
-    "save_for_plan",
-    "to_yaml",
+_HOMES = {
+    "predictor.model.topology": "ReplicaGroups",
+    "shardopt.torchrec.confirming": "Confirm confirm",
+    "shardopt.torchrec.costs": "ShardoptPerfEstimator ShardoptPerfModel",
+    "shardopt.torchrec.hook": "ShardoptPlanner",
+    "shardopt.torchrec.model_file": "to_yaml",
+    "shardopt.torchrec.provider": "ShardoptPlannerExecutor ShardoptPlannerProvider plan_machines",
+    "shardopt.torchrec.report": "ShardoptPlanReporter ShardoptStats",
+    "shardopt.torchrec.running": "check_resume load_training_state load_under_plan save_for_plan "
     "training_state",
-]
-
-_HOME_OF = {
-    "Confirm": "shardopt.torchrec.confirming",
-    "ReplicaGroups": "predictor.model.topology",
-    "ShardoptPerfEstimator": "shardopt.torchrec.costs",
-    "ShardoptPerfModel": "shardopt.torchrec.costs",
-    "ShardoptPlanner": "shardopt.torchrec.hook",
-    "ShardoptPlannerExecutor": "shardopt.torchrec.provider",
-    "ShardoptPlannerProvider": "shardopt.torchrec.provider",
-    "ShardoptPlanReporter": "shardopt.torchrec.report",
-    "ShardoptStats": "shardopt.torchrec.report",
-    "check_resume": "shardopt.torchrec.running",
-    "confirm": "shardopt.torchrec.confirming",
-    "load_training_state": "shardopt.torchrec.running",
-    "load_under_plan": "shardopt.torchrec.running",
-    "save_for_plan": "shardopt.torchrec.running",
-    "to_yaml": "shardopt.torchrec.model_file",
-    "training_state": "shardopt.torchrec.running",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for, and keep it (PEP 562)."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names.split():
+            value = globals()[name] = getattr(import_module(home), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,6 +26,11 @@ SHORTEST_S = 600.0
 """Timeout of a group that does not tell its own: the shortest default, NCCL's."""
 
 
+def joined() -> bool:
+    """Whether there is a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def search_seconds(given: float | None, group: Any = None) -> float | None:
     """Ceiling in s on a search that other ranks wait for; None where nobody waits.
 
@@ -33,7 +38,7 @@ def search_seconds(given: float | None, group: Any = None) -> float | None:
         given: the user's own ceiling.
         group: a process group; the default one if None.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+    if not joined() or dist.get_world_size(group) == 1:
         return given
     limit = SHARE * (shortest_timeout_s(group or dist.group.WORLD) or SHORTEST_S)
     if given is not None and given > limit:
@@ -60,7 +65,7 @@ def check_ranks(planned: int, group: Any = None) -> None:
     Raises:
         InputError: gives both numbers.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not joined():
         return
     ranks = dist.get_world_size(group)
     if ranks % planned:
@@ -88,7 +93,7 @@ def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
         InputError: there is no process group.
         PlannerError: a rank did not arrive or was lost; or what ``plan`` raised.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not joined():
         raise InputError(
             "collective_plan needs a process group: call torch.distributed.init_process_group() "
             "first, or use plan() in a single process"
@@ -96,25 +101,19 @@ def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
     group = group or dist.group.WORLD
     if dist.get_world_size(group) == 1:
         return plan()
-    _check_all_ranks_arrived(group)
+    if dist.get_backend(group) == "gloo":  # which alone can tell who is missing
+        # before the search, and not after it; left out, the timeout would be torch's default of 30
+        # minutes, whatever the group's own is
+        try:
+            dist.monitored_barrier(group, timeout_of_cpus(group), wait_all_ranks=True)
+        except RuntimeError as error:
+            raise _lost_rank_error("some ranks did not call collective_plan", error) from error
     answer = _plan_or_error(plan) if dist.get_rank(group) == 0 else None
     found: Any = _broadcast(answer, group)
     if isinstance(found, Exception):
         raise found
     whole: T = found
     return whole
-
-
-def _check_all_ranks_arrived(group: Any) -> None:
-    """Checked before the search, so that a missing rank is not found out after it."""
-    if dist.get_backend(group) != "gloo":
-        return  # only gloo can tell who is missing
-    # left out, the timeout would be torch's default of 30 minutes, whatever the group's own is
-    timeout = timeout_of_cpus(group)
-    try:
-        dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=True)
-    except RuntimeError as error:
-        raise _lost_rank_error("some ranks did not call collective_plan", error) from error
 
 
 def _plan_or_error(plan: Callable[[], Any]) -> Any:

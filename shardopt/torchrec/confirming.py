@@ -44,6 +44,7 @@ from shardopt.race import (
     run_race,
 )
 from shardopt.ranks.clock import steps_ms, trace_steps
+from shardopt.torchrec.collective import joined
 from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.private import abort_nccl, keep_optimizers, rendezvous
 from shardopt.torchrec.tables import fill_cheaply
@@ -118,7 +119,7 @@ def confirm(
     Raises:
         InputError: there is no process group, no batch, or no plan that could be timed.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not joined():
         raise InputError(
             "confirming plans needs a process group; call init_process_group() first, with a batch "
             "loader on every rank"
@@ -129,7 +130,7 @@ def confirm(
             device = torch.device("cuda", torch.cuda.current_device())
     with untouched(how.batches):
         batches = list(itertools.islice(how.batches, BATCHES))
-        make = Copies(module, sharders, batches, how, device)
+        make = partial(_step_of, module, sharders, batches, how, device)
         sessions = JoinedSessions(make, device)
         try:
             if not sessions.all_agree(bool(batches)):
@@ -178,30 +179,28 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True)
-class Copies:
-    """Builds copies of the user's module; a `Make`."""
-
-    module: nn.Module
-    sharders: Sequence[ModuleSharder[nn.Module]] | None
-    batches: Sequence[Any]
-    how: Confirm
-    device: torch.device
-
-    def __call__(self, plan: ShardingPlan, group: Any) -> Step:
-        """The step of a copy under a plan."""
-        sharders = list(self.sharders or get_default_sharders())
-        sharded = DistributedModelParallel(
-            copy_of(self.module, sharders),
-            env=ShardingEnv.from_process_group(group),
-            device=self.device,
-            plan=plan,
-            sharders=sharders,
-        )
-        rest = dict(in_backward_optimizer_filter(sharded.named_parameters()))
-        pipeline = self.how.pipeline(sharded, self.how.optimizer(rest.values()), self.device)
-        ring = itertools.cycle(self.batches)
-        return lambda: pipeline.progress(ring)
+def _step_of(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]] | None,
+    batches: Sequence[Any],
+    how: Confirm,
+    device: torch.device,
+    plan: ShardingPlan,
+    group: Any,
+) -> Step:
+    """The step of a copy of the user's module under a plan."""
+    chosen = list(sharders or get_default_sharders())
+    sharded = DistributedModelParallel(
+        copy_of(module, chosen),
+        env=ShardingEnv.from_process_group(group),
+        device=device,
+        plan=plan,
+        sharders=chosen,
+    )
+    rest = dict(in_backward_optimizer_filter(sharded.named_parameters()))
+    pipeline = how.pipeline(sharded, how.optimizer(rest.values()), device)
+    ring = itertools.cycle(batches)
+    return lambda: pipeline.progress(ring)
 
 
 def copy_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> nn.Module:
@@ -330,15 +329,19 @@ class JoinedSessions:
                 blocks = {name: partial(built.block_ms, name) for name in order}
                 do(blocks)  # warms up
                 for index in itertools.count():
-                    by_rank = do(_shuffled(blocks, f"{session} {index}"))
+                    turns = random.Random(f"{session} {index}").sample(order, len(order))
+                    by_rank = do({name: blocks[name] for name in turns})
                     race.add((session, index), {n: max(of[n] for of in by_rank) for n in order})
                     if self.now() >= until:
                         break
-                for name in order if self.folder is not None else ():
-                    if name not in self._traced:
+                for name in order:
+                    if self.folder is not None and name not in self._traced:
                         self._traced.add(name)
                         traces = do({name: partial(built.trace, name)})
-                        self._write(name, [of[name] for of in traces])
+                        for rank, of in enumerate(traces if self.first else ()):
+                            path = self.folder / name.replace(" ", "-") / f"rank{rank}.json"
+                            path.parent.mkdir(parents=True, exist_ok=True)
+                            path.write_bytes(of[name])
         finally:
             built.close()
 
@@ -346,15 +349,6 @@ class JoinedSessions:
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value, group=self._talk)
         return found
-
-    def _write(self, name: str, traces: Sequence[bytes]) -> None:
-        if not self.first:
-            return
-        assert self.folder is not None
-        folder = self.folder / name.replace(" ", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-        for rank, trace in enumerate(traces):
-            (folder / f"rank{rank}.json").write_bytes(trace)
 
 
 class _Built:
@@ -418,24 +412,14 @@ def _try(tasks: Mapping[str, Callable[[], Any]]) -> _Said:
         for task, action in tasks.items():
             found[task] = action()
     except (Exception, KeyboardInterrupt) as error:
-        return _said_of(error, task)
+        lines = str(error).strip().splitlines() or [""]
+        why = f"rank {dist.get_rank()}: {type(error).__name__}: {lines[0]}"
+        memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        )
+        stop = isinstance(error, KeyboardInterrupt)
+        return _Said(why=why, task=task, memory=memory, interrupted=stop, at=time.time())
     return _Said(found)
-
-
-def _shuffled(tasks: Mapping[str, Any], seed: str) -> dict[str, Any]:
-    names = list(tasks)
-    random.Random(seed).shuffle(names)
-    return {name: tasks[name] for name in names}
-
-
-def _said_of(error: BaseException, task: str) -> _Said:
-    lines = str(error).strip().splitlines() or [""]
-    why = f"rank {dist.get_rank()}: {type(error).__name__}: {lines[0]}"
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-    stop = isinstance(error, KeyboardInterrupt)
-    return _Said(why=why, task=task, memory=memory, interrupted=stop, at=time.time())
 
 
 class Alarm:

@@ -6,10 +6,11 @@ The fields that a plan only carries are JSON values in it: enums by name, unset 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum
-from typing import Any, TypeVar
+from inspect import signature
+from typing import Any, get_args, get_origin, get_type_hints
 
 from predictor.errors import PlanError, did_you_mean
 from predictor.model.plan import (
@@ -39,15 +40,13 @@ with needs_torchrec():
     from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
     from torchrec.distributed.planner.utils import placement
     from torchrec.distributed.types import (
-        BoundsCheckMode,
-        CacheAlgorithm,
         CacheParams,
+        CacheStatistics,
         KeyValueParams,
         KVZCHTBEConfig,
         MultiPassPrefetchConfig,
         ParameterSharding,
     )
-    from torchrec.types import DataType
 
 
 def to_torchrec(
@@ -181,13 +180,9 @@ def from_torchrec(
     Raises:
         PlanError: the plan names tables that the module lacks, or holds what shardopt cannot write.
     """
-    module_tables = {
-        (module_table.path, module_table.table): module_table
-        for module_table in find_tables(module)
-    }
+    module_tables = {(of.path, of.table): of for of in find_tables(module)}
     names = [table for _, table in module_tables]
     tables: dict[str, TablePlan] = {}
-    device: str | None = None
     for path, module_plan in plan.plan.items():
         for name, sharding in module_plan.items():
             where = f"TorchRec plan: table '{name}' of module '{path}'"
@@ -197,10 +192,13 @@ def from_torchrec(
                 near = did_you_mean(f"'{path}/{name}'", known)
                 raise PlanError(f"{where} is not in {type(module).__name__}{near}")
             key = name if names.count(name) == 1 else f"{path}/{name}"
-            tables[key] = _table_plan(sharding, module_table, where)
-            placed = getattr(sharding.sharding_spec, "shards", None)
-            device = device or (placed[0].placement.device().type if placed else None)
-    world, local = _ranks(plan, tables, world_size)
+            parameters = write_fields(sharding, where)
+            kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
+            kernel = _known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel")
+            shards = _shards(sharding, kind, module_table, where)
+            tables[key] = TablePlan(kind, kernel, shards, path or "ebc", parameters)
+    placements = _placements(plan)
+    world, local = _ranks(placements, tables, world_size)
     local = local_world_size or local
     if world % local:
         raise PlanError(
@@ -208,22 +206,10 @@ def from_torchrec(
             "give world_size= and local_world_size="
         )
     tables = {key: _replicate_on_all(table, world) for key, table in tables.items()}
-    meta: dict[str, Any] = {"device": device} if device else {}
+    meta: dict[str, Any] = {"device": placements[0].device().type} if placements else {}
     if (_group_size(tables) or local) != local:
         meta["intra_group_size"] = _group_size(tables)
     return ShardingPlan(tables, world, local, meta)
-
-
-def _table_plan(sharding: Any, module_table: ModuleTable, where: str) -> TablePlan:
-    parameters = write_fields(sharding, where)
-    kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
-    return TablePlan(
-        sharding_type=kind,
-        compute_kernel=_known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel"),
-        shards=_shards(sharding, kind, module_table, where),
-        module=module_table.path or "ebc",
-        parameters=parameters,
-    )
 
 
 def _known(kind: Any, value: str, where: str) -> Any:
@@ -260,18 +246,32 @@ def _replicate_on_all(table: TablePlan, world_size: int) -> TablePlan:
     return replace(table, shards=tuple(replace(shard, rank=r) for r in range(world_size)))
 
 
+def _placements(plan: torchrec_types.ShardingPlan) -> list[Any]:
+    """Where every shard is."""
+    return [
+        shard.placement
+        for module_plan in plan.plan.values()
+        for sharding in module_plan.values()
+        for shard in getattr(sharding.sharding_spec, "shards", None) or ()
+    ]
+
+
 def _ranks(
-    plan: torchrec_types.ShardingPlan, tables: dict[str, TablePlan], world: int | None
+    placements: Sequence[Any], tables: dict[str, TablePlan], world: int | None
 ) -> tuple[int, int]:
     """Ranks in all, and of a host, where they are not given."""
-    given, joined = os.environ.get("LOCAL_WORLD_SIZE", ""), dist.is_available()
-    joined = joined and dist.is_initialized()
+    joined = dist.is_available() and dist.is_initialized()
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
     if not world:
-        highest = max((shard.rank for t in tables.values() for shard in t.shards), default=0)
+        highest = max((rank for table in tables.values() for rank in table.ranks), default=0)
         world = int(dist.get_world_size()) if joined else 1 + highest
     if joined and given.isdigit():
         return world, int(given)
-    return world, _hosts_by_device(plan) or _group_size(tables) or min(8, world)
+    # a rank minus the index of its device, as in `rank:9/cuda:1`, is a multiple of the host's size;
+    # the smallest seen is the best guess
+    where = [(of.rank(), of.device().index) for of in placements]
+    sizes = {rank - index for rank, index in where if index is not None and index < rank}
+    return world, min(sizes, default=None) or _group_size(tables) or min(8, world)
 
 
 def _group_size(tables: dict[str, TablePlan]) -> int | None:
@@ -280,24 +280,10 @@ def _group_size(tables: dict[str, TablePlan]) -> int | None:
     return next((len(table.shards) for table in row_split), None)
 
 
-def _hosts_by_device(plan: torchrec_types.ShardingPlan) -> int | None:
-    """Ranks per host from `rank:9/cuda:1`, if some rank's device index tells."""
-    sizes: set[int] = set()
-    for module_plan in plan.plan.values():
-        for sharding in module_plan.values():
-            for shard in getattr(sharding.sharding_spec, "shards", None) or ():
-                rank, index = shard.placement.rank(), shard.placement.device().index
-                if index is not None and index < rank:
-                    sizes.add(rank - index)
-    # rank - index is a multiple of the host's size; the smallest seen is the best guess
-    return min(sizes, default=None)
-
-
-Member = TypeVar("Member", bound=Enum)
-Reader = Callable[[Any, str], Any]
-
 _KNOWN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec", *PARAMETER_FIELDS)
 _REPORTERS = {c.__name__: c for c in (TBEStatsReporterConfig, StdLogStatsReporterConfig)}
+_PARTS = (CacheParams, KeyValueParams, MultiPassPrefetchConfig, KVZCHTBEConfig)
+"""TorchRec's classes of which a plan holds the fields."""
 
 
 def write_fields(sharding: ParameterSharding, where: str) -> dict[str, Any]:
@@ -342,29 +328,23 @@ def _write(value: Any, where: str) -> Any:
         }
     if type(value) in _REPORTERS.values():
         return {"type": type(value).__name__, "interval": value.interval}
-    return _write_container(value, where)
-
-
-def _write_container(value: Any, where: str) -> Any:
-    if isinstance(value, CacheParams | KeyValueParams):
-        items = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif isinstance(value, MultiPassPrefetchConfig | KVZCHTBEConfig):
-        items = value._asdict()
-    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return [_write(item, where) for item in value]
-    elif isinstance(value, set | frozenset):
+    if isinstance(value, _PARTS):
+        default = type(value)()
+        items = {name: getattr(value, name) for name in signature(type(value)).parameters}
+        # None is left out, unless it is not the default
+        return {
+            name: _write(item, f"{where}.{name}")
+            for name, item in items.items()
+            if item is not None or getattr(default, name) is not None
+        }
+    if isinstance(value, set | frozenset):
         return [_write(item, where) for item in sorted(value)]
-    else:
-        raise PlanError(
-            f"{where}: a {type(value).__name__} cannot be written to a plan file; "
-            "leave it out of the plan and set it in the training script"
-        )
-    default = type(value)()  # None is left out, unless it is not the default
-    return {
-        k: _write(v, f"{where}.{k}")
-        for k, v in items.items()
-        if v is not None or getattr(default, k) is not None
-    }
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_write(item, where) for item in value]
+    raise PlanError(
+        f"{where}: a {type(value).__name__} cannot be written to a plan file; leave it out of the "
+        "plan and set it in the training script"
+    )
 
 
 def read_fields(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -373,110 +353,57 @@ def read_fields(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         PlanError: an unknown key or a value of the wrong kind; names what is allowed.
     """
-    readers: dict[str, Reader] = {
-        "cache_params": _cache_params,
-        "enforce_hbm": _flag,
-        "stochastic_rounding": _flag,
-        "bounds_check_mode": _member(BoundsCheckMode),
-        "output_dtype": _member(DataType),
-        "key_value_params": _key_value_params,
-    }
-    _only(parameters, readers, where)
+    kinds = {name: get_type_hints(ParameterSharding)[name] for name in PARAMETER_FIELDS}
+    _only(parameters, kinds, where)
     return {
-        name: readers[name](value, f"{where}: {name}")
+        name: _read(kinds[name], value, f"{where}: {name}")
         for name, value in parameters.items()
         if value is not None
     }
 
 
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
+def _read(annotation: Any, value: Any, where: str) -> Any:
+    """What `_write` made `value` of, for a field with this annotation."""
+    options = get_args(annotation)
+    kind = options[0] if type(None) in options else annotation
+    if value is None:
+        return None
+    if kind is bool and not isinstance(value, bool):
         raise PlanError(f"{where} is {value!r}; allowed are true, false and null")
-    return value
-
-
-def _member(kind: type[Member]) -> Reader:
-    names = list(kind.__members__)
-
-    def read(value: Any, where: str) -> Member:
-        if value not in names:
-            near = did_you_mean(str(value), names)
-            raise PlanError(f"{where} is {value!r}{near}; allowed are {', '.join(names)}")
+    if get_origin(kind) in (tuple, frozenset):
+        return get_origin(kind)(tuple(i) if isinstance(i, list) else i for i in value)
+    if kind is torch.Tensor:
+        return torch.tensor(value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if value not in kind.__members__:
+            names = ", ".join(kind.__members__)
+            near = did_you_mean(str(value), kind.__members__)
+            raise PlanError(f"{where} is {value!r}{near}; allowed are {names}")
         return kind[value]
-
-    return read
-
-
-def _cache_params(value: Any, where: str) -> CacheParams:
-    readers: dict[str, Reader] = {
-        "algorithm": _member(CacheAlgorithm),
-        "precision": _member(DataType),
-        "stats": _offload_stats,
-        "multipass_prefetch_config": _plain(
-            MultiPassPrefetchConfig, MultiPassPrefetchConfig._fields
-        ),
-    }
-    return _build(CacheParams, [f.name for f in fields(CacheParams)], readers, value, where)
+    if kind is TBEStatsReporterConfig:
+        value = dict(value) if isinstance(value, Mapping) else {}
+        name = value.pop("type", None)
+        if name not in _REPORTERS:
+            raise PlanError(f"{where}: type is {name!r}; allowed are {', '.join(_REPORTERS)}")
+        return _build(_REPORTERS[name], value, where)
+    kind = EmbeddingOffloadStats if kind is CacheStatistics else kind
+    return _build(kind, value, where) if kind in (EmbeddingOffloadStats, *_PARTS) else value
 
 
-def _key_value_params(value: Any, where: str) -> KeyValueParams:
-    readers: dict[str, Reader] = {
-        "stats_reporter_config": _reporter,
-        "kvzch_tbe_config": _kvzch_config,
-        "ps_hosts": lambda hosts, _: tuple((host, port) for host, port in hosts),
-    }
-    return _build(KeyValueParams, [f.name for f in fields(KeyValueParams)], readers, value, where)
-
-
-def _kvzch_config(value: Any, where: str) -> KVZCHTBEConfig:
-    readers: dict[str, Reader] = {
-        "optimizer_state_dtypes_for_st": lambda pairs, _: frozenset((k, v) for k, v in pairs),
-    }
-    return _build(KVZCHTBEConfig, KVZCHTBEConfig._fields, readers, value, where)
-
-
-def _reporter(value: Any, where: str) -> TBEStatsReporterConfig:
-    given = dict(value) if isinstance(value, Mapping) else {}
-    name = given.pop("type", None)
-    if name not in _REPORTERS:
-        raise PlanError(f"{where}: type is {name!r}; allowed are {', '.join(_REPORTERS)}")
-    return _build(_REPORTERS[name], ("interval",), {}, given, where)
-
-
-def _offload_stats(value: Any, where: str) -> EmbeddingOffloadStats:
-    readers: dict[str, Reader] = {"mrc_hist_counts": lambda counts, _: torch.tensor(counts)}
-    names = ("cacheability", "expected_lookups", "mrc_hist_counts", "height")
-    return _build(EmbeddingOffloadStats, names, readers, value, where)
-
-
-def _plain(kind: Callable[..., Any], names: Iterable[str]) -> Reader:
-    return lambda value, where: _build(kind, names, {}, value, where)
-
-
-def _build(
-    kind: Callable[..., Any],
-    names: Iterable[str],
-    readers: Mapping[str, Reader],
-    value: Any,
-    where: str,
-) -> Any:
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """An object of one of TorchRec's classes, of its fields."""
+    names = signature(kind).parameters
     if not isinstance(value, Mapping):
         raise PlanError(f"{where} is {value!r}; it must be an object with {', '.join(names)}")
     _only(value, names, where)
+    hints = get_type_hints(kind) | get_type_hints(kind.__init__)
     try:
-        read = {
-            key: readers[key](item, f"{where}.{key}")
-            if key in readers and item is not None
-            else item
-            for key, item in value.items()
-        }
-        return kind(**read)
+        return kind(**{k: _read(hints.get(k), item, f"{where}.{k}") for k, item in value.items()})
     except (TypeError, ValueError) as error:
         raise PlanError(f"{where} cannot be used: {error}") from None
 
 
-def _only(given: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
-    allowed = list(allowed)
+def _only(given: Mapping[str, Any], allowed: Collection[str], where: str) -> None:
     for key in given:
         if key not in allowed:
             near = did_you_mean(key, allowed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +15,25 @@ from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Exchange
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.plan_check import match_plan
-from predictor.model.workload import DenseArch, QComm, Table, Workload
-from shardopt.config import load_model
+from predictor.model.workload import DenseArch, QComm, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import check_bandwidths, detect_hardware, read_topology
-from shardopt.torchrec.offered import by_module, describe_reasons, reasons_of
+from shardopt.torchrec.offered import describe_reasons, reasons_of
 from shardopt.torchrec.options import (
     TableKey,
-    group_by_table,
     kernel_of,
     to_plan,
     to_table_plan,
 )
 from shardopt.torchrec.read_module import (
+    OfferedTable,
     UserInputs,
+    by_module,
     check_pooling_factor,
-    read_table,
+    known_workload,
     read_workload,
+    tables_of,
     tell_device_groups,
     tell_missing_factors,
 )
@@ -96,7 +96,7 @@ class ShardoptPerfEstimator(ShardEstimator):
         self._theirs = topology
         self._default_pooling_factor = default_pooling_factor
         self._constraints = dict(constraints or {})
-        self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        self._known = known_workload(model)
         self._told_factors = False
         self._torchrec_estimator = EmbeddingPerfEstimator(topology, self._constraints)
 
@@ -107,76 +107,60 @@ class ShardoptPerfEstimator(ShardEstimator):
 
         Options that shardopt has no model for keep TorchRec's estimate, which is logged.
         """
-        reasons = reasons_of(
-            sharding_options, self._theirs, lambda o: sharder_data_map[o.module_type_key]
-        )
-        kernels = {kernel_of(o) for o in sharding_options} - set(ComputeKernel)
 
-        def is_ours(option: ShardingOption) -> bool:
-            return (option.path, option.name) not in reasons and (kernel_of(option) not in kernels)
+        def sharder_of(option: ShardingOption) -> SharderData:
+            return sharder_data_map[option.module_type_key]
 
-        ours = [o for o in sharding_options if is_ours(o)]
-        others = [o for o in sharding_options if not is_ours(o)]
+        reasons = reasons_of(sharding_options, self._theirs, sharder_of)
+        unknown = {kernel_of(o) for o in sharding_options} - set(ComputeKernel)
+        ours: list[ShardingOption] = []
+        others: list[ShardingOption] = []
+        for option in sharding_options:
+            left = (option.path, option.name) in reasons or kernel_of(option) in unknown
+            (others if left else ours).append(option)
         if others:
             logger.warning(
                 "options that shardopt does not predict keep TorchRec's estimates: %s",
-                describe_reasons(reasons) or f"compute kernels {', '.join(sorted(kernels))}",
+                describe_reasons(reasons) or f"compute kernels {', '.join(sorted(unknown))}",
             )
             self._torchrec_estimator.estimate(others, sharder_data_map=sharder_data_map)
         if not ours:
             return
-        offered = group_by_table(ours)
-        if not self._told_factors:
-            facts = self._facts(ours[0].batch_size)
-            tell_missing_factors(offered.values(), facts)
-            self._told_factors = True
-        workload = self._workload(offered.values(), sharder_data_map)
+        offered = tables_of(ours, sharder_of)
+        workload = self._workload(offered, ours[0].batch_size)
         ranks = read_topology(self._theirs, self._hardware)
         costs = ShardCosts(workload, FixedCosts(workload, ranks, self._hardware))
-        for index, options in enumerate(offered.values()):
-            for option in options:
-                option.is_weighted = workload.tables[index].weighted
-                factor = workload.tables[index].constraints.cache_load_factor
-                table = to_table_plan(option, factor)
-                for shard, perf in zip(option.shards, costs.shard_perfs(index, table), strict=True):
+        for index, (theirs, table) in enumerate(zip(offered, workload.tables, strict=True)):
+            for option in theirs.options:
+                option.is_weighted = table.weighted
+                plan = to_table_plan(option, table.constraints.cache_load_factor)
+                for shard, perf in zip(option.shards, costs.shard_perfs(index, plan), strict=True):
                     shard.perf = perf
 
-    def _facts(self, batch_size: int) -> UserInputs:
-        return UserInputs(
+    def _workload(self, offered: Sequence[OfferedTable], batch_size: int) -> Workload:
+        """The tables alone; of the precision on the wire only its width is known here."""
+        inputs = UserInputs(
             batch_size,
             self._constraints,
             self._known,
             self._default_pooling_factor,
             device=self._theirs.compute_device,
         )
-
-    def _workload(
-        self, offered: Collection[list[ShardingOption]], sharders: SharderDataMap
-    ) -> Workload:
-        """The tables alone, in the order of the options."""
-        known, tables, wires = self._known, [], []
-        for options in offered:
-            facts = self._facts(options[0].batch_size)
-            sharder = sharders[options[0].module_type_key]
-            tables.append(read_table(options, sharder.fused_params or {}, facts))
-            wires.append(_wire_precision(sharder))
+        if not self._told_factors:
+            tell_missing_factors(offered, inputs)
+            self._told_factors = True
+        widths = (pair for t in offered for pair in t.sharder.qcomm_dtype_sizes.values())
+        forward, backward = next(widths, (4, 4))
         return Workload(
             name="tables",
-            batch_size=next(iter(offered))[0].batch_size,
-            tables=tuple(tables),
-            dense=NO_DENSE if known is None else known.dense,
-            train_pipeline="base" if known is None else known.train_pipeline,
-            qcomm=next((wire for wire in wires if wire is not None), QComm()),
+            batch_size=batch_size,
+            tables=tuple(table.read(inputs) for table in offered),
+            dense=NO_DENSE if self._known is None else self._known.dense,
+            train_pipeline=inputs.pipeline,
+            qcomm=QComm(
+                WIRE_PRECISION.get(int(forward), "fp32"), WIRE_PRECISION.get(int(backward), "fp32")
+            ),
         )
-
-
-def _wire_precision(sharder: SharderData) -> QComm | None:
-    """Precision on the wire; only its width is known here."""
-    for forward, backward in sharder.qcomm_dtype_sizes.values():
-        return QComm(
-            WIRE_PRECISION.get(int(forward), "fp32"), WIRE_PRECISION.get(int(backward), "fp32")
-        )
-    return None
 
 
 class ShardCosts:
@@ -255,16 +239,11 @@ def _average(workload: Workload) -> Array:
     """Ids and outputs of all tables on one rank of many, ``[COLUMNS]``."""
     load = np.zeros(COLUMNS)
     for table in workload.tables:
-        ids = workload.batch_size * table.lookups_per_sample
-        load[Load.IDS] += ids
-        load[Load.WEIGHTED_IDS] += ids if table.weighted else 0.0
-        load[Load.BAGS] += workload.batch_size * sum(f.num_poolings for f in table.features)
-        load[Load.OUTPUTS] += _outputs(workload, table)
-    return load
-
-
-def _outputs(workload: Workload, table: Table) -> float:
-    return workload.batch_size * table.outputs_per_sample * table.embedding_dim
+        load[Load.IDS] += table.lookups_per_sample
+        load[Load.WEIGHTED_IDS] += table.lookups_per_sample * table.weighted
+        load[Load.BAGS] += sum(f.num_poolings for f in table.features)
+        load[Load.OUTPUTS] += table.outputs_per_sample * table.embedding_dim
+    return load * workload.batch_size
 
 
 def _on_one_rank(load: Array, world: int) -> Array:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
@@ -28,7 +27,6 @@ from search.stop import Stop
 from shardopt.api.answer import TOP_K, find_plans
 from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
-from shardopt.config import load_model
 from shardopt.config.cluster import hardware_of
 from shardopt.extras import needs_torchrec
 from shardopt.race import TORCHREC, Confirmation
@@ -50,7 +48,6 @@ from shardopt.torchrec.offered import (
     Options,
     TorchRecSearch,
     all_left,
-    by_module,
     describe_reasons,
     reasons_of,
     runnable,
@@ -65,7 +62,9 @@ from shardopt.torchrec.pipelines import tell
 from shardopt.torchrec.private import constraints_of, describe_reservation, pipeline_of
 from shardopt.torchrec.read_module import (
     UserInputs,
+    by_module,
     check_pooling_factor,
+    known_workload,
     merge_constraints,
     read_workload,
     tell_device_groups,
@@ -277,9 +276,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         replica_groups: 2D sparse parallelism; by default the model file's. The topology is then
             that of all ranks, and the plan that of one sharding group.
         cache: keep the answer under the user's cache directory, and take it from there.
-        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, or TorchRec's pipeline,
-            its class or the name of that; by default the model file's, else what the enumerator's
-            storage estimator was told, else ``base``. What is left out of it is logged.
+        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, ``semi_sync``, or
+            TorchRec's pipeline, its class or the name of that; by default the model file's, else
+            what the enumerator's storage estimator was told, else ``base``. What is left out of it
+            is logged.
         confirm: run the best plans and TorchRec's for real in `collective_plan`, and return the
             fastest measured one. See docs/learning.md.
 
@@ -329,10 +329,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         train_pipeline: Any = None,
         confirm: Confirm | None = None,
     ) -> None:
-        known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        known = known_workload(model)
         constraints = merge_constraints(known, constraints)
-        if batch_size is None and known is not None:
-            batch_size = known.batch_size
+        batch_size = known.batch_size if batch_size is None and known else batch_size
         if batch_size is None:
             logger.warning(
                 "batch_size is not given; planning for TorchRec's default of %d samples per rank",
@@ -378,10 +377,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._seed, self._objective = seed, objective
         self._scenarios = read_scenarios(scenarios, costs, windows_of(model))
         self._cache = ResultCache.of_user() if cache else None
-        given = dict(
-            proposer=proposer, partitioner=partitioner, performance_model=performance_model
-        )
-        replaced = [name for name, part in given.items() if part]
+        parts = {"proposer": proposer, "partitioner": partitioner}
+        parts["performance_model"] = performance_model
+        replaced = [name for name, part in parts.items() if part]
         if replaced:
             logger.warning(
                 "%s: shardopt's search takes the place; only tables that it has no model for are "
@@ -522,7 +520,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """What the search chooses for tables that shardopt predicts."""
         module, sharders = self._asked
         workload = read_workload(module, sharders, space, self._inputs())
-        problem = self._problem(workload, left)
+        problem = problem_of(workload, left, self._hardware, self._links, self.replicas)
         try:
             return self._search_in(problem, space, left)
         except (InfeasibleError, PlannerError) as error:
@@ -542,9 +540,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 return self._search_in(problem, space, left)
         self._keep(problem, None, theirs)
         return theirs, 0.0
-
-    def _problem(self, workload: Workload, left: TorchRecTopology) -> Problem:
-        return problem_of(workload, left, self._hardware, self._links, self.replicas)
 
     def _search_in(
         self, problem: Problem, space: Options, left: TorchRecTopology
@@ -567,19 +562,14 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._enumerator.populate_estimates(options)
         check_storage(options, left)
         self._keep(problem, result, options)
-        if self._confirm is not None and self.replicas is None:
-            self._rivals = self._rivals_of(result, problem, space)
+        if self._confirm is not None and self.replicas is None:  # plans to measure beside the best
+            self._rivals = {
+                f"plan {i}": to_options(ranked.plan, problem.workload, space)
+                for i, ranked in enumerate(result.plans[1 : self._confirm.plans], 2)
+            }
+            theirs = torchrecs_plan(space, problem.topology)
+            self._rivals |= {} if theirs is None else {TORCHREC: theirs}
         return options, result.best.iteration_ms
-
-    def _rivals_of(self, result: Result, problem: Problem, space: Options) -> dict[str, Options]:
-        """The plans to measure beside the best."""
-        assert self._confirm is not None
-        found = {
-            f"plan {i}": to_options(ranked.plan, problem.workload, space)
-            for i, ranked in enumerate(result.plans[1 : self._confirm.plans], 2)
-        }
-        theirs = torchrecs_plan(space, problem.topology)
-        return found if theirs is None else {**found, TORCHREC: theirs}
 
     def _keep(self, problem: Problem, result: Result | None, options: Options) -> None:
         """What was chosen, before callbacks see it."""
@@ -628,7 +618,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if problem is None:
             workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = self._problem(workload, reserved)
+            problem = problem_of(workload, reserved, self._hardware, self._links, self.replicas)
         plan = to_plan(mine, problem.workload, problem.topology)
         unchanged = (before or plan).tables
         return LastSearch(

@@ -18,23 +18,16 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
-from shardopt.config.cluster import (
-    ClusterConfig,
-    default_nvlink_domain,
-    load_cluster,
-)
+from shardopt.config.cluster import ClusterConfig, default_nvlink_domain, load_cluster
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.tables import find_embedding_modules, is_pooled
+from shardopt.torchrec.tables import configs_of, find_embedding_modules
 
 with needs_torchrec():
     import torch
     from torch import nn
     from torchrec.distributed.planner import Topology as TorchRecTopology
-    from torchrec.distributed.planner.types import (
-        PlannerError,
-        PlannerErrorType,
-    )
+    from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
     from torchrec.distributed.types import ShardingStrategy
     from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
 
@@ -108,9 +101,7 @@ def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str
     storages = [device.storage for device in theirs.devices]
     room = sum(s.hbm + s.ddr + getattr(s, "ssd", 0) for s in storages)
     for path, _, inner in find_embedding_modules(module):
-        for config in (
-            inner.embedding_bag_configs() if is_pooled(inner) else inner.embedding_configs()
-        ):
+        for config in configs_of(inner):
             elements = config.num_embeddings * config.embedding_dim
             need = elements * DATA_TYPE_NUM_BITS[config.data_type] // 8
             # a virtual table has rows only where ids occur

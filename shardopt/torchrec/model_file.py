@@ -32,21 +32,19 @@ from shardopt.torchrec.pipelines import Assumed, priced_as
 from shardopt.torchrec.read_module import (
     Dense,
     UserInputs,
-    fused_params_of,
-    names_optimizer,
+    by_module,
     not_priced,
     read_workload,
+    tables_of,
 )
 
 with needs_torchrec():
     from torch import nn
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-    from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+    from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.sharding_plan import get_default_sharders
     from torchrec.distributed.types import ModuleSharder
-
-DENSE_TYPES = ("fp32", "tf32", "bf16")
 
 
 def to_yaml(
@@ -82,8 +80,9 @@ def to_yaml(
         constraints: TorchRec's, by table name; they carry pooling factors.
         sharders: TorchRec's default ones unless given.
         default_pooling_factor: of features for which no constraint gives one.
-        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, or a train pipeline of
-            TorchRec, its class or the name of that; the file says what is left out of it.
+        train_pipeline: ``base``, ``sparse_dist``, ``prefetch_sparse_dist``, ``semi_sync``, or a
+            train pipeline of TorchRec, its class or the name of that; the file says what is left
+            out of it.
         dense_data_type: of the products: ``fp32``, ``tf32``, or ``bf16`` for a forward that runs
             under autocast.
         dense_optimizer: of the dense layers: ``sgd``, ``adagrad`` or ``adam``, which step all
@@ -103,7 +102,7 @@ def to_yaml(
             not plan, or it cannot be captured; then the op and the line of the model are named.
     """
     assumed = Assumed("base") if train_pipeline is None else priced_as(train_pipeline)
-    _check("dense_data_type", dense_data_type, DENSE_TYPES)
+    _check("dense_data_type", dense_data_type, ("fp32", "tf32", "bf16"))
     if dense_optimizer is not None:
         name_of_optimizer(dense_optimizer)
     _check("compute_device", compute_device, ("cuda", "cpu"))
@@ -115,7 +114,15 @@ def to_yaml(
         any_device = {name: replace(item, device_group=None) for name, item in given.items()}
         options = EmbeddingEnumerator(one_gpu, batch_size, any_device).enumerate(module, chosen)
     seen = {} if stats is None else read_stats(Path(stats))
-    inputs = UserInputs(batch_size, given, None, default_pooling_factor, strict=True, measured=seen)
+    inputs = UserInputs(
+        batch_size,
+        given,
+        None,
+        default_pooling_factor,
+        strict=True,
+        measured=seen,
+        train_pipeline=assumed,
+    )
 
     def dense_of(tables: Sequence[Table]) -> Dense:
         if dense is not None:
@@ -137,13 +144,16 @@ def to_yaml(
         replace(table, constraints=replace(table.constraints, offered=None))
         for table in workload.tables
     )
-    written = replace(workload, tables=tables, train_pipeline=assumed.pipeline)
+    written = replace(workload, tables=tables)
     guessed: dict[str, object] = {
         f"train_pipeline is {written.train_pipeline}": train_pipeline,
         **_guessed_dense(workload.dense, dense_data_type, dense_optimizer, example_inputs),
         ALL_UNIFORM: None,
-        **_guessed_optimizers(options, chosen),
     }
+    defaults = [t for t in tables_of(options, by_module(chosen)) if not t.names_optimizer]
+    if defaults:
+        names = ", ".join(dict.fromkeys(table.option.name for table in defaults))
+        guessed[f"optimizer is exact_sgd, FBGEMM's default, of {names}"] = None
     notes = ["Written from a module. Guessed, so correct what is otherwise:"]
     notes += [f"  {what}" for what, known in guessed.items() if known is None]
     left_out = [assumed.leaves_out] if assumed.leaves_out else []
@@ -186,18 +196,3 @@ def _guessed_dense(
 def _check(what: str, given: str | None, allowed: Collection[str]) -> None:
     if given is not None and given not in allowed:
         raise InputError(f"{what} is {given!r}; allowed are {', '.join(allowed)}")
-
-
-def _guessed_optimizers(
-    options: Sequence[ShardingOption], sharders: Sequence[ModuleSharder[nn.Module]]
-) -> dict[str, None]:
-    """A note where neither the backward nor a sharder names the optimizer of tables."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    tables = dict.fromkeys(
-        o.name
-        for o in options
-        if not names_optimizer(o, fused_params_of(by_type[type(o.module[1])]))
-    )
-    if not tables:
-        return {}
-    return {f"optimizer is exact_sgd, FBGEMM's default, of {', '.join(tables)}": None}

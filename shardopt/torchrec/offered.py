@@ -20,7 +20,7 @@ from search.space.option import Option
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.options import TableKey, group_by_table, kernel_of
-from shardopt.torchrec.read_module import fused_params_of, why_not_predicted
+from shardopt.torchrec.read_module import tables_of
 
 with needs_torchrec():
     from torchrec.distributed.planner import Topology as TorchRecTopology
@@ -50,16 +50,10 @@ def reasons_of(
         sharder_of: an option's sharder, or TorchRec's data of it.
     """
     reasons = {
-        key: why_not_predicted(of_table, fused_params_of(sharder_of(of_table[0])))
-        for key, of_table in group_by_table(options).items()
+        (table.option.path, table.option.name): table.why_not_predicted()
+        for table in tables_of(options, sharder_of)
     }
     return all_left(options, topology) or {key: why for key, why in reasons.items() if why}
-
-
-def by_module(sharders: Sequence[Any]) -> Callable[[ShardingOption], Any]:
-    """Finds the sharder of an option."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    return lambda option: by_type.get(type(option.module[1]))
 
 
 def all_left(options: Sequence[ShardingOption], topology: TorchRecTopology) -> dict[TableKey, str]:

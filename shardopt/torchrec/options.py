@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import STORED, ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import in_torchrec_order
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -42,6 +42,13 @@ def kernel_of(option: ShardingOption) -> str:
         return ComputeKernel.DYNAMICEMB
     caching = bool(getattr(told, "caching", False))
     return ComputeKernel.DYNAMICEMB_CACHING if caching else ComputeKernel.DYNAMICEMB_HYBRID
+
+
+def store_caches(option: ShardingOption) -> dict[str, int]:
+    """Sizes of a key-value table's caches, as far as a constraint gives them."""
+    names = ("max_l1_cache_size", "l2_cache_size")
+    sizes = {name: getattr(option.key_value_params, name, None) for name in names}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def group_by_table(options: Iterable[ShardingOption]) -> dict[TableKey, list[ShardingOption]]:
@@ -96,6 +103,12 @@ def _to_option(
     same = (o for o in offered if (o.sharding_type, kernel_of(o)) == kind)
     option = copy.deepcopy(next(same))
     rows = int(option.tensor.shape[0])
+    shards = in_torchrec_order(table).shards
+    if table.compute_kernel in STORED[1:]:
+        # virtual tables are cut where their buckets end
+        for theirs, shard in zip(option.shards, shards, strict=True):
+            theirs.rank = shard.rank
+        return option
     option.shards = [
         TorchRecShard(
             size=list(shard.size),
@@ -103,7 +116,7 @@ def _to_option(
             offset=[shard.offset[0] if shard.size[0] else rows, shard.offset[1]],
             rank=shard.rank,
         )
-        for shard in in_torchrec_order(table).shards
+        for shard in shards
     ]
     if name_factor and table.cache_load_factor is not None:
         given = option.cache_params or CacheParams()
@@ -142,6 +155,8 @@ def to_table_plan(option: ShardingOption, load_factor: float | None = None) -> T
         parameters["cache_params"] = {"load_factor": factor}
     if option.enforce_hbm is not None:
         parameters["enforce_hbm"] = option.enforce_hbm
+    if store_caches(option):
+        parameters["key_value_params"] = store_caches(option)
     return TablePlan(
         ShardingType(option.sharding_type),
         ComputeKernel(kernel_of(option)),

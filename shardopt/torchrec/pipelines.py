@@ -18,20 +18,28 @@ class Assumed(NamedTuple):
     Args:
         pipeline: of `PIPELINES`, whose time and memory are predicted.
         leaves_out: what the pipeline does otherwise; empty where it is priced as it is.
+        stashes: ``weights`` of tables with `stash_weights`, or ``optimizer``: the states of the
+            dense optimizer; empty where nothing leaves the device.
     """
 
     pipeline: str
     leaves_out: str = ""
+    stashes: str = ""
 
 
-STASHED = (
-    "the memory that stashing frees between the lookups and their backward is not counted, nor are "
-    "its copies to the host and back, which wait for the host link"
-)
 KNOWN = {
     "TrainPipelineBase": Assumed("base"),
     "TrainPipelineSparseDist": Assumed("sparse_dist"),
     "PrefetchTrainPipelineSparseDist": Assumed("prefetch_sparse_dist"),
+    "TrainPipelineSemiSync": Assumed("semi_sync"),
+    "TrainPipelineSparseDistEmbStash": Assumed("sparse_dist", stashes="weights"),
+    "TrainPipelineSparseDistOptStash": Assumed("sparse_dist", stashes="optimizer"),
+    "TrainPipelinePrefetchEMS": Assumed(
+        "sparse_dist",
+        "caches of UVM tables are written back after the lookups and filled again before their "
+        "backward",
+        "weights",
+    ),
     "TrainPipelinePT2": Assumed("base", "the model is compiled: fewer and larger kernels"),
     "TrainPipelineSparseDistLite": Assumed(
         "base", "the ids of all modules are announced in one exchange, ahead of the forward"
@@ -39,28 +47,12 @@ KNOWN = {
     "TrainPipelineFusedSparseDist": Assumed(
         "sparse_dist", "lookups of the next batch run beside the optimizer step"
     ),
-    "TrainPipelineSemiSync": Assumed(
-        "sparse_dist",
-        "lookups of the next batch and their exchange run beside the backward, so that the "
-        "iteration is shorter, and embeddings of one more batch are in memory",
-    ),
     "TrainPipelineSparseDistCompAutograd": Assumed("sparse_dist", "the backward is compiled"),
     "TrainPipelineSparseDistT": Assumed(
         "sparse_dist", "a thread of its own issues the copy of the batch"
     ),
     "TrainPipelineSparseDistBwdOpt": Assumed(
         "sparse_dist", "the dense optimizer runs beside the gradients' exchange in the backward"
-    ),
-    "TrainPipelineSparseDistOptStash": Assumed(
-        "sparse_dist",
-        "the memory that stashing the dense optimizer's states frees up to the backward is not "
-        "counted, nor are its copies to the host and back",
-    ),
-    "TrainPipelineSparseDistEmbStash": Assumed("sparse_dist", STASHED),
-    "TrainPipelinePrefetchEMS": Assumed(
-        "sparse_dist",
-        STASHED + "; caches of UVM tables are written back after the lookups and filled again "
-        "before their backward",
     ),
     "TrainPipelinePEC": Assumed(
         "sparse_dist", "rows that the batch before does not touch are looked up ahead"
@@ -88,17 +80,17 @@ def priced_as(given: Any) -> Assumed:
             found = KNOWN[name]
             own = f"what {names[0]} changes of {name}" if name != names[0] else ""
             left = "; ".join(part for part in (found.leaves_out, own) if part)
-            return Assumed(found.pipeline, left)
+            return found._replace(leaves_out=left)
     allowed = [*PIPELINES, *KNOWN]
-    near = did_you_mean(names[0], allowed)
     raise InputError(
-        f"train_pipeline is {names[0]!r}{near}; allowed are {', '.join(PIPELINES)}, or a train "
-        f"pipeline of TorchRec: {', '.join(KNOWN)}, or a subclass"
+        f"train_pipeline is {names[0]!r}{did_you_mean(names[0], allowed)}; allowed are "
+        f"{', '.join(PIPELINES)}, or a train pipeline of TorchRec: {', '.join(KNOWN)}, or a "
+        "subclass"
     )
 
 
-def tell(given: Any) -> str:
-    """The pipeline that is predicted in the place of a given one; what that leaves out is logged.
+def tell(given: Any) -> Assumed:
+    """How a pipeline is priced; what that leaves out is logged.
 
     Raises:
         InputError: as `priced_as`.
@@ -109,4 +101,4 @@ def tell(given: Any) -> str:
         logger.warning(
             "train_pipeline %s is predicted as %s: %s", name, found.pipeline, found.leaves_out
         )
-    return found.pipeline
+    return found

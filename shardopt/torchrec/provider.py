@@ -1,12 +1,15 @@
-"""Plugs into TorchRec 1.9's planning sessions: the provider that builds our planner."""
+"""Plans for machines that are not here: of one module for several of them, and TorchRec 1.9's
+planning sessions, to which `ShardoptPlannerProvider` gives our planner.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.device_names import profile_of_device
@@ -14,21 +17,80 @@ from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
 from predictor.units import GIB
-from search.choose import NOMINAL
-from shardopt.config import load_model
+from search.stop import Stop
+from shardopt.api.cache import ResultCache
+from shardopt.api.machines import OnMachine
+from shardopt.api.machines import plan_machines as plan_model
+from shardopt.api.request import PlanRequest
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.convert import to_torchrec
 from shardopt.torchrec.costs import ShardoptPerfEstimator
 from shardopt.torchrec.hook import ShardoptPlanner
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.read_module import merge_constraints
+from shardopt.torchrec.model_file import to_yaml
+from shardopt.torchrec.read_module import known_workload, merge_constraints
 from shardopt.torchrec.report import ShardoptStats, short_of
 
 with needs_torchrec():
     import torchrec
+    from torch import nn
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.stats import EmbeddingStats
-    from torchrec.distributed.planner.types import Enumerator, StorageReservation
+    from torchrec.distributed.planner.types import StorageReservation
+    from torchrec.distributed.types import ShardingPlan
+
+
+class MachinePlan(NamedTuple):
+    """What a module does on one machine.
+
+    Args:
+        machine: with the answer there, as ``shardopt plan`` has it for one of several.
+        plan: for `DistributedModelParallel`; None where none fits.
+    """
+
+    machine: OnMachine
+    plan: ShardingPlan | None
+
+
+def plan_machines(
+    module: nn.Module,
+    hardware: Sequence[str],
+    gpus: Sequence[int],
+    *,
+    batch_size: int,
+    prices: Mapping[str, float] | None = None,
+    effort: float = 1.0,
+    cache: bool = True,
+    **capture: Any,
+) -> list[MachinePlan]:
+    """A plan of a module for every hardware with every number of GPUs, as ``shardopt plan`` finds
+    them for a model file; no GPU is needed, and the module is read and captured once.
+
+    Args:
+        hardware: names or files of profiles.
+        batch_size: samples per rank.
+        prices: hardware -> price of a GPU for an hour.
+        effort, cache: as in `ShardoptPlanner`.
+        capture: further arguments of `to_yaml`, such as ``constraints``.
+
+    Raises:
+        InputError: something given cannot be used.
+    """
+    kept = ResultCache.of_user() if cache else None
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{type(module).__name__}.yaml"
+        to_yaml(module, path, batch_size=batch_size, **capture)
+        request = PlanRequest(model=path, effort=effort)
+        found = list(plan_model(request, hardware, gpus, prices or {}, kept, lambda: Stop(effort)))
+    return [MachinePlan(one, _for_torchrec(one, module)) for one in found]
+
+
+def _for_torchrec(found: OnMachine, module: nn.Module) -> ShardingPlan | None:
+    if found.answer is None:
+        return None
+    device = found.answer.setting.hardware.device
+    return to_torchrec(found.answer.result.best.plan, module, device=device)
 
 
 class NoProviderError(ShardoptError, ImportError):
@@ -64,7 +126,8 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
     Args:
         hardware: SKU -> name, file or contents of a hardware profile; SKUs that it lacks are looked
             up among the shipped profiles (H100, A100, B200, ...).
-        model, seed, effort, objective, scenarios: as in `ShardoptPlanner`.
+        model: as in `ShardoptPlanner`.
+        options: more of its keywords, such as ``seed``, ``effort``, ``objective``, ``scenarios``.
 
     Raises:
         NoProviderError: the installed TorchRec has no planner providers.
@@ -75,10 +138,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         hardware: Mapping[str, str | HardwareProfile] | None = None,
         *,
         model: str | PathLike[str] | Workload | None = None,
-        seed: int = 0,
-        effort: float | None = None,
-        objective: str = NOMINAL,
-        scenarios: int | str | PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
         if DefaultPlannerProvider is None:
             raise NoProviderError(
@@ -86,12 +146,9 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
                 "ShardoptPlanner instead, or install torchrec 1.9 or newer"
             )
         self._hardware = dict(hardware or {})
-        self._known = model if isinstance(model, Workload | None) else load_model(Path(model))
+        self._known = known_workload(model)
         # the planner reads a file itself, as that may name windows of data
-        self._model = model
-        self._seed = seed
-        self._effort = effort
-        self._objective, self._scenarios = objective, scenarios
+        self._options = {**options, "model": model}
 
     def profile(self, sku: str) -> HardwareProfile:
         """Costs and capacities of a SKU.
@@ -124,9 +181,9 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         storage_reservation: StorageReservation,
         ctx: Any,
     ) -> Any:
-        """Our planner for TorchRec's own variants; others are refused by TorchRec's provider."""
-        request = ctx.request
-        config = request.planner_config
+        """Our planner for TorchRec's own variants; others are refused by TorchRec's provider. Its
+        enumerator is that of TorchRec's, with our costs of shards in the reports."""
+        request, config = ctx.request, ctx.request.planner_config
         if config.planner_variant.name not in ("UNSET", "OSS"):
             return super().build_planner(
                 sku, topology=topology, storage_reservation=storage_reservation, ctx=ctx
@@ -134,32 +191,25 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         unused = [name for name in IGNORED if getattr(config, name, None) is not None]
         if unused:
             logger.warning("shardopt ignores these fields of planner_config: %s", ", ".join(unused))
+        profile = self.profile(sku)
+        told = merge_constraints(self._known, request.constraints)
+        estimators = [
+            ShardoptPerfEstimator(topology, told, hardware=profile, model=self._known),
+            self._build_storage_estimator(topology, told, config),
+        ]
         return ShardoptPlanner(
             topology,
             request.batch_size,
-            hardware=self.profile(sku),
+            hardware=profile,
             constraints=request.constraints,
             storage_reservation=storage_reservation,
-            enumerator=self._enumerator(sku, topology, request),
+            enumerator=EmbeddingEnumerator(
+                topology, request.batch_size, told, estimator=estimators
+            ),
             stats=ctx.stats,
             debug=config.debug,
             timeout_seconds=config.timeout_seconds,
-            seed=self._seed,
-            effort=self._effort,
-            model=self._model,
-            objective=self._objective,
-            scenarios=self._scenarios,
-        )
-
-    def _enumerator(self, sku: str, topology: TorchRecTopology, request: Any) -> Enumerator:
-        """As TorchRec's provider makes it, with our costs of shards in the reports."""
-        constraints = merge_constraints(self._known, request.constraints)
-        perf = ShardoptPerfEstimator(
-            topology, constraints, hardware=self.profile(sku), model=self._known
-        )
-        storage = self._build_storage_estimator(topology, constraints, request.planner_config)
-        return EmbeddingEnumerator(
-            topology, request.batch_size, constraints, estimator=[perf, storage]
+            **self._options,
         )
 
 

@@ -7,8 +7,10 @@ the sharder, the dense part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,13 +27,14 @@ from predictor.model.workload import (
     Table,
     Workload,
 )
-from shardopt.config.model import hash_tables, variable_batches
+from shardopt.config import load_model
+from shardopt.config.model import rough_lookups, variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import plural
 from shardopt.torchrec.capture.capture import capture_dense, linears_outside
 from shardopt.torchrec.logs import logger
-from shardopt.torchrec.options import CUSTOMIZED, group_by_table, kernel_of
-from shardopt.torchrec.pipelines import STASHED
+from shardopt.torchrec.options import CUSTOMIZED, group_by_table, kernel_of, store_caches
+from shardopt.torchrec.pipelines import Assumed
 from shardopt.torchrec.private import (
     deduplicates_ids,
     feature_processors,
@@ -52,7 +55,7 @@ with needs_torchrec():
     from torchrec.distributed.embedding import get_ec_index_dedup
     from torchrec.distributed.planner.constants import POOLING_FACTOR
     from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
-    from torchrec.distributed.types import CacheParams, ModuleSharder
+    from torchrec.distributed.types import CacheParams, KeyValueParams, ModuleSharder
 
 PLACEHOLDER = [1, 1]
 """Size of the shards that NVIDIA's `DynamicEmbeddingEnumerator` gives a table of its own."""
@@ -73,7 +76,7 @@ class UserInputs(NamedTuple):
         example_inputs: what the module's forward takes; None to make it from the features.
         device: type of the topology's devices.
         measured: features of a stats file, by name; their pooling factors hold.
-        train_pipeline: that is predicted; None for the model file's, else ``base``.
+        train_pipeline: how the script's is priced; None for the model file's, else ``base``.
     """
 
     batch_size: int
@@ -84,13 +87,28 @@ class UserInputs(NamedTuple):
     example_inputs: Any = None
     device: str = "cuda"
     measured: Mapping[str, Feature] = MappingProxyType({})
-    train_pipeline: str | None = None
+    train_pipeline: Assumed | None = None
 
     @property
     def pipeline(self) -> str:
         """That is predicted."""
-        known = "base" if self.known is None else self.known.train_pipeline
-        return self.train_pipeline or known
+        if self.train_pipeline is not None:
+            return self.train_pipeline.pipeline
+        return "base" if self.known is None else self.known.train_pipeline
+
+    @property
+    def stashes_optimizer(self) -> bool:
+        """Whether the states of the dense optimizer are stashed."""
+        if self.train_pipeline is not None:
+            return self.train_pipeline.stashes == "optimizer"
+        return self.known is not None and self.known.stash_optimizer_state
+
+    def stashes(self, table: ModuleTable) -> bool:
+        """Whether the weights of a table are stashed."""
+        if self.train_pipeline is not None:
+            return table.stash_weights and self.train_pipeline.stashes == "weights"
+        tables = self.known.tables if self.known else ()
+        return any(t.stash_weights for t in tables if t.name == table.table)
 
     def constraint(self, table: str) -> ParameterConstraints:
         """That of a table; one that asks for nothing if there is none."""
@@ -106,6 +124,11 @@ class UserInputs(NamedTuple):
         return lengths | {f.name: f for t in tables if t.name == table for f in t.features}
 
 
+def known_workload(model: str | PathLike[str] | Workload | None) -> Workload | None:
+    """What a model file holds, where one is given."""
+    return model if isinstance(model, Workload | None) else load_model(Path(model))
+
+
 def check_pooling_factor(default: float | None) -> None:
     """Refuse a default that is no mean number of ids.
 
@@ -118,155 +141,204 @@ def check_pooling_factor(default: float | None) -> None:
         )
 
 
-def why_not_predicted(
-    options: Sequence[ShardingOption], fused_params: Mapping[str, Any]
-) -> str | None:
-    """What of a table TorchRec plans and shardopt has no model for; None if it has one.
-
-    Args:
-        options: what TorchRec offers for the table.
-        fused_params: those of its sharder.
-    """
-    option = options[0]
-    kernels = {kernel_of(o) for o in options}
-    if option.dependency is not None:
-        return "it is part of an embedding tower, whose tables must share a host"
-    if all(list(shard.size) == PLACEHOLDER for shard in option.shards) and _has_more(option):
-        return "dynamicemb's own planner places it"
-    if kernels.isdisjoint(ComputeKernel):
-        return f"it can only have the compute kernels {', '.join(sorted(kernels))}"
-    if option.tensor.dtype not in DATA_TYPES:
-        return f"its weights are {option.tensor.dtype}"
-    if _find_table(option) is None:
-        return (
-            "no EmbeddingBagCollection or EmbeddingCollection below "
-            f"{type(option.module[1]).__name__} has a config for it"
-        )
-    kind = _optimizer(option, fused_params)
-    return None if kind in list(Optimizer) else f"it is stepped by {kind}"
-
-
-def _has_more(option: ShardingOption) -> bool:
-    return int(option.tensor.numel()) > len(option.shards)
-
-
-def features_without_factors(
-    options: Sequence[ShardingOption], inputs: UserInputs
-) -> tuple[str, ...]:
-    """Features of a table for which nobody gives a pooling factor."""
-    table = _find_table(options[0])
-    if table is None or _given_factors(options[0], inputs) is not None:
-        return ()
-    known = inputs.known_features(table.table)
-    return tuple(name for name in table.features if name not in known)
-
-
-def read_table(
-    options: Sequence[ShardingOption], fused_params: Mapping[str, Any], inputs: UserInputs
-) -> Table:
-    """The table that all ``options`` are for.
+class OfferedTable:
+    """A table of a user's module as TorchRec's planner sees it.
 
     Args:
         options: what TorchRec offers for it; it may have the types and kernels that they name.
-        fused_params: those of its sharder.
+        sharder: of its module, or TorchRec's data of that.
 
-    Raises:
-        InputError: a fact contradicts the module, or shardopt does not predict such a table
-            (`why_not_predicted`); says which.
+    `config` is what the module says of it; None where no config below the module, which is sharded
+    as a whole, is its.
     """
-    option = options[0]
-    where = f"table '{option.name}' of module '{option.path}'"
-    problem = why_not_predicted(options, fused_params)
-    module_table = _find_table(option)
-    if problem or module_table is None:
-        raise InputError(f"{where}: {problem}, which shardopt does not predict")
-    return Table(
-        name=option.name,
-        num_embeddings=module_table.shape[0],
-        embedding_dim=module_table.shape[1],
-        features=_features(module_table, option, inputs, where),
-        module=option.path or "ebc",
-        data_type=_data_type(module_table, option),
-        pooling=module_table.pooling,
-        weighted=_weighted(option, inputs),
-        optimizer=_optimizer(option, fused_params),
-        constraints=_constraints(options, fused_params, inputs),
-        storage="dynamicemb" if kernel_of(option) in HASHED else "torchrec",
-    )
 
+    def __init__(self, options: Sequence[ShardingOption], sharder: Any) -> None:
+        self.options, self.option = options, options[0]
+        self.sharder = sharder
+        self.fused_params: Mapping[str, Any] = getattr(sharder, "fused_params", None) or {}
+        name, module = self.option.name, self.option.module[1]
+        self.config = next((table for table in find_tables(module) if table.table == name), None)
 
-def _data_type(module_table: ModuleTable, option: ShardingOption) -> str:
-    """As in `create_sharding_infos_by_sharding`: the config's, where shardopt knows that."""
-    known = module_table.data_type
-    return known if known in DATA_TYPES.values() else DATA_TYPES[option.tensor.dtype]
-
-
-def _weighted(option: ShardingOption, inputs: UserInputs) -> bool:
-    """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the module
-    overrides the constraint, and feature processors weight the lookup. TorchRec's enumerator does
-    not see those of a FeatureProcessedEmbeddingBagCollection."""
-    weighted = feature_processors(option.module[1]) is not None or option.is_weighted
-    if weighted is None:
-        weighted = inputs.constraint(option.name).is_weighted
-    return bool(weighted or option.has_feature_processor)
-
-
-def _find_table(option: ShardingOption) -> ModuleTable | None:
-    """Found anywhere below the module that is sharded as a whole."""
-    tables = find_tables(option.module[1])
-    return next((table for table in tables if table.table == option.name), None)
-
-
-def _features(
-    module_table: ModuleTable, option: ShardingOption, inputs: UserInputs, where: str
-) -> tuple[Feature, ...]:
-    """With the pooling factors that TorchRec rates by, else the model file's, else the default."""
-    known = inputs.known_features(module_table.table)
-    names = _feature_order(inputs.constraint(option.name), module_table)
-    default = inputs.default_pooling_factor or POOLING_FACTOR
-    found = {
-        name: replace(
-            known.get(name) or Feature(name, default),
-            position_weights=module_table.position_weights.get(name, 0),
-        )
-        for name in module_table.features
-    }
-    given = _given_factors(option, inputs)
-    count = len(names if given is None else given)
-    ones = (1.0,) * count
-    poolings = _list(option.num_poolings or inputs.constraint(option.name).num_poolings, count)
-    batches = [
-        size / inputs.batch_size
-        for size in _list(inputs.constraint(option.name).batch_sizes, count)
-        or (inputs.batch_size,) * count
-    ]
-    if given is not None and len(given) != len(names):
-        # what TorchRec counts: it never looks at how many features the table has
-        # (docs/decisions/0034-hook.md)
-        weights = zip(given, poolings or ones, batches, strict=True)
-        share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
-        logger.warning(
-            "%s has %d features (%s), but its constraint has %d pooling_factors; as in TorchRec "
-            "they count for the table as a whole: %g ids per sample a feature; give one a feature",
-            where,
-            len(names),
-            ", ".join(names),
-            len(given),
-            share,
-        )
-        return tuple(replace(f, pooling_factor=share, num_poolings=1.0) for f in found.values())
-    for index, name in enumerate(names):
-        feature = found[name]
-        factor = feature.pooling_factor if given is None else float(given[index])
-        if not factor > 0:
-            raise InputError(
-                f"{where}: feature '{name}' has pooling factor {factor}; "
-                "give the mean ids per sample, above 0"
+    def why_not_predicted(self) -> str | None:
+        """What of it TorchRec plans and shardopt has no model for; None if it has one."""
+        option, kernels = self.option, {kernel_of(o) for o in self.options}
+        placeholders = all(list(shard.size) == PLACEHOLDER for shard in option.shards)
+        if option.dependency is not None:
+            return "it is part of an embedding tower, whose tables must share a host"
+        if placeholders and int(option.tensor.numel()) > len(option.shards):
+            return "dynamicemb's own planner places it"
+        if kernels.isdisjoint(ComputeKernel):
+            return f"it can only have the compute kernels {', '.join(sorted(kernels))}"
+        if option.tensor.dtype not in DATA_TYPES:
+            return f"its weights are {option.tensor.dtype}"
+        if self.config is None:
+            return (
+                "no EmbeddingBagCollection or EmbeddingCollection below "
+                f"{type(option.module[1]).__name__} has a config for it"
             )
-        # a feature with another batch size is pooled more, or less, often per sample
-        pooled = (poolings[index] if poolings else feature.num_poolings) * batches[index]
-        found[name] = replace(feature, pooling_factor=factor, num_poolings=pooled)
-    return tuple(found.values())
+        return None if self.optimizer in list(Optimizer) else f"it is stepped by {self.optimizer}"
+
+    @property
+    def optimizer(self) -> str:
+        """From the backward (`apply_optimizer_in_backward`), from a module that has one fused into
+        it (`FusedEmbeddingBagCollection`), else from the sharder's fused_params; its class where it
+        is none of `Optimizer`. FBGEMM's own default is plain SGD."""
+        for kind in self._optimizer_classes():
+            names = (n for n, k in SPARSE_OPTIMIZERS.items() if k.__name__ == kind.__name__)
+            return str(next(names, kind.__name__))
+        fused = self.fused_params.get("optimizer", Optimizer.EXACT_SGD)
+        return str(getattr(fused, "value", fused))
+
+    @property
+    def names_optimizer(self) -> bool:
+        """Whether it is set anywhere, and not FBGEMM's default."""
+        return bool(self._optimizer_classes()) or "optimizer" in self.fused_params
+
+    def _optimizer_classes(self) -> list[Any]:
+        own = getattr(self.option.module[1], "optimizer_type", None)
+        kinds = optimizers_in_backward(self.option.tensor)
+        return kinds if own is None else [*kinds, own()]
+
+    def features_without_factors(self, inputs: UserInputs) -> list[str]:
+        """Features for which nobody gives a pooling factor."""
+        if self.config is None or self._given_factors(inputs) is not None:
+            return []
+        known = inputs.known_features(self.config.table)
+        return [name for name in self.config.features if name not in known]
+
+    def read(self, inputs: UserInputs) -> Table:
+        """The table of a workload.
+
+        Raises:
+            InputError: a fact contradicts the module, or shardopt does not predict such a table
+                (`why_not_predicted`); says which.
+        """
+        option, config = self.option, self.config
+        where = f"table '{option.name}' of module '{option.path}'"
+        problem = self.why_not_predicted()
+        if problem or config is None:
+            raise InputError(f"{where}: {problem}, which shardopt does not predict")
+        # as in `create_sharding_infos_by_sharding`: the config's, where shardopt knows that
+        known = config.data_type in DATA_TYPES.values()
+        return Table(
+            name=option.name,
+            num_embeddings=config.shape[0],
+            embedding_dim=config.shape[1],
+            features=self._features(config, inputs, where),
+            module=option.path or "ebc",
+            data_type=config.data_type if known else DATA_TYPES[option.tensor.dtype],
+            pooling=config.pooling,
+            weighted=self._weighted(inputs),
+            optimizer=self.optimizer,
+            constraints=self._constraints(inputs),
+            index_dedup=config.pooling == "none" and self._deduplicates,
+            storage="dynamicemb" if kernel_of(option) in HASHED else "torchrec",
+            stash_weights=inputs.stashes(config),
+        )
+
+    @property
+    def _deduplicates(self) -> bool:
+        """Whether ranks send the distinct ids of their batch only."""
+        return deduplicates_ids(self.sharder) or bool(get_ec_index_dedup())
+
+    def _weighted(self, inputs: UserInputs) -> bool:
+        """As in `ShardPerfContext.build_shard_perf_contexts` (planner/estimator/types.py): the
+        module overrides the constraint, and feature processors weight the lookup. TorchRec's
+        enumerator does not see those of a FeatureProcessedEmbeddingBagCollection."""
+        option = self.option
+        weighted = feature_processors(option.module[1]) is not None or option.is_weighted
+        if weighted is None:
+            weighted = inputs.constraint(option.name).is_weighted
+        return bool(weighted or option.has_feature_processor)
+
+    def _features(self, config: ModuleTable, inputs: UserInputs, where: str) -> tuple[Feature, ...]:
+        """With the pooling factors that TorchRec rates by, else the model file's, else the
+        default."""
+        known, wants = inputs.known_features(config.table), inputs.constraint(config.table)
+        # the order in which the lists of the constraint name the features; TorchRec does not look
+        # whether its names are those of the module
+        names: Sequence[str] = wants.feature_names or ()
+        names = names if sorted(names) == sorted(config.features) else config.features
+        default = inputs.default_pooling_factor or POOLING_FACTOR
+        found = {
+            name: replace(
+                known.get(name) or Feature(name, default),
+                position_weights=config.position_weights.get(name, 0),
+            )
+            for name in config.features
+        }
+        given = self._given_factors(inputs)
+        count = len(names if given is None else given)
+        poolings = _list(self.option.num_poolings or wants.num_poolings, count)
+        sizes = _list(wants.batch_sizes, count) or [inputs.batch_size] * count
+        batches = [size / inputs.batch_size for size in sizes]
+        if given is not None and count != len(names):
+            # what TorchRec counts: it never looks at how many features the table has
+            # (docs/decisions/0034-hook.md)
+            weights = zip(given, poolings or [1.0] * count, batches, strict=True)
+            share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
+            logger.warning(
+                "%s has %d features (%s), but its constraint has %d pooling_factors; as in "
+                "TorchRec they count for the table as a whole: %g ids per sample a feature; give "
+                "one a feature",
+                where,
+                len(names),
+                ", ".join(names),
+                count,
+                share,
+            )
+            return tuple(replace(f, pooling_factor=share, num_poolings=1.0) for f in found.values())
+        for index, name in enumerate(names):
+            feature = found[name]
+            factor = feature.pooling_factor if given is None else float(given[index])
+            if not factor > 0:
+                raise InputError(
+                    f"{where}: feature '{name}' has pooling factor {factor}; "
+                    "give the mean ids per sample, above 0"
+                )
+            # a feature with another batch size is pooled more, or less, often per sample
+            pooled = (poolings[index] if poolings else feature.num_poolings) * batches[index]
+            found[name] = replace(feature, pooling_factor=factor, num_poolings=pooled)
+        return tuple(found.values())
+
+    def _given_factors(self, inputs: UserInputs) -> Sequence[float] | None:
+        """The pooling factors that the enumerator was given, else the planner; None if neither was.
+
+        Where none are given `ParameterConstraints` fills in its own constant object, which a user's
+        1.0 is not.
+        """
+        wants = inputs.constraint(self.option.name)
+        for values in (self.option.input_lengths, wants.pooling_factors):
+            if values and not (len(values) == 1 and values[0] is POOLING_FACTOR):
+                return values
+        return None
+
+    def _constraints(self, inputs: UserInputs) -> Constraints:
+        """What the user asks for, as far as the enumerator offers it.
+
+        A load factor that no constraint sets is the sharder's, as for `EmbeddingStorageEstimator`
+        (planner/shard_estimators.py) and FBGEMM.
+        """
+        option, wants = self.option, inputs.constraint(self.option.name)
+        pairs = {(o.sharding_type, kernel_of(o)) for o in self.options}
+        # an enumerator may offer several, as TorchEasyRec's does for hash tables
+        factors = {o.cache_load_factor for o in self.options if o.compute_kernel == CUSTOMIZED}
+        factor = option.cache_load_factor if len(factors) < 2 else None
+        if factor is None:
+            factor = self.fused_params.get("cache_load_factor")
+        kernels = tuple(k for k in wants.compute_kernels or () if k != CUSTOMIZED)
+        caches = store_caches(option)
+        return Constraints(
+            sharding_types=tuple(map(ShardingType, wants.sharding_types or ())) or None,
+            compute_kernels=kernels or None,
+            min_partition=wants.min_partition,
+            cache_load_factor=factor,
+            enforce_hbm=option.enforce_hbm,
+            device_group=wants.device_group,
+            offered=tuple((t, k) for t in ShardingType for k in ComputeKernel if (t, k) in pairs),
+            max_l1_cache_size=caches.get("max_l1_cache_size"),
+            l2_cache_size=caches.get("l2_cache_size"),
+        )
 
 
 def _list(values: Sequence[float] | None, count: int) -> Sequence[float] | None:
@@ -274,76 +346,21 @@ def _list(values: Sequence[float] | None, count: int) -> Sequence[float] | None:
     return values if values and len(values) == count else None
 
 
-def _given_factors(option: ShardingOption, inputs: UserInputs) -> Sequence[float] | None:
-    """The pooling factors that the enumerator was given, else the planner; None if neither was."""
-    for values in (option.input_lengths, inputs.constraint(option.name).pooling_factors):
-        if values and not _is_default(values):
-            return values
-    return None
+def tables_of(
+    options: Iterable[ShardingOption], sharder_of: Callable[[ShardingOption], Any]
+) -> list[OfferedTable]:
+    """The tables that a search space is of, in its order.
 
-
-def _is_default(values: Sequence[float]) -> bool:
-    """Whether `ParameterConstraints` filled in the list because no pooling factors were given: it
-    uses its own constant object then, which a user's 1.0 is not."""
-    return len(values) == 1 and values[0] is POOLING_FACTOR
-
-
-def _feature_order(constraint: ParameterConstraints, module_table: ModuleTable) -> Sequence[str]:
-    """The features in the order in which the lists of the constraint name them; TorchRec does not
-    look whether its names are those of the module."""
-    names = constraint.feature_names or ()
-    return names if sorted(names) == sorted(module_table.features) else module_table.features
-
-
-def _constraints(
-    options: Sequence[ShardingOption], fused_params: Mapping[str, Any], inputs: UserInputs
-) -> Constraints:
-    """What the user asks for, as far as the enumerator offers it.
-
-    A load factor that no constraint sets is the sharder's, as for `EmbeddingStorageEstimator`
-    (planner/shard_estimators.py) and FBGEMM.
+    Args:
+        sharder_of: an option's sharder, or TorchRec's data of it.
     """
-    constraint = inputs.constraint(options[0].name)
-    pairs = {(o.sharding_type, kernel_of(o)) for o in options}
-    # an enumerator may offer several, as TorchEasyRec's does for hash tables
-    factors = {o.cache_load_factor for o in options if o.compute_kernel == CUSTOMIZED}
-    factor = options[0].cache_load_factor if len(factors) < 2 else None
-    return Constraints(
-        sharding_types=tuple(map(ShardingType, constraint.sharding_types or ())) or None,
-        compute_kernels=tuple(k for k in constraint.compute_kernels or () if k != CUSTOMIZED)
-        or None,
-        min_partition=constraint.min_partition,
-        cache_load_factor=fused_params.get("cache_load_factor") if factor is None else factor,
-        enforce_hbm=options[0].enforce_hbm,
-        device_group=constraint.device_group,
-        offered=tuple((t, k) for t in ShardingType for k in ComputeKernel if (t, k) in pairs),
-    )
+    return [OfferedTable(of, sharder_of(of[0])) for of in group_by_table(options).values()]
 
 
-def _optimizer(option: ShardingOption, fused_params: Mapping[str, Any]) -> str:
-    """From the backward (`apply_optimizer_in_backward`), from a module that has one fused into it
-    (`FusedEmbeddingBagCollection`), else from the sharder's fused_params; its class where it is
-    none of `Optimizer`.
-
-    FBGEMM's own default is plain SGD.
-    """
-    for kind in _optimizer_classes(option):
-        names = (n for n, k in SPARSE_OPTIMIZERS.items() if k.__name__ == kind.__name__)
-        return str(next(names, kind.__name__))
-    fused = fused_params.get("optimizer", Optimizer.EXACT_SGD)
-    return str(getattr(fused, "value", fused))
-
-
-def _optimizer_classes(option: ShardingOption) -> list[Any]:
-    kinds = optimizers_in_backward(option.tensor)
-    if hasattr(option.module[1], "optimizer_type"):
-        kinds.append(option.module[1].optimizer_type())
-    return kinds
-
-
-def names_optimizer(option: ShardingOption, fused_params: Mapping[str, Any]) -> bool:
-    """Whether the optimizer of a table is set anywhere, and not FBGEMM's default."""
-    return bool(_optimizer_classes(option)) or "optimizer" in fused_params
+def by_module(sharders: Sequence[Any]) -> Callable[[ShardingOption], Any]:
+    """Finds the sharder of an option."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return lambda option: by_type.get(type(option.module[1]))
 
 
 Dense = DenseArch | CapturedDense | MeasuredDense
@@ -367,18 +384,18 @@ def read_workload(
         InputError: a fact is missing or contradicts the module, or shardopt does not plan what the
             module holds; says which table and what to do.
     """
-    offered = group_by_table(options)
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    tell_missing_factors(offered.values(), inputs)
-    tables = []
-    for found in offered.values():
-        sharder = by_type[type(found[0].module[1])]
-        table = read_table(found, fused_params_of(sharder), inputs)
-        dedup = not table.is_pooled and deduplicates(sharder)
-        tables.append(replace(table, index_dedup=dedup))
+    offered = tables_of(options, by_module(sharders))
+    tell_missing_factors(offered, inputs)
+    tables = [table.read(inputs) for table in offered]
     for what in not_priced(module, tables):
         logger.warning("%s", what)
-    _warn_unknown_tables(inputs, {o.name for o in options} | {t.table for t in find_tables(module)})
+    names = {o.name for o in options} | {t.table for t in find_tables(module)}
+    for name in sorted(inputs.constraints.keys() - names):  # which TorchRec ignores
+        logger.warning(
+            "constraints are given for table '%s', which this module does not have%s",
+            name,
+            did_you_mean(name, names),
+        )
     known = inputs.known
     if known is not None:
         dense: Dense = known.dense
@@ -392,16 +409,21 @@ def read_workload(
         tables=tuple(tables),
         dense=dense,
         train_pipeline=inputs.pipeline,
-        qcomm=_qcomm(by_type.values()),
+        qcomm=_qcomm(sharders),
+        stash_optimizer_state=inputs.stashes_optimizer,
     )
 
 
 def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
     """What embedding modules do beside what is priced, in a sentence each."""
     found = []
-    stashed = [f"'{table.table}'" for table in find_tables(module) if table.stashed]
-    if stashed:
-        found.append(f"the weights of {', '.join(stashed)} are stashed: {STASHED}")
+    stashed = {table.name for table in tables if table.stash_weights}
+    marked = [t.table for t in find_tables(module) if t.stash_weights and t.table not in stashed]
+    if marked:
+        found.append(
+            f"tables {', '.join(map(repr, marked))} have stash_weights, but the train pipeline "
+            "stashes none: their weights are priced as on the device"
+        )
     for path, whole, _ in find_embedding_modules(module):
         if remaps_ids(whole):
             found.append(
@@ -413,20 +435,10 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
             "TorchRec's PositionWeightedModule alone it is known what it runs"
             for kind in other_processors(whole)
         ]
-    return found + variable_batches(tables) + hash_tables(tables)
+    return found + variable_batches(tables) + rough_lookups(tables)
 
 
-def deduplicates(sharder: Any) -> bool:
-    """Whether the modules of a sharder send the distinct ids of their batch only."""
-    return deduplicates_ids(sharder) or bool(get_ec_index_dedup())
-
-
-def fused_params_of(sharder: Any) -> Mapping[str, Any]:
-    """What a sharder passes on to FBGEMM."""
-    return getattr(sharder, "fused_params", None) or {}
-
-
-def tell_missing_factors(offered: Collection[Sequence[ShardingOption]], inputs: UserInputs) -> None:
+def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) -> None:
     """Say once for which features nobody gives a pooling factor, if no default is given.
 
     Raises:
@@ -434,7 +446,7 @@ def tell_missing_factors(offered: Collection[Sequence[ShardingOption]], inputs: 
     """
     if inputs.default_pooling_factor is not None:
         return
-    missing = [(o[0].name, f) for o in offered for f in features_without_factors(o, inputs)]
+    missing = [(t.option.name, f) for t in offered for f in t.features_without_factors(inputs)]
     if not missing:
         return
     features = ", ".join(f"{feature} (table '{table}')" for table, feature in missing)
@@ -447,18 +459,6 @@ def tell_missing_factors(offered: Collection[Sequence[ShardingOption]], inputs: 
     if inputs.strict:
         raise InputError(f"{what}; {advice}")
     logger.warning("%s; TorchRec's default of %g is taken: %s", what, POOLING_FACTOR, advice)
-
-
-def _warn_unknown_tables(inputs: UserInputs, tables: Collection[str]) -> None:
-    """TorchRec ignores a constraint whose table it does not find."""
-    for name in inputs.constraints:
-        if name not in tables:
-            near = did_you_mean(name, tables)
-            logger.warning(
-                "constraints are given for table '%s', which this module does not have%s",
-                name,
-                near,
-            )
 
 
 def tell_device_groups(
@@ -540,28 +540,25 @@ def parameter_constraints(workload: Workload) -> dict[str, ParameterConstraints]
     """
     result: dict[str, ParameterConstraints] = {}
     for table in workload.tables:
-        constraints = _their_constraints(table)
+        wants, caches = table.constraints, table.constraints.key_value_params
+        factor = wants.cache_load_factor
+        constraints = ParameterConstraints(
+            sharding_types=[str(t) for t in wants.sharding_types] if wants.sharding_types else None,
+            compute_kernels=list(wants.compute_kernels) if wants.compute_kernels else None,
+            min_partition=wants.min_partition,
+            pooling_factors=[f.pooling_factor for f in table.features],
+            num_poolings=[f.num_poolings for f in table.features],
+            is_weighted=table.weighted,
+            cache_params=None if factor is None else CacheParams(load_factor=factor),
+            enforce_hbm=wants.enforce_hbm,
+            key_value_params=KeyValueParams(**caches) if caches else None,
+        )
         if result.setdefault(table.name, constraints) != constraints:
             raise InputError(
                 f"two modules have a table '{table.name}' with different features or "
                 "constraints; TorchRec's planner identifies tables by name alone: rename one"
             )
     return result
-
-
-def _their_constraints(table: Table) -> ParameterConstraints:
-    wants = table.constraints
-    load_factor = wants.cache_load_factor
-    return ParameterConstraints(
-        sharding_types=[str(t) for t in wants.sharding_types] if wants.sharding_types else None,
-        compute_kernels=list(wants.compute_kernels) if wants.compute_kernels else None,
-        min_partition=wants.min_partition,
-        pooling_factors=[f.pooling_factor for f in table.features],
-        num_poolings=[f.num_poolings for f in table.features],
-        is_weighted=table.weighted,
-        cache_params=CacheParams(load_factor=load_factor) if load_factor is not None else None,
-        enforce_hbm=wants.enforce_hbm,
-    )
 
 
 def merge_constraints(

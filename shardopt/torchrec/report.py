@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.model.memory.ranks import RankMemory
@@ -174,25 +174,19 @@ def short_of(memory: Sequence[RankMemory]) -> list[str]:
     ]
 
 
-class Writer(Protocol):
-    """TensorBoard's `SummaryWriter`, or what takes its place."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
-        """Write one number."""
-
-
 class ShardoptStats(EmbeddingStats):
     """TorchRec's table of the plan, and one of what is predicted behind it: a planner's ``stats``,
     where a script gives none.
 
     Args:
-        writer: takes the numbers too, under ``planner/``.
+        writer: TensorBoard's `SummaryWriter`, or what takes its place; gets the numbers too, under
+            ``planner/``.
 
     Attributes:
         found: what was told last; None before, and where nothing can be predicted.
     """
 
-    def __init__(self, writer: Writer | None = None) -> None:
+    def __init__(self, writer: Any = None) -> None:
         super().__init__()
         self.writer = writer
         self.found: LastSearch | None = None
@@ -209,9 +203,9 @@ class ShardoptStats(EmbeddingStats):
         if self.found is None:
             return
         rows = [f"{'--- Prediction by shardopt ---':^{MIN_WIDTH - 3}}", *_rows(self.found)]
-        for row in ["#" * MIN_WIDTH, *(f"# {row:<{MIN_WIDTH - 3}}#" for row in rows)]:
+        edge = "#" * MIN_WIDTH
+        for row in [edge, *(f"# {row:<{MIN_WIDTH - 3}}#" for row in rows), edge]:
             table_log.info(row)
-        table_log.info("#" * MIN_WIDTH)
         if self.writer is not None:
             for name, value in numbers(self.found).items():
                 self.writer.add_scalar(f"planner/{name}", value, 0)
@@ -259,7 +253,7 @@ class ShardoptPlanReporter:
         writer_of: SKU -> TensorBoard's writer for it; None for none.
     """
 
-    def __init__(self, writer_of: Callable[[str], Writer | None] = lambda sku: None) -> None:
+    def __init__(self, writer_of: Callable[[str], Any] = lambda sku: None) -> None:
         self._writer_of = writer_of
 
     def build_stats(self, ctx: Any, sku: str) -> list[Stats]:

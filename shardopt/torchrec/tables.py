@@ -46,7 +46,8 @@ class ModuleTable:
         data_type: of its config, which is that of the sharded table; the unsharded module holds
             every type but fp32 as fp16.
         position_weights: how many a feature processor learns, by feature.
-        stashed: its weights leave the device between lookup and backward (torchrec 1.9).
+        stash_weights: they leave the device between lookup and backward, where the train pipeline
+            stashes any (torchrec 1.8 and newer).
     """
 
     path: str
@@ -56,7 +57,7 @@ class ModuleTable:
     features: tuple[str, ...]
     data_type: str = "fp32"
     position_weights: Mapping[str, int] = field(default_factory=dict)
-    stashed: bool = False
+    stash_weights: bool = False
 
 
 def find_embedding_modules(
@@ -105,11 +106,18 @@ def is_pooled(collection: Any) -> bool:
     return isinstance(collection, EmbeddingBagCollectionInterface)
 
 
+def configs_of(collection: Any) -> list[Any]:
+    """TorchRec's config of every table of a collection."""
+    pooled = is_pooled(collection)
+    found = collection.embedding_bag_configs() if pooled else collection.embedding_configs()
+    return list(found)
+
+
 def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
     """Every table of every embedding module, in the order TorchRec walks them."""
     for path, whole, inner in find_embedding_modules(module):
         pooled, positions = is_pooled(inner), _position_weights(whole)
-        for config in inner.embedding_bag_configs() if pooled else inner.embedding_configs():
+        for config in configs_of(inner):
             yield ModuleTable(
                 path,
                 config.name,
@@ -132,8 +140,7 @@ def fill_cheaply(module: nn.Module) -> None:
     page is still written: pages that never were are one page of zeros, always in cache.
     """
     for _, _, inner in find_embedding_modules(module):
-        configs = inner.embedding_bag_configs() if is_pooled(inner) else inner.embedding_configs()
-        for config in configs:
+        for config in configs_of(inner):
             config.init_fn = _same_row_everywhere
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
-from predictor.errors import InputError, did_you_mean
+from predictor.errors import InputError
 from predictor.model.plan import ComputeKernel, ShardingPlan
 from predictor.model.workload import Table, Workload
 from shardopt.extras import needs_torchrec
@@ -23,7 +24,6 @@ from shardopt.training.model import ModelBuilder, build_model
 with needs_torchrec():
     import torch
     from torch import nn
-    from torchrec.distributed import train_pipeline
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.fbgemm_qcomm_codec import (
@@ -33,6 +33,7 @@ with needs_torchrec():
     )
     from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.train_pipeline import train_pipelines
     from torchrec.distributed.types import ShardingEnv
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -55,10 +56,8 @@ def apply_sparse_optimizers(
     """
     for key, table in zip(workload.keys, workload.tables, strict=True):
         if key not in unfused:
-            kind = _optimizer(SPARSE_OPTIMIZERS, table.optimizer, f"table '{key}'")
-            apply_optimizer_in_backward(
-                kind, [table_weight(model, table)], {"lr": learning_rate, **kwargs}
-            )
+            kind, weight = SPARSE_OPTIMIZERS[table.optimizer], table_weight(model, table)
+            apply_optimizer_in_backward(kind, [weight], {"lr": learning_rate, **kwargs})
 
 
 def table_weight(model: nn.Module, table: Table) -> nn.Parameter:
@@ -76,9 +75,10 @@ def dense_optimizer(
     Args:
         model: the whole one, or what `DistributedModelParallel` made of it.
     """
-    kind = _optimizer(DENSE_OPTIMIZERS, computed_dense(workload).optimizer, "dense")
+    kind = DENSE_OPTIMIZERS[computed_dense(workload).optimizer]
     rest = dict(in_backward_optimizer_filter(model.named_parameters()))
-    return kind(rest.values(), lr=learning_rate)
+    made: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate)
+    return made
 
 
 def set_matmul_precision(workload: Workload) -> None:
@@ -87,17 +87,12 @@ def set_matmul_precision(workload: Workload) -> None:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
 
 
-def _optimizer(known: dict[str, Any], name: str, whose: str) -> Any:
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise InputError(f"{whose}: optimizer is '{name}'{near}; allowed are {', '.join(known)}")
-    return known[name]
-
-
 PIPELINES: dict[str, Any] = {
-    "base": train_pipeline.TrainPipelineBase,
-    "sparse_dist": train_pipeline.TrainPipelineSparseDist,
-    "prefetch_sparse_dist": train_pipeline.PrefetchTrainPipelineSparseDist,
+    "base": train_pipelines.TrainPipelineBase,
+    "sparse_dist": train_pipelines.TrainPipelineSparseDist,
+    "prefetch_sparse_dist": train_pipelines.PrefetchTrainPipelineSparseDist,
+    # from the first batch on
+    "semi_sync": partial(train_pipelines.TrainPipelineSemiSync, start_batch=0),
 }
 
 
@@ -126,6 +121,11 @@ class Training:
         build: ModelBuilder = build_model,
         group: Any = None,
     ) -> None:
+        if workload.stash_optimizer_state or any(t.stash_weights for t in workload.tables):
+            raise InputError(
+                "stashing is predicted, and not run here: leave out stash_weights and "
+                "stash_optimizer_state"
+            )
         if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
             raise InputError(
                 "train_pipeline prefetch_sparse_dist fills GPU caches and cannot run on CPUs; "

@@ -14,7 +14,7 @@ from predictor.errors import InputError
 from predictor.model.workload import DcnV2, DenseArch, Table, Workload
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.private import wrapped
-from shardopt.torchrec.tables import is_pooled
+from shardopt.torchrec.tables import configs_of
 
 with needs_torchrec():
     import torch
@@ -112,10 +112,7 @@ def _config(table: Table) -> dict[str, Any]:
 
 def _outputs(collection: Collection, tables: Sequence[Table]) -> list[tuple[str, int]]:
     """Key and width of every output; a feature of two tables has `feature@table` as keys."""
-    inner = wrapped(collection)
-    pooled = is_pooled(inner)
-    configs = inner.embedding_bag_configs() if pooled else inner.embedding_configs()
-    names = get_embedding_names_by_table(configs)
+    names = get_embedding_names_by_table(configs_of(wrapped(collection)))
     return [
         (key, table.embedding_dim)
         for table, keys in zip(tables, names, strict=True)

@@ -48,16 +48,6 @@ class Variant(StrEnum):
     BALANCED = "balanced"
 
 
-def _variant_arguments(variant: Variant) -> dict[str, Any]:
-    """Arguments of the planner."""
-    if variant is Variant.DEFAULT:
-        return {}
-    parts: dict[str, Any] = {"proposer": DynamicProgrammingProposer()}
-    if variant is Variant.BALANCED:
-        parts["partitioner"] = MemoryBalancedPartitioner()
-    return parts
-
-
 class TorchRecAnswer(NamedTuple):
     """The plan of TorchRec's planner, timed.
 
@@ -104,6 +94,7 @@ def plan_with_torchrec(
         theirs = torchrec_topology(topology, device)
         rated = _RecordingPerfModel(theirs)
         start = time.perf_counter()
+        balanced = variant is Variant.BALANCED
         planner = EmbeddingShardingPlanner(
             topology=theirs,
             batch_size=workload.batch_size,
@@ -114,7 +105,8 @@ def plan_with_torchrec(
             stats=NoopEmbeddingStats(),
             debug=False,
             timeout_seconds=timeout_s,
-            **_variant_arguments(variant),
+            proposer=None if variant is Variant.DEFAULT else DynamicProgrammingProposer(),
+            partitioner=MemoryBalancedPartitioner() if balanced else None,
         )
         try:
             found = planner.plan(model, sharders)

@@ -180,8 +180,20 @@ class CudaLookups(LookupModel):
     def fetch_ms(self, shard: LookupShard) -> float:
         """Time to fetch one row of the shard from the host while another one is written back; of a
         hash table with its states."""
+        if shard.kernel.is_stored:
+            return self._store_ms(shard)
         row = shard.value_bytes if shard.kernel.is_hashed else self._row_bytes(shard)
         return self._exchange_ms(row)
+
+    def _store_ms(self, shard: LookupShard) -> float:
+        """A row of a key-value table: found by the host's threads, read from SSD if it is not in
+        the host's memory, and copied over the link, as the one that it evicts is the other way
+        (`_prefetch` of FBGEMM's tbe/ssd/training.py). Writes to SSD are gathered and not waited
+        for."""
+        row = shard.stored_bytes
+        found = units.us(1e-3 * self.constants.store_ns_per_row)
+        read = shard.ssd_share * row / units.gb_per_s(self.constants.store_ssd_gb_s)
+        return found + read + 2 * row / self.hw.memory.host_link
 
     def sort_passes(self, rows: ArrayLike) -> Array:
         """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.
@@ -325,7 +337,8 @@ class CudaLookups(LookupModel):
             in_hbm = scalars
             if shard.kernel is not ComputeKernel.FUSED_UVM:
                 in_hbm += weights
-            if shard.kernel is ComputeKernel.FUSED or shard.kernel.is_hashed:
+            on_device = shard.kernel is ComputeKernel.FUSED or shard.kernel.is_stored
+            if on_device or shard.kernel.is_hashed:
                 in_hbm += vectors
             else:
                 on_host = vectors

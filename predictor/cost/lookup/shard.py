@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.model.distribution import Bins, join_tables, mix_features
-from predictor.model.memory.ranks import STATES, value_bytes
+from predictor.model.memory.ranks import STATES, stored_bytes, value_bytes
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import Optimizer
 
@@ -47,6 +47,7 @@ class LookupShard:
         optimizer: by FBGEMM's `EmbOptimType` value.
         mean: the lookup itself divides by the lengths.
         cache_load_factor: share of the rows in a cache, or on the device.
+        host_bytes: memory of the host in front of the SSD of a key-value table.
     """
 
     bins: Bins
@@ -64,6 +65,7 @@ class LookupShard:
     cache_load_factor: float = 0.2
     lengths: float | None = None
     distinct: float | None = None
+    host_bytes: float = 0.0
 
     @property
     def value_bytes(self) -> int:
@@ -71,10 +73,25 @@ class LookupShard:
         return value_bytes(self.optimizer, self.dim, self.element_bytes)
 
     @property
+    def stored_bytes(self) -> int:
+        """Of a row in a key-value store."""
+        return stored_bytes(self.kernel, self.optimizer, self.dim, self.element_bytes)
+
+    @property
     def host_share(self) -> float:
         """Share of the rows of a hash table that are on the host and never cached."""
         hybrid = self.kernel is ComputeKernel.DYNAMICEMB_HYBRID
         return 1.0 - self.cache_load_factor if hybrid else 0.0
+
+    @property
+    def ssd_share(self) -> float:
+        """Share of the rows that a cache misses which are read from SSD."""
+        if not self.kernel.is_stored or self.kernel is ComputeKernel.DRAM_VIRTUAL_TABLE:
+            return 0.0
+        held = cache_rows(self)
+        missed = 1.0 - self.bins.hit_rate(held)
+        both = 1.0 - self.bins.hit_rate(held + self.host_bytes / self.stored_bytes)
+        return both / missed if missed > 0 else 0.0
 
     @property
     def walks(self) -> float:

@@ -2,7 +2,8 @@
 
 The order is that of TorchRec's train pipelines (train_pipelines.py):
 `TrainPipelineBase`, `TrainPipelineSparseDist` (ids of the next batch travel while this one
-computes) and `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch ahead, too).
+computes), `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch ahead, too) and
+`TrainPipelineSemiSync` (lookups run one batch ahead, before the rows are updated).
 The dense part is that of `predictor.cost.dense`: lookups are issued where their module is called,
 and what first reads their outputs waits for them.
 
@@ -14,6 +15,11 @@ compute overlaps with it, and it needs no memory.
 
 Tables under ``data_parallel`` are not part of it: their gradients are all-reduced over all ranks.
 
+Weights that are stashed (`MemoryStashingManager` in torchrec/distributed/memory_stashing.py) are
+copied to the host behind their lookup and back before its backward, which waits for them; states of
+the dense optimizer behind its step, and back before the next one. What is brought back is asked for
+where the backward begins: a script chooses the place.
+
 Under ``ShardingStrategy.FULLY_SHARDED`` it is not called. Each launch's weights are averaged behind
 its forward by a reduce-scatter on a stream of its own, and gathered before its backward, which the
 compute stream waits for (`ShardedBatchedFusedEmbeddingBag` in batched_embedding_kernel.py).
@@ -23,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -46,6 +53,7 @@ from predictor.cost.ops.position_weights import (
 from predictor.errors import InputError
 from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph, learned_graph
 from predictor.iteration.torchrec.sparse import LENGTH_BYTES, CostModel, Exchange, Size, exchanges
+from predictor.model.memory.peak import program_of
 from predictor.model.plan import ROW_SPLITS
 from predictor.model.workload import INDEX_BYTES
 from predictor.units import us
@@ -82,6 +90,9 @@ ALL_REDUCE = Kind("all_reduce", "collectives", "comm", "world")
 
 OPTIMIZER = Kind("optimizer", "elementwise", COMPUTE)
 SYNC_COPIES = Kind("replica_sync", "collectives", COMPUTE)
+STASH = Kind("stash", "memory", "stash")
+RESTORE = Kind("stash", "memory", "copy")
+"""On the stream of the batches."""
 
 Launch = tuple[float, int, int]
 """Framework ops on the host, kernels, collectives."""
@@ -120,6 +131,16 @@ class DlrmBuilder:
         self.copies = self.workload.replica_groups if copied else None
         self.averaged, self.launches = self._copied_tables(groups, loads, make_exchange)
         self.scattered: dict[int, int] = {}
+        # ranks on CPUs have nothing to stash
+        stashed = [i for i, g in enumerate(groups) if g.stashed and hardware.device != "cpu"]
+        self.stashed = {i: make_exchange(costs, groups, [i], loads, f"stash {i}") for i in stashed}
+        self.stashes: dict[int, int] = {}
+        self.restored: dict[int, int] = {}
+        self.states: int | None = None
+        self.state_bytes = 0
+        if self.workload.stash_optimizer_state and hardware.device != "cpu":
+            self.state_bytes = program_of(self.workload).state_bytes
+        self.unpacked: list[tuple[int, list[str]]] = []
         self.modules: dict[str, list[Exchange]] = {
             name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
         }
@@ -134,6 +155,7 @@ class DlrmBuilder:
             "base": self._base,
             "sparse_dist": self._sparse_dist,
             "prefetch_sparse_dist": self._prefetch_sparse_dist,
+            "semi_sync": self._semi_sync,
         }
         pipelines[self.workload.train_pipeline]()
         self._average_copies()
@@ -223,6 +245,24 @@ class DlrmBuilder:
         splits = self._announce(self.sending, "data_dist", Dep(copy))
         for host, announced in zip(read, splits, strict=True):
             self.graph.wait(host.op, replace(announced, lag=1))
+
+    def _semi_sync(self) -> None:
+        """The next batch is looked up behind this one's forward, so that its outputs and the ids of
+        the batch after it travel beside the backward."""
+        copy = self._copy_input()  # of the batch three on
+        splits = self._announce(self.sending, "data_dist", Dep(copy, lag=1))
+        self.graph.wait(self._forward(lambda module: None), Dep(copy, lag=3))
+        recats = self._recats(self.sending, "data_dist")
+        for module in self.modules.values():
+            self._lookups(module, recats)
+        for unpack, modules in self.unpacked:
+            outputs = (op for module in modules for op in self.delivered[module])
+            self.graph.wait(unpack, *(Dep(op, lag=1) for op in outputs))
+        ids = self._send(self.sending, self._read(self.sending, splits))
+        for name, op in ids.items():
+            self.graph.wait(recats[name], Dep(op, lag=1))
+        self._backward()
+        self._optimizer_step()
 
     # --- input distribution ---------------------------------------------------------------------
 
@@ -322,6 +362,7 @@ class DlrmBuilder:
             for group in exchange.members:
                 self.lookups[group] = self._lookup(exchange, group, before, backward=False)
                 self._scatter(exchange, group)
+                self._stash(exchange, group)
             outputs = self._outputs(exchange, list(exchange.members), backward=False)
             self.delivered.setdefault(exchange.module, []).extend(outputs)
 
@@ -350,8 +391,9 @@ class DlrmBuilder:
     def _unpack(self, modules: Sequence[str]) -> None:
         """Wait for the outputs of modules and make them what the model reads."""
         found = [m for m in modules if m in self.modules]
-        deps = [Dep(op) for module in found for op in self.delivered[module]]
-        self._copies("unpack embeddings", found, deps, backward=False)
+        deps = [Dep(op) for module in found for op in self.delivered.get(module, ())]
+        unpack = self._copies("unpack embeddings", found, deps, backward=False)
+        self.unpacked.append((unpack, found))
 
     def _copies(
         self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
@@ -435,10 +477,13 @@ class DlrmBuilder:
     # --- backward ------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        """In the order of autograd: what was recorded last runs first."""
+        """In the order of autograd: what was recorded last runs first. Embeddings that were looked
+        up ahead have a backward of their own, behind that of the dense part."""
         if not self.workload.training:
             return
-        for step in self.dense.backward:
+        self._restore()
+        apart, sparse = self.workload.train_pipeline == "semi_sync", GradientReturn | TableUpdate
+        for step in sorted(self.dense.backward, key=lambda of: apart and isinstance(of, sparse)):
             if isinstance(step, Segment):
                 self._segment(step, backward=True)
             elif isinstance(step, Bucket):
@@ -491,6 +536,8 @@ class DlrmBuilder:
 
         A rank meets its copies alone, which are as late as it is.
         """
+        if group in self.restored:
+            after = [*after, Dep(self.restored[group])]
         if group in self.launches:
             gather, deps = self.costs.copies.all_gather, [*after, Dep(self.scattered[group])]
             self._move_copies(f"{exchange.name} gather copies", group, gather, COMPUTE, deps)
@@ -511,6 +558,33 @@ class DlrmBuilder:
         launch = (HOST_OPS["gradient_sync"], 1, 1)
         return self._add(name, kind, cost_ms, launch, deps, tables.active)
 
+    # --- stashing ------------------------------------------------------------------------------
+
+    def _stash(self, exchange: Exchange, group: int) -> None:
+        """The weights of one launch leave for the host behind its forward."""
+        if group in self.stashed and self.workload.training:
+            name, after = f"stash {exchange.name}", [Dep(self.lookups[group])]
+            self.stashes[group] = self._move_weights(name, STASH, group, after)
+
+    def _restore(self) -> None:
+        """What was stashed comes back from where the backward begins on."""
+        begins = Dep(max(i for i, op in enumerate(self.graph.ops) if op.stream == COMPUTE))
+        for group, op in self.stashes.items():
+            name = f"restore {self.stashed[group].module}"
+            self.restored[group] = self._move_weights(name, RESTORE, group, [begins, Dep(op)])
+        if self.state_bytes:
+            self.states = self._move_states("restore", RESTORE, begins)
+
+    def _move_weights(self, name: str, kind: Kind, group: int, deps: Sequence[Dep]) -> int:
+        tables, copy = self.stashed[group], _if_any(partial(copy_h2d_ms, self.hardware))
+        cost_ms = tables.cost(copy, _column(Load.SYNCED_WEIGHTS))
+        return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), deps, tables.active)
+
+    def _move_states(self, what: str, kind: Kind, after: Dep) -> int:
+        cost_ms = copy_h2d_ms(self.hardware, self.state_bytes)
+        name = f"{what} optimizer states"
+        return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), [after])
+
     # --- optimizer -----------------------------------------------------------------------------
 
     def _optimizer_step(self) -> None:
@@ -524,8 +598,12 @@ class DlrmBuilder:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
         host_ms = us(self.hardware.overheads.iteration_us)
         host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)
-        work = "optimizer step", OPTIMIZER, step_ms
-        self._add(*work, deps=self.gradients, host_ms=host_ms, kernels=step.kernels)
+        work, deps = ("optimizer step", OPTIMIZER, step_ms), [*self.gradients]
+        deps += [] if self.states is None else [self.states]
+        stepped = self._add(*work, deps=deps, host_ms=host_ms, kernels=step.kernels)
+        if self.states is not None:
+            stashed = self._move_states("stash", STASH, Dep(stepped))
+            self.graph.wait(self.states, Dep(stashed, lag=1))
 
     # --- copies of tables ------------------------------------------------------------------------
 

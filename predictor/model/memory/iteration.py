@@ -188,7 +188,7 @@ def unplaced(workload: Workload) -> list[Exchange]:
 
 ITERATIONS = 3
 """Until the pipeline is full and every size has been asked for."""
-BATCHES_AHEAD = {"base": 1, "sparse_dist": 2, "prefetch_sparse_dist": 2}
+BATCHES_AHEAD = {"base": 1, "sparse_dist": 2, "prefetch_sparse_dist": 2, "semi_sync": 3}
 """Batches that are copied to the device while one trains."""
 SORT_BYTES = 52
 """Per id of a lookup's backward on a device: linear indices and their sorted copy (8 each), infos
@@ -212,6 +212,8 @@ class Iteration:
             batches lie in host memory anyway.
         trains: False if only the forward runs.
         cached: modules with a cached table.
+        stashed: bytes of weights that are on the host from the last lookup to the backward, and of
+            optimizer states that are there from the step to the backward.
     """
 
     def __init__(
@@ -224,32 +226,43 @@ class Iteration:
         on_device: bool = True,
         trains: bool = True,
         cached: frozenset[str] = frozenset(),
+        stashed: tuple[int, int] = (0, 0),
     ) -> None:
         self.program = program
         self.exchanges = exchanges
         self.distributed = [e for e in exchanges if not e.local]
         self.pipeline = pipeline
         self.prefetches = pipeline == "prefetch_sparse_dist"
+        self.looks_ahead = pipeline == "semi_sync"
         self.batch_bytes = batch_bytes if on_device else 0.0
         self.on_device = on_device
         self.trains = trains
         self.cached = cached
+        self.stashed = stashed
         self.ledger = Ledger(simulate=on_device)
         self.kept = {operand.storage for operand in program.resident}
         self.own_gradients = _dense_gradients(program)
         self.fresh: list[int] = []
         self.last_uses = _last_uses(program, trains=trains)
         self.waiting: list[str] = []
+        self.ahead: list[str] = []
         self.unreturned: list[Exchange] = []
         self.leaving: list[int] = []
-        self.outputs = {e.module: e.outputs for e in program.forward if isinstance(e, Lookup)}
+        lookups = [e for e in program.forward if isinstance(e, Lookup)]
+        self.outputs = {lookup.module: lookup.outputs for lookup in lookups}
+        self.last_lookup = lookups[-1] if lookups else None
 
     def run(self) -> Peak:
         for ahead in range(BATCHES_AHEAD[self.pipeline]):
             self.ledger.take(("batch", ahead), self.batch_bytes, COPY, lent=True)
+        self._restore()
         if self.pipeline != "base":
             self._take("sent", 0)
             self._take("received", 0)
+        if self.looks_ahead:
+            self._look_ahead(0)
+            self._take("sent", 1)
+            self._take("received", 1)
         if self.prefetches:
             self._prefetch(0)
             self._take("sent", 1)
@@ -262,6 +275,9 @@ class Iteration:
         ledger.settle()
         if self.pipeline == "sparse_dist":
             self._take("sent", i + 1)
+        if self.looks_ahead:
+            self._take("sent", i + 2)
+            self.waiting = self.ahead
         ledger.take(("batch", i + ahead), self.batch_bytes, COPY, lent=True)
         if self.prefetches:
             self._take("received", i + 1)
@@ -272,14 +288,31 @@ class Iteration:
             self._take("received", i + 1)
         if self.prefetches:
             self._prefetch(i + 1)
+        if self.looks_ahead:
+            self._look_ahead(i + 1)
+            self._take("received", i + 2)
         if self.trains:
+            self._restore()
             self._part(self.program.backward, i)
-            self._return()
+            self._return(i)
             self._part(self.program.optimizer, i)
+            ledger.give("stashed states")
         if self.prefetches:
             self._take("sent", i + 2)
         self._free(self.last_uses)
         ledger.give(("batch", i))
+
+    def _look_ahead(self, i: int) -> None:
+        """Lookups of a batch whose forward is the next one."""
+        for module in self.outputs:
+            self._look_up(module, i)
+        self.ahead, self.waiting = self.waiting, []
+
+    def _restore(self) -> None:
+        """What was stashed is there again."""
+        for name, size in zip(("weights", "states"), self.stashed, strict=True):
+            if f"stashed {name}" not in self.ledger:
+                self.ledger.take(f"stashed {name}", size, lent=True)
 
     # --- ids -------------------------------------------------------------------------------------
 
@@ -315,10 +348,13 @@ class Iteration:
             if isinstance(event, LookupBackward):
                 self._gather_gradients(event)
             elif isinstance(event, Lookup):
-                self._look_up(event.module, i)
+                if not self.looks_ahead:
+                    self._look_up(event.module, i)
+                if event is self.last_lookup and self.trains:
+                    self.ledger.give("stashed weights")
             elif isinstance(event, OpCall):
                 if self.unreturned and event.moves:
-                    self._return()
+                    self._return(i)
                 self._call(event)
             else:  # DDP copies a parameter's gradient into its bucket, which is always there
                 self._free(self.fresh)
@@ -363,8 +399,8 @@ class Iteration:
             if self.pipeline == "base":
                 self._dismiss(e, i)
         for e in of:
-            ledger.give(("ids", e.name, i - 1))
-            ledger.take(("positions", e.name), e.positions * self.trains)
+            ledger.give(("ids", e.name, i - 1 - self.looks_ahead))
+            ledger.take(("positions", e.name, i), e.positions * self.trains)
             ledger.take(("looked up", e.name), e.looked_up)
             if e.local:
                 continue
@@ -442,7 +478,7 @@ class Iteration:
             ledger.give(("leaving", e.name))
         ledger.take(("gradient", e.name), wire * e.looked_up)
 
-    def _return(self) -> None:
+    def _return(self, i: int) -> None:
         """The gradients have arrived: lookups' backward with the fused optimizer, last first."""
         ledger = self.ledger
         self._free(self.leaving)
@@ -456,7 +492,7 @@ class Iteration:
             scratch = e.replica + SORT_BYTES * e.ids * self.on_device
             ledger.take(("backward", e.name), scratch)
             ledger.give(("backward", e.name))
-            ledger.give(("positions", e.name))
+            ledger.give(("positions", e.name, i))
             for what in ("decoded", "gradient"):
                 ledger.give((what, e.name))
         self.unreturned = []

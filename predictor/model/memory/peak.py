@@ -10,7 +10,13 @@ from predictor.errors import InfeasibleError
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.memory.blocks import Peak
 from predictor.model.memory.iteration import Exchange, Iteration, batch_bytes, exchanges, unplaced
-from predictor.model.memory.ranks import RankMemory, RankPeak, plan_memory, resident_bytes
+from predictor.model.memory.ranks import (
+    RankMemory,
+    RankPeak,
+    is_stashed,
+    plan_memory,
+    resident_bytes,
+)
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
@@ -79,17 +85,32 @@ def rank_peaks(
         for key, table in zip(workload.keys, workload.tables, strict=True)
         if plan.tables[key].compute_kernel.is_cached
     )
-    known: dict[tuple[Exchange, ...], Peak] = {}
+    known: dict[tuple[object, ...], Peak] = {}
     found = []
     fixed = dense_bytes(program)
     shards = resident_bytes(workload, topology, plan, device)
     for rank, of in enumerate(exchanges(workload, topology, plan)):
-        key = tuple(of)
+        stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
+        key = stashed, *of
         if key not in known:
-            known[key] = _peak(workload, program, of, device, cached)
-        peak, stays = known[key], fixed + shards[rank]
+            known[key] = _peak(workload, program, of, device, cached, stashed)
+        peak, stays = known[key], fixed + shards[rank] - sum(stashed)
         found.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
     return found
+
+
+def _stashed(
+    workload: Workload, plan: ShardingPlan, program: DenseProgram, rank: int
+) -> tuple[int, int]:
+    """Bytes of weights and of dense optimizer states that leave a rank's device in an iteration."""
+    weights = sum(
+        shard.size[0] * shard.size[1] * table.element_bytes
+        for key, table in zip(workload.keys, workload.tables, strict=True)
+        if is_stashed(table, plan.tables[key].compute_kernel)
+        for shard in plan.tables[key].shards
+        if shard.rank == rank
+    )
+    return weights, program.state_bytes if workload.stash_optimizer_state else 0
 
 
 def leave_for_shards(
@@ -197,6 +218,7 @@ def _peak(
     of: Sequence[Exchange],
     device: str,
     cached: frozenset[str],
+    stashed: tuple[int, int] = (0, 0),
 ) -> Peak:
     return Iteration(
         program,
@@ -206,4 +228,5 @@ def _peak(
         on_device=device != "cpu",
         trains=workload.training,
         cached=cached,
+        stashed=stashed,
     ).run()

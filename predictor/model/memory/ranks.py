@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from predictor.model.plan import ROW_SPLITS, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import INDEX_BYTES, Optimizer, Table, Workload
-from predictor.units import format_bytes
+from predictor.units import format_bytes, mib
 
 Size = tuple[int, int]
 
@@ -43,7 +43,7 @@ LENGTH_BYTES = 8
 """Of the number of ids that a sample has for a feature."""
 OUTPUT_BYTES = 4
 """FBGEMM's lookups give fp32 for tables of any type (``output_dtype``)."""
-ID_COPIES = {"base": 4, "sparse_dist": 5, "prefetch_sparse_dist": 6}
+ID_COPIES = {"base": 4, "sparse_dist": 5, "prefetch_sparse_dist": 6, "semi_sync": 6}
 """Of the ids that a shard receives: sent to it, as they arrive and in order, of this batch and of
 those ahead."""
 SORT_COPIES = 6.5
@@ -59,6 +59,9 @@ wherever the values are (scored_hashtable.py of dynamicemb)."""
 VALUE_ALIGNMENT = 16
 """Bytes of a value, weights and states of a row together, are a multiple of this."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
+CACHE_SLOT_BYTES = 16
+"""Index and time of use of a row in the cache of a key-value table (``lxu_cache_state`` and
+``lru_state`` of FBGEMM's tbe/ssd/training.py)."""
 
 
 STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -106,6 +109,7 @@ def shard_memory(
     *,
     device: str = "cuda",
     enforce_hbm: bool = False,
+    most_cache_mib: float | None = None,
 ) -> list[ShardMemory]:
     """Memory of every shard of a table.
 
@@ -114,6 +118,7 @@ def shard_memory(
         cache_load_factor: rows in the UVM cache as a share of the shard's; TorchRec's 0.2 if None.
         device: ``cuda``, or ``cpu`` where everything is host memory.
         enforce_hbm: FBGEMM's flag for UVM tables.
+        most_cache_mib: of a key-value table's cache on the device.
     """
     clf = cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
     copies = scattered_copies(workload, topology)
@@ -137,10 +142,13 @@ def shard_memory(
         hbm = held + dense
         if kernel.is_hashed:
             return _hashed(table, kernel, size, held, clf)
+        if kernel.is_stored:
+            return _stored(table, kernel, size, held, clf, most_cache_mib)
         if kernel not in UVM_KERNELS:
             if kernel is ComputeKernel.FUSED and copies > 1:
                 hbm += _scattered_bytes(table, workload, size, copies)
-            return ShardMemory(hbm + weights + state, 0, state, held, dense)
+            pinned = weights * is_stashed(table, kernel)
+            return ShardMemory(hbm + weights + state, pinned, state, held, dense)
         if kernel is ComputeKernel.FUSED_UVM_CACHING:
             hbm += math.ceil(weights * clf) + cache_state_bytes(rows, clf)
         if enforce_hbm:
@@ -175,6 +183,45 @@ def _hashed(table: Table, kernel: ComputeKernel, size: Size, held: int, clf: flo
     return ShardMemory(held + on_device + math.ceil(keys), on_host, states, held)
 
 
+def stored_bytes(kernel: ComputeKernel, optimizer: str, dim: int, element_bytes: int) -> int:
+    """Of one row of a key-value table; that of a virtual one holds its states."""
+    if kernel.has_load_factor:
+        return dim * element_bytes
+    return value_bytes(optimizer, dim, element_bytes)
+
+
+def cached_share(
+    table: Table, kernel: ComputeKernel, size: Size, clf: float, most_mib: float | None
+) -> float:
+    """Share of the rows of a shard that its cache on the device holds.
+
+    A key-value table's has at most ``max_l1_cache_size``. A virtual table's has just that, as
+    nobody knows its rows, and none where it is not given; so TorchRec counts it
+    (`calculate_shard_storages`).
+    """
+    if not kernel.is_stored:
+        return clf
+    if most_mib is None:
+        return clf if kernel.has_load_factor else 0.0
+    row = stored_bytes(kernel, table.optimizer, size[1], table.element_bytes)
+    return min(clf if kernel.has_load_factor else 1.0, mib(most_mib) / max(1, size[0] * row))
+
+
+def _stored(
+    table: Table, kernel: ComputeKernel, size: Size, held: int, clf: float, most_mib: float | None
+) -> ShardMemory:
+    """A key-value table: its cache on the device, and states but for a virtual table's, which are
+    in its rows. What the store takes of the host is not counted, as in TorchRec."""
+    rows, dim = size
+    row = stored_bytes(kernel, table.optimizer, dim, table.element_bytes)
+    cached = cached_share(table, kernel, size, clf, most_mib) * rows
+    cache = math.ceil(cached * (row + CACHE_SLOT_BYTES))
+    states = 0
+    if kernel.has_load_factor:
+        states = STATE_BYTES * rows * sum(e * dim + r for e, r in STATES[table.optimizer])
+    return ShardMemory(held + cache + states, 0, states, held)
+
+
 def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) -> int:
     """What averaging adds under ``FULLY_SHARDED`` from the forward to the backward.
 
@@ -204,6 +251,12 @@ def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
     than those in its cache (`split_embedding_weights` in fbgemm_gpu).
     """
     return kernel is ComputeKernel.FUSED or sharding_type is ShardingType.DATA_PARALLEL
+
+
+def is_stashed(table: Table, kernel: ComputeKernel) -> bool:
+    """Whether a table's weights are on the host between its lookup and the backward of that; what
+    UVM kernels have on the device is not (`stash_embedding_weights` in memory_stashing.py)."""
+    return table.stash_weights and kernel is ComputeKernel.FUSED
 
 
 def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
@@ -264,7 +317,9 @@ def _held_io_bytes(
         return math.ceil((2 + SORT_COPIES) * inputs) + outputs + weights
     prefetched = PREFETCH_COPIES * kernel.is_cached
     copies = ID_COPIES[workload.train_pipeline] + SORT_COPIES + prefetched
-    return math.ceil(copies * inputs) + OUTPUT_COPIES * outputs
+    # those of the next batch, too, where it is looked up ahead
+    output_copies = OUTPUT_COPIES + (workload.train_pipeline == "semi_sync")
+    return math.ceil(copies * inputs) + output_copies * outputs
 
 
 @dataclass(frozen=True)
@@ -378,6 +433,7 @@ def _placed(
             sharded.cache_load_factor,
             device=device,
             enforce_hbm=bool(sharded.parameters.get("enforce_hbm")),
+            most_cache_mib=sharded.store_caches[0],
         )
         for shard, memory in zip(sharded.shards, memories, strict=True):
             yield shard.rank, memory

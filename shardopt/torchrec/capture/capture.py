@@ -8,12 +8,15 @@ nothing ties to the others, must agree exactly; coefficients are small fractions
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import combinations
+from operator import itemgetter
 from typing import Any
 
 from predictor.errors import InputError
@@ -37,13 +40,10 @@ from shardopt.torchrec.capture.inputs import Maker, Numbers, from_features, like
 from shardopt.torchrec.capture.step import (
     BACKWARD,
     OPTIMIZER,
-    CapturedModule,
     DenseOptimizer,
     Step,
     name_of_optimizer,
-    names_of,
     record_step,
-    refuse_without_gradient,
 )
 from shardopt.torchrec.tables import find_embedding_modules
 
@@ -122,66 +122,6 @@ BATCH_STEPS = (0, 192, 576, 1344)
 MOST_IDS = 100_000
 
 
-def capture(
-    subject: CapturedModule,
-    features: Mapping[str, Sequence[str]],
-    ids_per_sample: Mapping[tuple[str, str], float],
-    batch_size: int,
-    *,
-    scale: bool = True,
-) -> CapturedProgram:
-    """Capture a training step of a module.
-
-    Args:
-        features: of each embedding module of the workload.
-        ids_per_sample: mean ids, by module and feature.
-        batch_size: samples of a rank.
-        scale: find out how sizes grow with the batch and the ids; else they hold for this batch.
-
-    Raises:
-        InputError: the module does not run on fake tensors; names the op and the user's line.
-    """
-    per_sample: dict[str, float] = {}
-    for (_, feature), mean in ids_per_sample.items():
-        per_sample.setdefault(feature, mean)
-    names = _names(features) if scale else {}
-    first = record_step(subject, _numbers(per_sample, batch_size, 0, per_sample))
-    refuse_without_gradient(first)
-    steps = [_parts(first)]
-    fit, tied = None, per_sample
-    if scale:
-        more, numbers = _others(subject, per_sample, batch_size)
-        steps += [(forward, backward, steps[0][2]) for forward, backward, _ in more]
-        tied = _tied(per_sample, numbers)
-        if more and all(_shape_of(parts) == _shape_of(steps[0]) for parts in steps):
-            by_name = {
-                name: tuple(sum(n.ids[f] for _, f in keys) for n in numbers)
-                for name, keys in names.items()
-            }
-            fit = SizeFit({BATCH: tuple(n.batch_size for n in numbers), **by_name})
-    found = _Sized(steps, fit).program(first) if fit is not None else None
-    scales = found is not None
-    storages, resident, parts = found or _Sized(steps[:1], None).known(first)
-    captured = CapturedProgram(
-        module=type(subject.module).__name__,
-        batch_size=batch_size,
-        scales=scales,
-        features={module: tuple(of) for module, of in features.items()},
-        ids=names if scales else {},
-        storages=storages,
-        resident=resident,
-        forward=parts[0],
-        backward=parts[1],
-        optimizer=parts[2],
-        optimizer_name=name_of_optimizer(subject.optimizer),
-        state_bytes=first.state_bytes,
-        loss=first.loss,
-        in_features=first.input_elements // batch_size,
-        tied_ids=tied if scales else per_sample,
-    )
-    return _with_used_names(captured)
-
-
 def _names(features: Mapping[str, Sequence[str]]) -> dict[str, Keys]:
     """Names of numbers of ids: one a feature, then one for all of a module and one for all."""
     each = [((module, feature),) for module, of in features.items() for feature in of]
@@ -225,7 +165,7 @@ def _tied(per_sample: Mapping[str, float], numbers: Sequence[Numbers]) -> dict[s
 
 
 def _others(
-    subject: CapturedModule, per_sample: Mapping[str, float], batch_size: int
+    record: Callable[..., Step], per_sample: Mapping[str, float], batch_size: int
 ) -> tuple[list[Parts], list[Numbers]]:
     """Steps at other sizes.
 
@@ -241,7 +181,7 @@ def _others(
     for tied in dict.fromkeys(ties):
         numbers = [_numbers(per_sample, batch_size, at, tied) for at in range(CAPTURES)]
         try:
-            steps = [_parts(record_step(subject, n, sizes_only=True)) for n in numbers[1:]]
+            steps = [_parts(record(n, sizes_only=True)) for n in numbers[1:]]
         except InputError:
             continue
         return steps, numbers
@@ -252,17 +192,12 @@ def _parts(step: Step) -> Parts:
     """Forward, backward and optimizer, with what happens between calls in its place."""
     recording = step.recording
     parts: Parts = ([], [], [])
-    marks = recording.marks
-    events = iter([*recording.events, (math.inf, None)])
-    at, event = next(events)
-    for number, recorded in enumerate(recording.calls):
-        while at <= number:
-            parts[_part(number, marks, event)].append(event)  # type: ignore[arg-type]
-            at, event = next(events)
-        parts[_part(number, marks, None)].append(recorded.call)
-    while event is not None:
-        parts[_part(len(recording.calls), marks, event)].append(event)
-        at, event = next(events)
+    between: Iterable[tuple[int, Event]] = recording.events
+    calls: Iterable[tuple[int, Event]] = (
+        (number, recorded.call) for number, recorded in enumerate(recording.calls)
+    )
+    for number, event in heapq.merge(between, calls, key=itemgetter(0)):
+        parts[_part(number, recording.marks, event)].append(event)
     return parts
 
 
@@ -276,13 +211,9 @@ def _part(number: int, marks: Mapping[str, int], event: Any) -> int:
 
 
 def _operands(event: Event) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
-    if isinstance(event, OpCall):
-        return event.inputs, event.outputs
-    if isinstance(event, Lookup):
-        return (), event.outputs
-    if isinstance(event, LookupBackward):
-        return event.gradients, ()
-    return (), ()
+    """What an event reads, and what it makes."""
+    gradients = getattr(event, "gradients", ())
+    return getattr(event, "inputs", gradients), getattr(event, "outputs", ())
 
 
 def _shape_of(parts: Parts) -> list[Any]:
@@ -306,14 +237,7 @@ class _Sized:
         self.operands: dict[tuple[Operand, ...], SizedOperand] = {}
         self.storages: dict[int, Size] = {}
 
-    def program(self, first: Step) -> Made | None:
-        """As `known`; None if a size has no expression."""
-        try:
-            return self.known(first)
-        except _NoExpressionError:
-            return None
-
-    def known(self, first: Step) -> Made:
+    def made(self, first: Step) -> Made:
         """Storages, resident operands and the three parts."""
         resident = tuple(self._operand((operand,)) for operand in first.resident)
         parts = tuple(
@@ -329,20 +253,13 @@ class _Sized:
             kind = EventKind.GRADIENT
             return SizedEvent(kind, "", elements=event.elements, item_bytes=event.item_bytes)
         sides = list(zip(*map(_operands, events), strict=True))
-        given, made = ([self._operand(of) for of in zip(*s, strict=True)] for s in sides)
+        given, made = (tuple(self._operand(of) for of in zip(*s, strict=True)) for s in sides)
         if isinstance(event, OpCall):
-            kept = tuple(sorted(n for n in event.freed))
-            return SizedEvent(
-                EventKind.OP,
-                event.name,
-                tuple(given),
-                tuple(made),
-                kept,
-                event.mutates,
-                path=event.path,
-            )
+            freed = tuple(sorted(event.freed))
+            kind, name = EventKind.OP, event.name
+            return SizedEvent(kind, name, given, made, freed, event.mutates, path=event.path)
         kind = EventKind.LOOKUP if isinstance(event, Lookup) else EventKind.LOOKUP_BACKWARD
-        return SizedEvent(kind, event.module, tuple(given), tuple(made))
+        return SizedEvent(kind, event.module, given, made)
 
     def _operand(self, operands: tuple[Operand, ...]) -> SizedOperand:
         if operands not in self.operands:
@@ -419,23 +336,62 @@ def capture_dense(
             "module that is trained"
         )
     features: dict[str, list[str]] = {}
+    per_sample: dict[str, float] = {}
     for table in tables:
-        features.setdefault(table.module, []).extend(f.name for f in table.features)
-    ids = {(t.module, f.name): f.lookups_per_sample for t in tables for f in t.features}
-    if example_inputs is None:
-        inputs = _made(module, features)
-    else:
-        inputs = like_example(example_inputs, module, batch_size)
-    subject = CapturedModule(
-        module,
-        names_of(module, features),
-        inputs,
-        optimizer,
-        bf16=data_type == "bf16",
-        gpu=device == "cuda",
+        for feature in table.features:
+            features.setdefault(table.module, []).append(feature.name)
+            per_sample.setdefault(feature.name, feature.lookups_per_sample)
+    inputs = (
+        _made(module, features)
+        if example_inputs is None
+        else like_example(example_inputs, module, batch_size)
     )
-    captured = with_ops_digest(capture(subject, features, ids, batch_size, scale=scale))
-    return CapturedDense(captured, "fp32" if data_type == "bf16" else data_type)
+    paths = [path for path, _, _ in find_embedding_modules(module)]
+    modules = {path: path or "ebc" for path in paths if (path or "ebc") in features}
+    bf16 = data_type == "bf16"
+    record = partial(record_step, module, modules, inputs, optimizer, bf16, device == "cuda")
+    first = record(_numbers(per_sample, batch_size, 0, per_sample))
+    if first.loss.startswith("none"):
+        raise InputError(
+            "no output of forward depends on a parameter, so there is no backward to capture; "
+            "give back the loss, or the outputs that the loss is made of"
+        )
+    names = _names(features)
+    steps, fit, tied = [_parts(first)], None, per_sample
+    if scale:
+        more, numbers = _others(record, per_sample, batch_size)
+        steps += [(forward, backward, steps[0][2]) for forward, backward, _ in more]
+        tied = _tied(per_sample, numbers)
+        if more and all(_shape_of(parts) == _shape_of(steps[0]) for parts in steps):
+            by_name = {
+                name: tuple(sum(n.ids[f] for _, f in keys) for n in numbers)
+                for name, keys in names.items()
+            }
+            fit = SizeFit({BATCH: tuple(n.batch_size for n in numbers), **by_name})
+    try:
+        made, scales = _Sized(steps if fit else steps[:1], fit).made(first), fit is not None
+    except _NoExpressionError:
+        made, scales = _Sized(steps[:1], None).made(first), False
+    storages, resident, (forward, backward, step) = made
+    captured = CapturedProgram(
+        module=type(module).__name__,
+        batch_size=batch_size,
+        scales=scales,
+        features={name: tuple(of) for name, of in features.items()},
+        ids=names if scales else {},
+        storages=storages,
+        resident=resident,
+        forward=forward,
+        backward=backward,
+        optimizer=step,
+        optimizer_name=name_of_optimizer(optimizer),
+        state_bytes=first.state_bytes,
+        loss=first.loss,
+        in_features=first.input_elements // batch_size,
+        tied_ids=tied if scales else per_sample,
+    )
+    captured = with_ops_digest(_with_used_names(captured))
+    return CapturedDense(captured, "fp32" if bf16 else data_type)
 
 
 def linears_outside(module: nn.Module) -> list[nn.Linear]:

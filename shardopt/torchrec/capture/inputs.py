@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from predictor.errors import InputError
@@ -59,7 +59,7 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
     Raises:
         InputError: no tensor in it has the batch.
     """
-    keyed = list(_keyed_in(example))
+    keyed = list(_held(example, KeyedJaggedTensor))
     for each in keyed:
         if each.values().device.type != "meta":
             # counted while its lengths can be read, and kept by it
@@ -77,27 +77,36 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
         made = seen.grown(example, numbers)
         if isinstance(made, dict) and set(made) <= set(_parameters(module)):
             return Arguments((), made)
-        if isinstance(made, tuple | list):
-            return Arguments(tuple(made), {})
-        return Arguments((made,), {})
+        return Arguments(tuple(made) if isinstance(made, tuple | list) else (made,), {})
 
     return make
 
 
-def _keyed_in(example: Any) -> Iterator[KeyedJaggedTensor]:
-    """Every KeyedJaggedTensor in an example."""
-    if isinstance(example, KeyedJaggedTensor):
-        yield example
-        return
-    inner: Any = ()
-    if isinstance(example, Mapping):
-        inner = example.values()
-    elif isinstance(example, tuple | list):
-        inner = example
-    elif hasattr(example, "__dict__") and not isinstance(example, torch.Tensor | type):
-        inner = vars(example).values()
-    for item in inner:
-        yield from _keyed_in(item)
+_SPARSE = KeyedJaggedTensor | JaggedTensor | KeyedTensor
+
+
+def _inner(given: Any) -> Iterable[Any]:
+    """What a batch, a list, a mapping or an object of the user's holds."""
+    if isinstance(given, Mapping):
+        return given.values()
+    if isinstance(given, tuple | list):
+        return given
+    opaque = isinstance(given, torch.Tensor | type | nn.Module | _SPARSE)
+    return vars(given).values() if hasattr(given, "__dict__") and not opaque else ()
+
+
+def _held(given: Any, kind: type) -> Iterator[Any]:
+    """Everything of a kind in an example."""
+    if isinstance(given, kind):
+        yield given
+    else:
+        for item in _inner(given):
+            yield from _held(item, kind)
+
+
+def dense_tensors(given: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what forward is given, but for ids and their weights."""
+    return _held(given, torch.Tensor)
 
 
 class _Seen:
@@ -160,30 +169,13 @@ class _Seen:
         return max(1, round(count / self.batch)) * size
 
     def _jagged(self, given: JaggedTensor, size: int) -> JaggedTensor:
-        values = given.values()
-        weights = given.weights_or_none()
+        values, weights = given.values(), given.weights_or_none()
         count = self._each(values.shape[0], size)
         return JaggedTensor(
             values=torch.empty(count, *values.shape[1:], dtype=values.dtype),
             lengths=torch.empty(size, dtype=torch.int32),
             weights=None if weights is None else torch.empty(count, dtype=weights.dtype),
         )
-
-
-def dense_tensors(given: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what forward is given, but for ids and their weights."""
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, Mapping):
-        for value in given.values():
-            yield from dense_tensors(value)
-    elif isinstance(given, tuple | list):
-        for item in given:
-            yield from dense_tensors(item)
-    elif hasattr(given, "__dict__") and not isinstance(
-        given, type | nn.Module | KeyedJaggedTensor | JaggedTensor | KeyedTensor
-    ):
-        yield from dense_tensors(vars(given))
 
 
 def keyed_jagged(
@@ -221,28 +213,46 @@ def from_features(
     Raises:
         InputError: forward takes something else; names it.
     """
-    maker = _FromFeatures(features, weighted, width)
+    every = list(dict.fromkeys(name for names in features.values() for name in names))
+
+    def keyed(names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
+        ids = {name: numbers.ids[name] for name in names}
+        weights = torch.float32 if weighted else None
+        return keyed_jagged(ids, numbers.batch_size, weights=weights)
+
+    def made(name: str, kind: Any, numbers: Numbers) -> Any:
+        if kind is torch.Tensor:
+            if any(word in name.lower() for word in LABELS):
+                return torch.empty(numbers.batch_size)
+            if width is None:
+                raise InputError(f"forward takes the tensor '{name}' of unknown width; {ADVICE}")
+            return torch.empty(numbers.batch_size, width)
+        if kind is KeyedJaggedTensor:
+            return keyed(every, numbers)
+        if kind == dict[str, KeyedJaggedTensor]:
+            # by the name that a module has where it is held
+            return {path.rpartition(".")[2]: keyed(of, numbers) for path, of in features.items()}
+        if dataclasses.is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+            fields = {field: made(field, of, numbers) for field, of in hints.items()}
+            return typing.cast(Any, kind)(**fields)
+        what = getattr(kind, "__name__", None) or "something that has no annotation"
+        raise InputError(
+            f"forward of {type(module).__name__} takes '{name}' ({what}), which cannot be made "
+            f"from the features; {ADVICE}"
+        )
+
     wanted = {
         name: kind
         for name, (kind, optional) in _parameters(module).items()
-        if not optional or _is_made(kind)
+        if not optional or kind in (torch.Tensor, KeyedJaggedTensor)
     }
-    for name, kind in wanted.items():
-        if not maker.can_make(kind):
-            what = getattr(kind, "__name__", None) or "something that has no annotation"
-            raise InputError(
-                f"forward of {type(module).__name__} takes '{name}' ({what}), which cannot be made "
-                f"from the features; {ADVICE}"
-            )
 
     def make(numbers: Numbers) -> Arguments:
-        return Arguments((), {n: maker.make(n, kind, numbers) for n, kind in wanted.items()})
+        return Arguments((), {name: made(name, kind, numbers) for name, kind in wanted.items()})
 
+    make(Numbers(1, dict.fromkeys(every, 1)))  # so that what cannot be made is told at once
     return make
-
-
-def _is_made(kind: Any) -> bool:
-    return kind in (torch.Tensor, KeyedJaggedTensor)
 
 
 def _parameters(module: nn.Module) -> dict[str, tuple[Any, bool]]:
@@ -257,45 +267,3 @@ def _parameters(module: nn.Module) -> dict[str, tuple[Any, bool]]:
             optional = parameter.default is not parameter.empty
             found[name] = (hints.get(name), optional)
     return found
-
-
-class _FromFeatures:
-    def __init__(
-        self, features: Mapping[str, Sequence[str]], weighted: bool, width: int | None
-    ) -> None:
-        self.features = features
-        self.all = list(dict.fromkeys(name for names in features.values() for name in names))
-        self.weights = torch.float32 if weighted else None
-        self.width = width
-
-    def can_make(self, kind: Any) -> bool:
-        """Whether a parameter of this type can be made."""
-        if kind is torch.Tensor:
-            return True
-        if dataclasses.is_dataclass(kind):
-            return all(self.can_make(of) for of in typing.get_type_hints(kind).values())
-        return kind in (KeyedJaggedTensor, dict[str, KeyedJaggedTensor])
-
-    def make(self, name: str, kind: Any, numbers: Numbers) -> Any:
-        """The fake input for a parameter."""
-        if kind is torch.Tensor:
-            if any(word in name.lower() for word in LABELS):
-                return torch.empty(numbers.batch_size)
-            if self.width is None:
-                raise InputError(f"forward takes the tensor '{name}' of unknown width; {ADVICE}")
-            return torch.empty(numbers.batch_size, self.width)
-        if kind is KeyedJaggedTensor:
-            return self._keyed(self.all, numbers)
-        if dataclasses.is_dataclass(kind):
-            hints = typing.get_type_hints(kind)
-            fields = {field: self.make(field, of, numbers) for field, of in hints.items()}
-            return typing.cast(Any, kind)(**fields)
-        # by the name that a module has where it is held
-        return {
-            path.rpartition(".")[2]: self._keyed(names, numbers)
-            for path, names in self.features.items()
-        }
-
-    def _keyed(self, names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
-        ids = {name: numbers.ids[name] for name in names}
-        return keyed_jagged(ids, numbers.batch_size, weights=self.weights)

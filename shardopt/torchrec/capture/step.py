@@ -11,7 +11,7 @@ import copy
 import logging
 import os
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from predictor.errors import InputError
 from predictor.model.op_calls import Lookup, LookupBackward, Operand
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.private import remaps_ids
-from shardopt.torchrec.tables import find_embedding_modules, is_pooled
+from shardopt.torchrec.tables import configs_of, find_embedding_modules, is_pooled
 
 with needs_torchrec():
     import fbgemm_gpu
@@ -67,7 +67,8 @@ def blamed(recorder: Recorder) -> Iterator[None]:
 
 
 def _why(error: Exception, recorder: Recorder) -> str:
-    op = _op(error) or recorder.under_way
+    refused = getattr(error, "func", None)  # by fake tensors; other errors do not tell
+    op = str(refused) if isinstance(refused, torch._ops.OpOverload) else recorder.under_way
     where = _user_line(error.__traceback__)
     ways = f"other ways in: {OTHER_WAYS}"
     part = list(recorder.recording.marks or {"forward": 0})[-1]
@@ -81,14 +82,6 @@ def _why(error: Exception, recorder: Recorder) -> str:
         ways = f"other ways in: example_inputs= with a batch that the module can run, {OTHER_WAYS}"
     at = f" at {where}" if where else f" in the {part}"
     return f"the module cannot be captured: {f'op {op}' if op else 'it'}{at} {what}; {ways}"
-
-
-def _op(error: Exception) -> str:
-    """Name of the op that fake tensors refused; other errors do not tell."""
-    func: Any = getattr(error, "func", None)
-    if isinstance(func, torch._ops.OpOverload):
-        return str(func)
-    return ""
 
 
 def _user_line(trace: TracebackType | None) -> str:
@@ -119,13 +112,14 @@ def fake_copy(module: nn.Module, stubs: Mapping[nn.Module, nn.Module]) -> nn.Mod
     Raises:
         InputError: a parameter has no shape yet, or the module cannot be copied.
     """
-    memo: dict[int, Any] = {id(child): stub for child, stub in stubs.items()}
-    for name, tensor in _tensors(module, stubs):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
             raise InputError(
                 f"parameter '{name}' has no shape before the first batch; run the module once on a "
                 "real batch, then again"
             )
+    memo: dict[int, Any] = {id(child): stub for child, stub in stubs.items()}
+    for tensor in _tensors(module, set(memo)):
         memo.setdefault(id(tensor), _fake(tensor))
     try:
         found: nn.Module = copy.deepcopy(module, memo)
@@ -147,34 +141,20 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def _tensors(
-    module: nn.Module, stubs: Mapping[nn.Module, nn.Module]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors that a module holds, but for those of what is replaced."""
-    seen: set[int] = set()
-
-    def walk(path: str, child: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        if child in stubs or id(child) in seen:
-            return
-        seen.add(id(child))
-        for name, value in vars(child).items():
-            if name != "_modules":
-                yield from _inside(f"{path}{name}", value, 0)
-        for name, inner in child.named_children():
-            yield from walk(f"{path}{name}.", inner)
-
-    yield from walk("", module)
-
-
-def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(value: Any, seen: set[int], depth: int = 0) -> Iterator[torch.Tensor]:
+    """All tensors that a module holds, but for those of children that were seen."""
     if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping) and depth < DEEPEST:
-        for key, item in value.items():
-            yield from _inside(f"{name}.{key}", item, depth + 1)
-    elif isinstance(value, list | tuple) and depth < DEEPEST:
-        for item in value:
-            yield from _inside(name, item, depth + 1)
+        yield value
+        return
+    if isinstance(value, nn.Module):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        value, depth = vars(value), 0
+    inner = value.values() if isinstance(value, Mapping) else value
+    if depth < DEEPEST and isinstance(value, Mapping | list | tuple):
+        for item in inner:
+            yield from _tensors(item, seen, depth + 1)
 
 
 Shapes = list[tuple[int, int]]
@@ -205,9 +185,7 @@ class EmbeddingSource(nn.Module):
         self.__dict__["whole"] = whole
         self.name, self.recorder, self.ids = name, recorder, ids
         self.pooled = is_pooled(collection)
-        configs = (
-            collection.embedding_bag_configs() if self.pooled else collection.embedding_configs()
-        )
+        configs = configs_of(collection)
         self.keys = [
             (key, feature, config.embedding_dim)
             for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)
@@ -287,7 +265,7 @@ DENSE_OPTIMIZERS: dict[str, Any] = {
 DenseOptimizer = str | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 GIVEN = "what forward gives back"
-LOUD = ("_subclasses.fake_tensor", "fx._symbolic_trace")
+LOUD = ("torch._subclasses.fake_tensor", "torch.fx._symbolic_trace")
 
 
 @dataclass(frozen=True)
@@ -306,27 +284,6 @@ class Step:
     state_bytes: int
     loss: str
     input_elements: int
-
-
-@dataclass(frozen=True)
-class CapturedModule:
-    """What is captured, and how.
-
-    Args:
-        names: of the embedding modules in the workload, by path; others are not noted.
-        inputs: makes what forward takes.
-        optimizer: one of `DENSE_OPTIMIZERS`, or what makes one of a list of parameters.
-        bf16: forward runs under autocast.
-        gpu: attention with dropout is one op, as on GPUs, where PyTorch has one, and an optimizer
-            steps all parameters at once.
-    """
-
-    module: nn.Module
-    names: dict[str, str]
-    inputs: Maker
-    optimizer: DenseOptimizer
-    bf16: bool = False
-    gpu: bool = False
 
 
 class ModulePaths:
@@ -363,10 +320,26 @@ class ModulePaths:
         self.running.pop()
 
 
-def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool = False) -> Step:
+def record_step(
+    module: nn.Module,
+    names: Mapping[str, str],
+    inputs: Maker,
+    optimizer: DenseOptimizer,
+    bf16: bool,
+    gpu: bool,
+    numbers: Numbers,
+    *,
+    sizes_only: bool = False,
+) -> Step:
     """Record a step; nothing is computed, and the module is untouched.
 
     Args:
+        names: of the embedding modules in the workload, by path; others are not noted.
+        inputs: makes what forward takes.
+        optimizer: one of `DENSE_OPTIMIZERS`, or what makes one of a list of parameters.
+        bf16: forward runs under autocast.
+        gpu: attention with dropout is one op, as on GPUs, where PyTorch has one, and an optimizer
+            steps all parameters at once.
         sizes_only: do not note when memory is given back, nor the optimizer, whose tensors are of
             one size at any batch.
 
@@ -376,29 +349,29 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool =
     recorder = Recorder(custom=True, frees=not sizes_only)
     with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(), _quiet():
         stubs: dict[nn.Module, nn.Module] = {
-            whole: EmbeddingSource(subject.names.get(path), whole, inner, recorder, numbers.ids)
-            for path, whole, inner in find_embedding_modules(subject.module)
+            whole: EmbeddingSource(names.get(path), whole, inner, recorder, numbers.ids)
+            for path, whole, inner in find_embedding_modules(module)
         }
-        copied = fake_copy(subject.module, stubs)
+        copied = fake_copy(module, stubs)
         if not sizes_only:
             recorder.path_now = ModulePaths(copied).now
-        arguments = subject.inputs(numbers)
+        arguments = inputs(numbers)
         resident = recorder.keep([*copied.parameters(), *copied.buffers()])
-        inputs = list(dense_tensors(tuple(arguments)))
-        recorder.keep(inputs)
+        given = list(dense_tensors(tuple(arguments)))
+        recorder.keep(given)
         parameters = [p for p in copied.parameters() if p.requires_grad]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(recorder.gradient)
-        with blamed(recorder), _fused_attention(subject.gpu), recorder:
+        with blamed(recorder), _fused_attention(gpu), recorder:
             recorder.mark(FORWARD)
-            with torch.autocast("cpu", torch.bfloat16, enabled=subject.bf16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 outputs = copied(*arguments.positional, **arguments.named)
             loss, how = find_loss(outputs)
             recorder.mark(BACKWARD)
             if loss is not None:
                 loss.backward()
             del loss
-            stepped = None if sizes_only else _optimizer(copied, subject)
+            stepped = None if sizes_only else _optimizer(copied, optimizer, gpu)
             recorder.mark(OPTIMIZER)
             if stepped is not None:
                 with recorder.pause():
@@ -407,22 +380,21 @@ def record_step(subject: CapturedModule, numbers: Numbers, *, sizes_only: bool =
         states = tree_leaves(list(stepped.state.values())) if stepped is not None else []
         state_bytes = sum(s.nbytes for s in states if isinstance(s, torch.Tensor))
     # labels, one a sample, are no features
-    elements = sum(t.numel() for t in inputs if t.is_floating_point() and t.dim() > 1)
+    elements = sum(t.numel() for t in given if t.is_floating_point() and t.dim() > 1)
     return Step(recorder.recording, resident, state_bytes, how, elements)
 
 
-def _optimizer(module: nn.Module, subject: CapturedModule) -> torch.optim.Optimizer | None:
+def _optimizer(module: nn.Module, asked: DenseOptimizer, gpu: bool) -> torch.optim.Optimizer | None:
     given = dict(in_backward_optimizer_filter(module.named_parameters()))
     used = [parameter for parameter in given.values() if parameter.grad is not None]
     if not used:
         return None
-    asked = subject.optimizer
     made: torch.optim.Optimizer = (
         DENSE_OPTIMIZERS[asked](used, lr=0.01) if isinstance(asked, str) else asked(used)
     )
     # what PyTorch takes for CUDA tensors where nobody asks (`_default_to_fused_or_foreach`); the
     # fakes are of the CPU, for which it takes the loop
-    for group in made.param_groups if subject.gpu else ():
+    for group in made.param_groups if gpu else ():
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
     return made
@@ -434,14 +406,11 @@ def name_of_optimizer(asked: DenseOptimizer) -> str:
     Raises:
         InputError: there is none.
     """
-    if isinstance(asked, str) and asked in DENSE_OPTIMIZERS:
-        return asked
-    made: Any = None
-    if callable(asked):
-        made = asked([nn.Parameter(torch.empty(0))])
-        for name, kind in [*DENSE_OPTIMIZERS.items(), ("adam", torch.optim.AdamW)]:
-            if isinstance(made, kind):
-                return name
+    known = [*DENSE_OPTIMIZERS.items(), ("adam", torch.optim.AdamW)]
+    made = asked([nn.Parameter(torch.empty(0))]) if callable(asked) else None
+    for name, kind in known:
+        if asked == name or isinstance(made, kind):
+            return name
     raise InputError(
         f"dense_optimizer is {asked if made is None else type(made).__name__!r}; allowed are "
         f"{', '.join(DENSE_OPTIMIZERS)}, or what makes a torch.optim SGD, Adagrad, Adam or AdamW "
@@ -479,16 +448,9 @@ def _fused_attention(wanted: bool) -> Iterator[None]:
     original = functional.scaled_dot_product_attention
 
     def attend(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *args: Any,
-        **kwargs: Any,
+        q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, *more: Any, **named: Any
     ) -> Any:
-        kept = 0.0 if wanted else dropout_p
-        return original(query, key, value, attn_mask, kept, *args, **kwargs)
+        return original(q, k, v, mask, 0.0 if wanted else dropout, *more, **named)
 
     with mock.patch.object(functional, "scaled_dot_product_attention", attend):
         yield
@@ -497,15 +459,10 @@ def _fused_attention(wanted: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """PyTorch logs what fake tensors cannot do before it raises, and that is said in our words."""
-    loggers = [logging.getLogger(f"torch.{name}") for name in LOUD]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in LOUD:
+            stack.enter_context(mock.patch.object(logging.getLogger(name), "disabled", True))
         yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
 
 
 @contextlib.contextmanager
@@ -519,22 +476,3 @@ def _as_on_gpu() -> Iterator[None]:
 
     with mock.patch.object(kind, "__init__", init):
         yield
-
-
-def names_of(module: nn.Module, modules: Collection[str]) -> dict[str, str]:
-    """Names in a workload of the embedding modules below a module, by path."""
-    paths = [path for path, _, _ in find_embedding_modules(module)]
-    return {path: path or "ebc" for path in paths if (path or "ebc") in modules}
-
-
-def refuse_without_gradient(step: Step) -> None:
-    """An answer without a backward is none.
-
-    Raises:
-        InputError: no output of forward has a gradient.
-    """
-    if BACKWARD not in step.recording.marks or step.loss.startswith("none"):
-        raise InputError(
-            "no output of forward depends on a parameter, so there is no backward to capture; "
-            "give back the loss, or the outputs that the loss is made of"
-        )

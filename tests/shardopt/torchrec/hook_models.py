@@ -14,7 +14,7 @@ from torch.nn import functional
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.units import GIB
@@ -52,6 +52,22 @@ class Model(nn.Module):
         return logits
 
 
+def sequences(*names: str) -> torchrec.EmbeddingCollection:
+    """Tables without pooling."""
+    tables = [
+        EmbeddingConfig(
+            name=name, num_embeddings=1000, embedding_dim=64, feature_names=[f"{name}_f0"]
+        )
+        for name in names
+    ]
+    return torchrec.EmbeddingCollection(tables=tables, device=torch.device("meta"))
+
+
+def holding(module: nn.Module) -> nn.Module:
+    """A module that has another one as ``x``."""
+    return nn.ModuleDict({"x": module})
+
+
 def factors(**of: float) -> dict[str, ParameterConstraints]:
     return {name: ParameterConstraints(pooling_factors=[value]) for name, value in of.items()}
 
@@ -73,6 +89,20 @@ def planner(**more: Any) -> ShardoptPlanner:
 
 
 SHARDERS = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+class Offering(EmbeddingBagCollectionSharder):
+    """Offers what it is told to, whatever the device."""
+
+    def __init__(self, **kernels_of: list[str]) -> None:
+        super().__init__()
+        self.kernels_of = kernels_of
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(self.kernels_of)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return self.kernels_of[sharding_type]
 
 
 class NotSearchedError(Exception):

@@ -20,12 +20,6 @@ from tests.shardopt.torchrec.hook_models import Model, bag
 META = torch.device("meta")
 
 
-def holding(module: nn.Module) -> nn.Module:
-    model = nn.Module()
-    model.x = module
-    return model
-
-
 def bags() -> Any:
     return Model(bag("a", 1000), bag("b", 1000)).ebc
 

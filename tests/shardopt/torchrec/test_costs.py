@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("torchrec")
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,15 @@ from shardopt.torchrec.options import group_by_table, to_plan
 from tests.shardopt.torchrec.hook_models import (
     SHARDERS,
     Model,
+    Offering,
     bag,
     factors,
+    holding,
     planner,
     problem_of,
     topology,
 )
-from tests.shardopt.torchrec.left_modules import LEFT, holding
+from tests.shardopt.torchrec.left_modules import LEFT
 
 HARDWARE = "a100-80gb"
 
@@ -162,24 +163,20 @@ def test_torchrecs_planner_finds_a_better_plan_with_it() -> None:
 
 def test_features_without_a_pooling_factor_are_named(caplog: pytest.LogCaptureFixture) -> None:
     told = factors(a=20.0)
-    with caplog.at_level(logging.WARNING, "shardopt"):
-        enumerated(ours(told), told, Model())
+    enumerated(ours(told), told, Model())
     assert "no pooling factor is given for 1 feature: b_f0" in caplog.text
 
 
 def test_other_kernels_keep_torchrecs_cost(caplog: pytest.LogCaptureFixture) -> None:
-    told = factors(a=20.0, b=2.0)
-    told["b"].compute_kernels = ["key_value"]
-    told["b"].sharding_types = ["table_wise"]
-    with caplog.at_level(logging.WARNING, "shardopt"):
-        (b,) = (o for o in enumerated(ours(told), told, Model()) if o.name == "b")
-    (theirs,) = (
-        o
-        for o in enumerated(EmbeddingPerfEstimator(topology(), told), told, Model())
-        if o.name == "b"
-    )
-    assert "key_value" in caplog.text
-    assert b.shards[0].perf == theirs.shards[0].perf
+    told, ranks = factors(a=20.0, b=2.0), topology()
+    found = []
+    for estimator in (ours(told), EmbeddingPerfEstimator(ranks, told)):
+        estimators = [estimator, EmbeddingStorageEstimator(ranks, told)]
+        space = EmbeddingEnumerator(ranks, BATCH, told, estimators)
+        options = space.enumerate(Model(), [Offering(table_wise=["fused", "quant"])])
+        found.append([o.shards[0].perf for o in options if o.compute_kernel == "quant"])
+    assert "quant" in caplog.text
+    assert found[0] == found[1]
 
 
 def test_our_planner_takes_it_as_any_estimator() -> None:

@@ -1,4 +1,4 @@
-"""Hash tables of dynamicemb in the hook, as TorchEasyRec and NVIDIA offer them; neither is here."""
+"""Hash tables of dynamicemb in the hook, as others offer them, and TorchRec's key-value tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,30 @@ import pytest
 pytest.importorskip("torchrec")
 
 import copy
-import logging
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torchrec import EmbeddingCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import ParameterConstraints, Shard
-from torchrec.distributed.types import CacheParams
+from torchrec.distributed.types import CacheParams, KeyValueParams
+from torchrec.modules.embedding_configs import EmbeddingConfig
 
 from predictor.units import GIB
+from shardopt import from_torchrec, to_torchrec
 from shardopt.torchrec.options import CUSTOMIZED
-from tests.shardopt.torchrec.hook_models import SHARDERS, Model, bag, factors, planner, topology
+from tests.shardopt.torchrec.hook_models import (
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    holding,
+    planner,
+    topology,
+)
 
 pytestmark = pytest.mark.usefixtures("kept_answers")
 
@@ -89,8 +102,7 @@ def test_one_of_the_offered_options_is_returned(gib: float, fits: bool) -> None:
 
 
 def test_its_prices_are_said_to_be_rough(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "shardopt"):
-        planned(16.0)
+    planned(16.0)
     assert any("dynamicemb ('d')" in record.getMessage() for record in caplog.records)
 
 
@@ -116,8 +128,60 @@ def test_a_table_that_dynamicembs_planner_places_is_left_to_it(
     made = planner(
         topology=ranks, constraints=factors(d=20.0, b=2.0), enumerator=Placeholders(ranks, 512)
     )
-    with caplog.at_level(logging.WARNING, "shardopt"):
-        plan = made.plan(Model(bag("d", 200_000_000, 64), bag("b")), SHARDERS)
+    plan = made.plan(Model(bag("d", 200_000_000, 64), bag("b")), SHARDERS)
     assert set(plan.plan["ebc"]) == {"d", "b"}
     assert set(made.found.left) == {("ebc", "d")}
     assert "dynamicemb's own planner" in caplog.text
+
+
+def key_value(kernel: str, **sizes: int) -> dict[str, ParameterConstraints]:
+    told = factors(a=20.0, b=2.0)
+    told["a"].compute_kernels, told["a"].sharding_types = [kernel], ["table_wise", "row_wise"]
+    told["a"].key_value_params = KeyValueParams(**sizes)
+    return told
+
+
+@pytest.mark.parametrize("kernel", ["key_value", "dram_virtual_table"])
+def test_a_key_value_table_is_planned_with_its_caches(
+    kernel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kernel not in {one.value for one in EmbeddingComputeKernel}:
+        pytest.skip("came with a later torchrec")
+    told = key_value(kernel, l2_cache_size=2, max_l1_cache_size=8)
+    made, model = planner(constraints=told), Model(bag("a", 10_000_000), bag("b"))
+    plan = made.plan(model, SHARDERS)
+    sharding = plan.plan["ebc"]["a"]
+    assert (sharding.compute_kernel, sharding.key_value_params) == (
+        kernel,
+        told["a"].key_value_params,
+    )
+    assert not made.found.left
+    assert made.found.plan.tables["a"].store_caches == (8.0, 2.0)
+    assert "key-value tables ('a')" in caplog.text
+    ours = from_torchrec(plan, model, world_size=4, local_world_size=4)
+    assert to_torchrec(ours, model).plan == plan.plan
+    fast = planner(constraints=factors(a=20.0, b=2.0))
+    fast.plan(model, SHARDERS)
+    assert made.found.prediction.iteration_ms > fast.found.prediction.iteration_ms
+
+
+def test_virtual_tables_keep_the_shards_of_their_buckets() -> None:
+    config = EmbeddingConfig(
+        name="a",
+        num_embeddings=10**15 + 40,
+        embedding_dim=64,
+        feature_names=["a_f0"],
+        use_virtual_table=True,
+        total_num_buckets=40,
+    )
+    model = holding(EmbeddingCollection(tables=[config], device=torch.device("meta")))
+    told = key_value("dram_virtual_table", max_l1_cache_size=128)
+    told = {"a": told["a"]}
+    told["a"].sharding_types = ["row_wise"]
+    plans = [
+        of(topology=topology(4), batch_size=512, constraints=told, debug=False).plan(
+            model, SHARDERS
+        )
+        for of in (EmbeddingShardingPlanner, planner)
+    ]
+    assert plans[0].plan["x"]["a"] == plans[1].plan["x"]["a"]

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import torch
 import torchrec
-from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingStrategy
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from shardopt.torchrec import ReplicaGroups, ShardoptPlanner
@@ -24,7 +21,6 @@ from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
     Model,
-    bag,
     factors,
     planner,
     topology,
@@ -83,17 +79,6 @@ def test_a_cluster_of_other_ranks_is_refused(tmp_path: Path) -> None:
         planner(topology=topology(8, local_world_size=8), cluster=file)
 
 
-def test_tables_with_a_fused_optimizer_are_not_replicated_on_cpus() -> None:
-    """TorchRec offers it, and its DistributedDataParallel refuses it."""
-    fused = FusedEmbeddingBagCollection(
-        [bag("a", 100), bag("b", 100)], torch.optim.SGD, {"lr": 0.1}, device=torch.device("meta")
-    )
-    model = nn.ModuleDict({"x": fused})
-    made = planner(topology=Topology(world_size=2, compute_device="cpu"), hardware="cpu-gloo")
-    plan = made.plan(model, [FusedEmbeddingBagCollectionSharder()]).plan["x"]
-    assert "data_parallel" not in {sharding.sharding_type for sharding in plan.values()}
-
-
 def test_ranks_that_do_not_fill_hosts_are_planned_as_torchrec_does() -> None:
     given = {"constraints": factors(a=20.0, b=2.0), "batch_size": 512, "debug": False}
     made = planner(topology=topology(12, local_world_size=8), **given)
@@ -137,10 +122,6 @@ def test_a_plan_covers_a_group_of_all_ranks() -> None:
     topology = made.found.problem.topology
     assert (topology.world_size, topology.whole.world_size) == (4, 16)
     assert made.found.prediction.replica_sync is not None
-
-
-def test_one_group_of_all_ranks_is_planned_as_ever() -> None:
-    assert grouped_planner(ReplicaGroups(16)).replicas is None
 
 
 def test_groups_that_do_not_divide_the_ranks() -> None:

@@ -19,6 +19,7 @@ from torchrec.distributed.train_pipeline import experimental_pipelines, train_pi
 from torchrec.distributed.types import PipelineType
 
 from predictor.errors import InputError
+from shardopt.config import load_model
 from shardopt.config.schema import PIPELINES
 from shardopt.torchrec import to_yaml
 from shardopt.torchrec.pipelines import KNOWN, priced_as
@@ -41,12 +42,15 @@ def test_every_train_pipeline_of_the_installed_version_is_known() -> None:
 
 def test_what_is_priced_leaves_nothing_out() -> None:
     for name in PIPELINES:
-        assert priced_as(name) == (name, "")
-    exact = {name for name, found in KNOWN.items() if not found.leaves_out}
+        assert priced_as(name) == (name, "", "")
+    exact = {name: found.pipeline for name, found in KNOWN.items() if not found.leaves_out}
     assert exact == {
-        "TrainPipelineBase",
-        "TrainPipelineSparseDist",
-        "PrefetchTrainPipelineSparseDist",
+        "TrainPipelineBase": "base",
+        "TrainPipelineSparseDist": "sparse_dist",
+        "PrefetchTrainPipelineSparseDist": "prefetch_sparse_dist",
+        "TrainPipelineSemiSync": "semi_sync",
+        "TrainPipelineSparseDistEmbStash": "sparse_dist",
+        "TrainPipelineSparseDistOptStash": "sparse_dist",
     }
 
 
@@ -54,8 +58,7 @@ def test_what_is_priced_leaves_nothing_out() -> None:
 def test_a_planner_predicts_the_pipeline_of_the_script(
     given: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("WARNING", "shardopt"):
-        made = planner(train_pipeline=given)
+    made = planner(train_pipeline=given)
     assert problem_of(made, Model()).workload.train_pipeline == "sparse_dist"
     assert ("Mine" in caplog.text) == (given is Mine), "what it changes is not known"
 
@@ -75,20 +78,37 @@ def test_the_storage_estimator_was_told_the_pipeline() -> None:
 def test_a_model_file_says_what_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     given = {"batch_size": 64, "default_pooling_factor": 1.0}
+    found = to_yaml(Model(), path, train_pipeline="TrainPipelineSparseDistLite", **given)
+    assert found.train_pipeline == "base"
+    assert "in one exchange" in " ".join(path.read_text().split("\n# "))
     found = to_yaml(Model(), path, train_pipeline=train_pipelines.TrainPipelineSemiSync, **given)
-    assert found.train_pipeline == "sparse_dist"
-    assert "beside the backward" in " ".join(path.read_text().split("\n# "))
+    assert found == load_model(path)
+    assert found.train_pipeline == "semi_sync"
 
 
-def test_a_table_that_is_stashed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("given", ["TrainPipelineSparseDistEmbStash", "base"])
+def test_weights_are_stashed_where_table_and_pipeline_say_so(
+    given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = bag("a", 1000)
     model = Model(config, bag("b"))
-    config.stash_weights = True  # new in torchrec 1.9, which alone looks at it
-    with caplog.at_level("WARNING", "shardopt"):
-        problem_of(planner(), model)
-    (told,) = [r.getMessage() for r in caplog.records if "stash" in r.getMessage()]
-    assert "'a'" in told
-    assert "'b'" not in told
+    config.stash_weights = True
+    tables = problem_of(planner(train_pipeline=given), model).workload.tables
+    assert [table.stash_weights for table in tables] == [given != "base", False]
+    assert ("'a' have stash_weights" in caplog.text) == (given == "base")
+    told = {"batch_size": 64, "default_pooling_factor": 1.0, "train_pipeline": given}
+    written = to_yaml(model, tmp_path / "m.yaml", **told)
+    assert load_model(tmp_path / "m.yaml") == written
+    again = problem_of(planner(model=tmp_path / "m.yaml", constraints=None), model).workload
+    assert [t.stash_weights for t in again.tables] == [t.stash_weights for t in tables]
+
+
+def test_states_of_the_dense_optimizer_are_stashed(tmp_path: Path) -> None:
+    given = "TrainPipelineSparseDistOptStash"
+    assert problem_of(planner(train_pipeline=given), Model()).workload.stash_optimizer_state
+    told = {"batch_size": 64, "default_pooling_factor": 1.0, "train_pipeline": given}
+    to_yaml(Model(), tmp_path / "m.yaml", **told)
+    assert load_model(tmp_path / "m.yaml").stash_optimizer_state
 
 
 def test_what_is_no_pipeline_is_refused() -> None:
