@@ -152,21 +152,6 @@ def test_convolutions_and_pooling_have_models(tmp_path: Path, traces: Path) -> N
     assert {name for name in result["without_law"] if "embedding_bag" not in name} == set()
 
 
-@pytest.mark.slow
-def test_lookups_of_unknown_tables_count_as_recorded(tmp_path: Path) -> None:
-    from tests.shardopt.replay.program.test_tables import lookups
-
-    generate([capture(lookups()[1], tmp_path / "traces")], tmp_path / "b")
-    assert predict(tmp_path / "b", "cpu-gloo")["recorded_share"] == 0
-    path = tmp_path / "b" / "rank0.json"
-    data = json.loads(path.read_text())
-    for spec in data["made"].values():
-        spec.pop("fill", None)
-    path.write_text(json.dumps(data))
-    result = predict(tmp_path / "b", "cpu-gloo")
-    assert any("codegen" in name for name in result["without_law"])
-
-
 def test_a_number_that_is_read_costs_a_call() -> None:
     assert not OpCall("_local_scalar_dense", (), ()).moves
 
