@@ -568,7 +568,9 @@ class DlrmBuilder:
 
     def _restore(self) -> None:
         """What was stashed comes back from where the backward begins on."""
-        begins = Dep(max(i for i, op in enumerate(self.graph.ops) if op.stream == COMPUTE))
+        # not of lookups, which some plans are without
+        forward = DENSE[False].phase
+        begins = Dep(max(i for i, op in enumerate(self.graph.ops) if op.phase == forward))
         for group, op in self.stashes.items():
             name = f"restore {self.stashed[group].module}"
             self.restored[group] = self._move_weights(name, RESTORE, group, [begins, Dep(op)])

@@ -9,7 +9,7 @@ import pytest
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import Workload
+from predictor.model.workload import Constraints, DenseArch, Workload
 from predictor.predict import Prediction, predict
 from predictor.units import GIB
 from search.problem import Problem
@@ -68,6 +68,20 @@ def test_a_bound_of_semi_sync_is_below_its_plans() -> None:
     found = solve(problem, Stop(effort=0.01), 0)
     best = found.best.iteration_ms
     assert 0 < found.lower_bound_ms <= best <= predicted(problem.workload).iteration_ms
+
+
+def test_a_bound_holds_where_only_some_plans_have_the_launches_ahead() -> None:
+    """What is restored waits for nothing that another plan is without."""
+    stored = Constraints(compute_kernels=("key_value",), l2_cache_size=1)
+    tables = (
+        a_table("a", 1_000_000, 64, 20.0),
+        a_table("b", 1_000_000, 64, 20.0, stash_weights=True),
+        a_table("c", 1_000_000, 64, 20.0, constraints=stored),
+    )
+    dense = DenseArch(13, (64,), (64, 1), "concat", optimizer="adam")
+    model = Workload("w", 8192, tables, dense, train_pipeline="semi_sync")
+    found = solve(Problem(model, RANKS, H100), Stop(effort=0.05), 0)
+    assert 0 < found.lower_bound_ms <= found.best.iteration_ms
 
 
 def stashing(workload: Workload) -> Workload:
