@@ -153,7 +153,7 @@ def test_the_time_limit_is_a_ceiling(hardware: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ticks", [150, 600])
+@pytest.mark.parametrize("ticks", [150, 300])
 def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
     ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
