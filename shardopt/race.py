@@ -328,7 +328,7 @@ class Race:
     def _best(self) -> str | None:
         """The chosen plan unless it was slower than TorchRec's in the final rounds; the leader
         where there were none."""
-        if self.chosen not in self.left or self.chosen is None or self.theirs is None:
+        if self.chosen is None or self.theirs is None or self.chosen in self.dropped:
             return self.leader
         last = self.ratio(self.chosen, self.theirs, since=self.final)
         return self.theirs if last is not None and last.value > 1 else self.chosen
@@ -347,6 +347,11 @@ class Race:
         if ratio.interval is None:
             return 1 - ratio.value, None, None
         return 1 - ratio.value, 1 - ratio.interval[1], 1 - ratio.interval[0]
+
+
+def deadlines(now: float, minutes: float) -> tuple[float, float]:
+    """When to choose a plan, so that `FINAL_SHARE` of the minutes is left, and when to end."""
+    return now + 60 * (1 - FINAL_SHARE) * minutes, now + 60 * minutes
 
 
 def run_race(
@@ -409,12 +414,12 @@ def run_final(
     leader, theirs, started = race.leader, race.theirs, sessions.now()
     if race.interrupted or leader is None or theirs is None or not race.times[theirs]:
         return
-    # few rounds make the luckiest plan look the fastest
-    known = [n for n in race.left if n != theirs and race.interval_ms(n) is not None]
-    best = min(known, key=lambda n: race.median_ms(n) or math.inf, default=leader)
-    faster = (race.median_ms(best) or math.inf) < (race.median_ms(theirs) or 0)
-    if best == theirs or not faster or deadline - started < SHORTEST_S:
+    if leader == theirs or deadline - started < SHORTEST_S:
         return
+    # few rounds make the luckiest plan look the fastest
+    ms = {name: race.median_ms(name) or math.inf for name in race.left}
+    known = [n for n in ms if ms[n] < ms[theirs] and race.interval_ms(n) is not None]
+    best = min(known, key=ms.__getitem__, default=leader)
     race.chosen, race.final = best, race.sessions + 1
     try:
         for i in range(FINAL_SESSIONS):

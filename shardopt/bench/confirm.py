@@ -34,13 +34,13 @@ from shardopt.bench.worker import run_rank
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import available_bytes
 from shardopt.race import (
-    FINAL_SHARE,
     SHORTEST_S,
     TORCHREC,
     Confirmation,
     Entrant,
     Race,
     Sessions,
+    deadlines,
     run_final,
     run_race,
 )
@@ -112,8 +112,8 @@ def confirm(
         InputError: this machine cannot run the plans, or none could be timed.
         KeyboardInterrupt: before any was.
     """
-    race, end = Race(), time.time() + 60 * minutes
-    deadline = end - FINAL_SHARE * 60 * minutes
+    race = Race()
+    deadline, end = deadlines(time.time(), minutes)
     race.enter(plans)
     learned: Learned | None = None
     told: list[str] = []

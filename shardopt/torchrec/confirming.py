@@ -34,12 +34,12 @@ import numpy as np
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
 from shardopt.race import (
-    FINAL_SHARE,
     MINUTES,
     PLANS,
     Confirmation,
     Entrant,
     Race,
+    deadlines,
     run_final,
     run_race,
 )
@@ -141,8 +141,8 @@ def confirm(
             # TorchRec's plans of modules all count as equal
             tables = {name: {k: dict(of) for k, of in p.plan.items()} for name, p in plans.items()}
             race.enter({name: Entrant(plans[name], name, tables[name]) for name in plans})
-            end, final_s = sessions.now() + 60 * how.minutes, FINAL_SHARE * 60 * how.minutes
-            run_race(race, sessions, end - final_s, sessions.tell)
+            deadline, end = deadlines(sessions.now(), how.minutes)
+            run_race(race, sessions, deadline, sessions.tell)
             run_final(race, sessions, end, sessions.tell)
             return race.confirmation()
         finally:

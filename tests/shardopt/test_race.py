@@ -138,6 +138,19 @@ def test_a_plan_that_loses_the_final_rounds_is_not_the_answer() -> None:
     assert (found.best.name, found.gain) == (TORCHREC, (0.0, 0.0, 0.0))
 
 
+def test_a_lucky_plan_of_few_rounds_is_chosen_only_where_no_known_one_is_faster() -> None:
+    for known_ms, chosen in ((48.0, "known"), (52.0, "lucky")):
+        race = race_of(["known", "lucky", TORCHREC])
+        for i in range(8):
+            race.add(
+                (1, i), {"known": known_ms, TORCHREC: 50.0} | ({"lucky": 40.0} if i < 2 else {})
+            )
+        true_ms = {"known": known_ms, "lucky": 60.0, TORCHREC: 50.0}
+        run_final(race, Played(true_ms), 60.0)
+        assert race.chosen == chosen
+        assert race.confirmation().best.name == ("known" if chosen == "known" else TORCHREC)
+
+
 def test_drift_between_sessions_is_no_difference_between_plans() -> None:
     race = race_of([TORCHREC, "early", "late"])
     for session, name, drift in ((1, "early", 1.0), (2, "late", 2.0)):
