@@ -113,6 +113,19 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def within_noise(
+    expected: float, measured: float, *intervals: tuple[float | None, float | None]
+) -> bool:
+    """Whether two figures differ by no more than their intervals, in quadrature; True where one of
+    these is not known."""
+    halves = []
+    for low, high in intervals:
+        if low is None or high is None or math.isnan(high - low):
+            return True
+        halves.append((high - low) / 2)
+    return abs(expected - measured) <= math.hypot(*halves)
+
+
 def coverage(measured: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
     """Share of measurements inside their intervals, bounds included; NaN if there are none."""
     times = _array(measured)

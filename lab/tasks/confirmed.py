@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.statistics import within_noise
 from lab.tasks.models import draw_model
 from lab.tasks.plans import random_plans
 from predictor.errors import InfeasibleError, InputError
@@ -234,7 +235,10 @@ def table(tasks: Sequence[Mapping[str, Any]]) -> str:
     apart = [t["value"] - gain for t, gain in zip(expected, gains, strict=True)]
     noise = statistics.fmean(abs(task["gain"][AGAIN]["value"]) for task in done)
     inside = [t["low"] <= gain <= t["high"] for t, gain in zip(expected, gains, strict=True)]
-    meet = [_within_noise(task) for task in done]
+    with_noise = [
+        within_noise(t["value"], g["value"], (t["low"], t["high"]), (g["low"], g["high"]))
+        for t, g in zip(expected, (task["gain"][OURS] for task in done), strict=True)
+    ]
     slower = [task["seed"] for task in done if (task["gain"][OURS]["high"] or 0.0) < 0]
     confirmed = [task["gain"][CONFIRMED]["value"] for task in done]
     room = [task["gain"][CONFIRMED]["value"] for task in done if task["room"] is not None]
@@ -246,7 +250,7 @@ def table(tasks: Sequence[Mapping[str, Any]]) -> str:
         f"  expected minus measured {100 * statistics.fmean(apart):+.1f} points (1.5)",
         f"  slower beyond noise: {slower or 'none'}",
         f"  gains inside their 90 % interval: {statistics.fmean(inside):.0%} (85 to 97 %); "
-        f"with the noise of the measurement in it {statistics.fmean(meet):.0%}",
+        f"with the noise of the measurement in it {statistics.fmean(with_noise):.0%}",
         "with --confirm:",
         f"  gain {statistics.fmean(confirmed):+.1%} over all (2 %), worst {min(confirmed):+.1%}",
         f"  where there is room {statistics.fmean(room):+.1%} (5 %)" if room else "  no room",
@@ -257,15 +261,6 @@ def table(tasks: Sequence[Mapping[str, Any]]) -> str:
         *(f"  {kind}: {statistics.fmean(of):+.1%} (4 %)" for kind, of in sorted(by_type.items())),
     ]
     return "\n".join(lines)
-
-
-def _within_noise(task: Mapping[str, Any]) -> bool:
-    """Whether the measured gain is as expected, as far as both intervals tell."""
-    expected, gain = task["expected"], task["gain"][OURS]
-    if gain["low"] is None:
-        return True
-    noise = math.hypot(expected["high"] - expected["low"], gain["high"] - gain["low"]) / 2
-    return bool(abs(expected["value"] - gain["value"]) <= noise)
 
 
 def _behind(task: Mapping[str, Any]) -> float:

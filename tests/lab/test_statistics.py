@@ -19,6 +19,7 @@ from lab.statistics import (
     shape_errors,
     spearman,
     wilson,
+    within_noise,
 )
 from shardopt.calibrate.fitting import gmae, mape
 
@@ -71,3 +72,11 @@ def test_wilson_by_hand() -> None:
 def test_coverage_counts_bounds() -> None:
     assert coverage([1.0, 2.0, 3.0, 4.0], [1.0] * 4, [3.0] * 4) == 0.75
     assert math.isnan(coverage([], [], []))
+
+
+def test_noise_of_two_figures_adds_in_quadrature() -> None:
+    for measured, within in ((0.14, True), (0.16, False)):
+        assert (
+            within_noise(0.10, measured, (0.07, 0.13), (measured - 0.04, measured + 0.04)) is within
+        )
+    assert within_noise(0.1, 0.9, (0.0, 0.2), (None, None))  # too few rounds to tell

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.statistics import within_noise
 from lab.tasks.against import THEIRS
 from lab.tasks.plans import PREFIX
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
@@ -82,8 +83,8 @@ class Gain:
     @property
     def inside_with_noise(self) -> bool:
         """The same of the interval of their difference, which has the noise of the measurement."""
-        half = [(high - low) / 2 for low, high in (self.expected.interval, self.interval)]
-        return math.isnan(half[1]) or abs(self.off) <= math.hypot(*half)
+        expected = self.expected
+        return within_noise(expected.mean, self.measured, expected.interval, self.interval)
 
     @property
     def optimism(self) -> float:
