@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from predictor.cost.errors import CostErrors
+from predictor.cost.errors import CostErrors, FactorErrors, known_errors
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import DrawnLoads, ShardLoads
+from predictor.cost.posterior import errors_left
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.perturbed import PerturbedScorer
 from predictor.iteration.plan_scorer import PlanScorer
@@ -43,6 +44,19 @@ class Problem:
             return PlanScorer(*inputs, shards=self.loads)
         loads = DrawnLoads(self.loads or ShardLoads(*inputs), self.errors)
         return PlanScorer(*inputs, FixedCosts(*inputs, self.errors), loads)
+
+    @cached_property
+    def _factors(self) -> FactorErrors | None:
+        return errors_left(self.workload, self.topology, self.hardware)
+
+    def draw_errors(self, draws: int, seed: int, how: type[CostErrors] = CostErrors) -> CostErrors:
+        """Draws of the errors that the profile states, or has left after learning.
+
+        Args:
+            draws: even.
+            how: `CostErrors`, or `StratifiedErrors` for few draws.
+        """
+        return how(known_errors(self.hardware, self.topology), draws, seed, self._factors)
 
     def perturbed(self, scorer: PlanScorer, errors: CostErrors) -> PerturbedScorer:
         """What predicts plans under draws of the costs' errors, on top of those of the problem.

@@ -325,6 +325,9 @@ class Collectives:
                 if op == "all_reduce" and levels[-1].kind == "nic":
                     rings = self._table("reduce_scatter", scope) + self._table("all_gather", scope)
                 found = ring_or_tree(op, _SIZES, levels, rings)
+            if self.hardware.learned is not None:
+                latency, beyond = self.hardware.learned.of_messages()
+                found = latency * found[0] + beyond * (found - found[0])
             self._tables[op, scope] = found
         return self._tables[op, scope]
 

@@ -4,7 +4,8 @@ A profile says how wrong the times of a group are (``rel_error``, and the error 
 draw multiplies every cost by log-normal factors of median one: one for the group, which all of its
 costs share, and one for each kernel. The kernels of a lookup group have one per table and direction
 (forward or backward) and, as other sharding types run other kernels and other shapes, one more per
-sharding type; of equal variance.
+sharding type; of equal variance. Where a job has taught factors on the costs, draws are those of
+the factors, with their correlations.
 
 Draws come in pairs of opposite signs (antithetic variates, Hammersley and Morton 1956), so that
 means over few draws are steady. A factor depends on the seed and on its name alone, not on what was
@@ -14,8 +15,8 @@ asked before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from zlib import crc32
@@ -23,9 +24,18 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.hardware.learned import LOOKUPS
+from predictor.hardware import learned as parts
+from predictor.hardware.learned import (
+    BYTES,
+    DENSE,
+    EXCHANGES,
+    LATENCY,
+    LOOKUPS,
+    factors_in,
+    lookup_part,
+)
 from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
 
 Array = NDArray[np.float64]
@@ -33,13 +43,13 @@ Array = NDArray[np.float64]
 KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
 docs/accuracy.md says of single lookups, forward and backward."""
+LEARNED_ERROR = 0.03
+"""The same of a lookup or an exchange that a job has shown, beside its factors."""
 KIND_ERROR = 0.25
 """1-sigma error of one kind of cost on another machine, beside what the profile states of its
 group: on CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""
 TYPE_ERROR = 0.1
 """The same of lookups under one sharding type, whose kernels are those of any other type."""
-UNSEEN = {"embedding": TYPE_ERROR, "collectives": KIND_ERROR}
-"""Resource -> 1-sigma error of a kind that no job has shown to one that has learned."""
 Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
 HOST = "overheads"
@@ -67,35 +77,70 @@ class ErrorSize:
     Args:
         shared: that all of its costs have in common.
         own: that each kernel has by itself.
-        seen: kinds of its costs that a job has shown, as `predictor.hardware.learned` names them.
-        unseen: that a kind which is not among them has beside; 0 where nothing was learned.
     """
 
     shared: float
     own: float
-    seen: frozenset[str] = frozenset()
-    unseen: float = 0.0
 
-    def of_kind(self, kind: str) -> float:
-        """What a kernel of a kind has by itself."""
-        return self.own if kind in self.seen else math.hypot(self.own, self.unseen)
+
+HEADS = {
+    "embedding": LOOKUPS,
+    "collectives": EXCHANGES,
+    "gemm": DENSE,
+    "elementwise": DENSE,
+    HOST: parts.HOST,
+}
+"""Resource -> the factor that all of its costs have, of `predictor.hardware.learned`."""
+
+
+@dataclass(frozen=True)
+class FactorErrors:
+    """How wrong learned factors may still be: their logarithms are normal around what was learned.
+
+    Args:
+        at: name of a factor -> its row in ``root``.
+        root: a square root of their covariance, ``[factors, factors]``.
+        prior: standard deviation of a factor that no job has shown.
+        measured: parts of times that jobs have shown.
+        tables: key of each table, and whether its lookups are pooled.
+    """
+
+    at: Mapping[str, int]
+    root: Array
+    prior: Callable[[str], float]
+    measured: frozenset[str]
+    tables: Sequence[tuple[str, bool]]
+
+    def about(self, resource: str) -> bool:
+        """Whether a job has shown any cost of a resource."""
+        return HEADS.get(resource) in self.at
+
+    def log(self, name: str, normal: Callable[[str], Array]) -> Array:
+        """Logarithm of what is left of a factor's error, ``[draws]``.
+
+        Args:
+            normal: standard normal draws of one error.
+        """
+        if name not in self.at:
+            return self.prior(name) * normal(name)
+        row = self.root[self.at[name]]
+        return np.asarray(row @ np.array([normal(f"learned {i}") for i in range(len(row))]))
+
+    def own(self, part: str) -> float:
+        """1-sigma error of a cost beside its factors."""
+        return LEARNED_ERROR if part in self.measured else KERNEL_ERROR
 
 
 def known_errors(hardware: HardwareProfile, topology: Topology) -> dict[str, ErrorSize]:
     """Resource -> how wrong its costs may be, by the profile."""
     resources = {name.split(".")[0] for name in hardware.groups}
-    return {name: _size(name, hardware, topology) for name in sorted(resources)}
+    return {
+        name: error_size(hardware, resource_groups(name, topology)) for name in sorted(resources)
+    }
 
 
 def no_errors() -> CostErrors:
     return GivenErrors({})
-
-
-def _size(resource: str, hardware: HardwareProfile, topology: Topology) -> ErrorSize:
-    size = error_size(hardware, resource_groups(resource, topology))
-    if hardware.learned is None or resource not in UNSEEN:
-        return size
-    return replace(size, seen=hardware.learned.kinds, unseen=UNSEEN[resource])
 
 
 def error_size(hardware: HardwareProfile, names: Iterable[str]) -> ErrorSize:
@@ -113,18 +158,32 @@ class CostErrors:
         sizes: resource -> its errors.
         draws: how many, even and at least 2; or 1.
         seed: of all draws, >= 0.
+        factors: what is left of the errors of learned factors, instead of ``sizes`` of resources
+            that they are about.
     """
 
-    def __init__(self, sizes: Mapping[str, ErrorSize], draws: int, seed: int) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, ErrorSize],
+        draws: int,
+        seed: int,
+        factors: FactorErrors | None = None,
+    ) -> None:
         self.sizes = sizes
         self.draws = draws
         self.seed = seed
+        self.factors = factors
+        normal = lru_cache(maxsize=None)(self._normal)
+        if factors is not None:
+            self._factor = lru_cache(maxsize=None)(lambda name: factors.log(name, normal))
         self.shared = lru_cache(maxsize=None)(self._shared)
         self.op = lru_cache(maxsize=None)(self._op)
-        self.lookup = lru_cache(maxsize=None)(self._lookup)
+        self._lookups = lru_cache(maxsize=None)(self._lookup)
 
     def _shared(self, resource: str) -> Array:
         """What all costs of a resource are multiplied by, ``[draws]``."""
+        if self.factors is not None and self.factors.about(resource):
+            return np.asarray(np.exp(self._left([HEADS[resource]])))
         return np.asarray(np.exp(self.sizes[resource].shared * self._normal(resource)))
 
     def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
@@ -132,22 +191,44 @@ class CostErrors:
 
         Args:
             link: of a collective, the group of the slowest link that it spans.
-            kind: of a collective, see `ErrorSize`.
+            kind: the part of a time that it is, as `predictor.hardware.learned` names it.
         """
         if resource in ("embedding", HOST):
             return self.shared(resource)
-        own = self.sizes[resource].of_kind(kind) * self._normal(f"{resource}/{name}")
-        return np.asarray(self.shared(resource) * np.exp(own))
+        own = self._normal(f"{resource}/{name}")
+        if self.factors is None or not self.factors.about(resource):
+            return np.asarray(self.shared(resource) * np.exp(self.sizes[resource].own * own))
+        log = self._left(factors_in(kind) or (HEADS[resource],)) + self.factors.own(kind) * own
+        if resource == "collectives":  # of which latency is a part that no draw knows
+            log = log + self._left(f"{EXCHANGES}.{name}" for name in (LATENCY, BYTES)) / 2
+        return np.asarray(np.exp(log))
 
-    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+    def _left(self, names: Iterable[str]) -> Array:
+        """Logarithm of what is left of the errors of several factors, ``[draws]``."""
+        return np.asarray(np.sum([self._factor(name) for name in names], axis=0))
+
+    def lookup(self, table: int, plan: TablePlan) -> Array:
         """What a table's forward and backward are multiplied by, ``[2, draws]``, beside what all
         lookups share."""
-        size, found = self.sizes["embedding"], []
+        width = max((shard.size[1] for shard in plan.shards), default=0)
+        return self._lookups(table, plan.sharding_type, plan.compute_kernel, width)
+
+    def _lookup(
+        self, table: int, sharding_type: ShardingType, kernel: ComputeKernel, width: int
+    ) -> Array:
+        found = []
         for way in ("forward", "backward"):
-            name = f"table {table} {way}"
-            own = size.of_kind(f"{LOOKUPS}.{way}.{sharding_type.value}")
-            every, one = self._normal(name), self._normal(f"{name} {sharding_type}")
-            found.append(np.exp(own * math.sqrt(0.5) * (every + one)))
+            if self.factors is None or not self.factors.about("embedding"):
+                name = f"table {table} {way}"
+                every, one = self._normal(name), self._normal(f"{name} {sharding_type}")
+                log = self.sizes["embedding"].own * math.sqrt(0.5) * (every + one)
+            else:
+                key, pooled = self.factors.tables[table]
+                kinds = kernel.value, sharding_type.value, width, key
+                part = lookup_part(way, *kinds, pooled=pooled)
+                names = (name for name in factors_in(part) if name != LOOKUPS)
+                log = self._left(names) + self.factors.own(part) * self._normal(part)
+            found.append(np.exp(log))
         return np.asarray(found)
 
     def _normal(self, name: str) -> Array:
@@ -183,15 +264,15 @@ class GivenErrors(CostErrors):
 
     def __init__(self, factors: Mapping[str, float]) -> None:
         super().__init__({}, draws=1, seed=0)
-        self.factors = dict(factors)
+        self.given = dict(factors)
 
     def _shared(self, resource: str) -> Array:
-        return np.array([self.factors.get(resource, 1.0)])
+        return np.array([self.given.get(resource, 1.0)])
 
     def _op(self, resource: str, name: str, link: str = "", kind: str = "") -> Array:
-        return self.shared(link if link in self.factors else resource)
+        return self.shared(link if link in self.given else resource)
 
-    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
+    def lookup(self, table: int, plan: TablePlan) -> Array:
         return np.ones((2, 1))
 
 
@@ -214,8 +295,8 @@ class JoinedErrors(CostErrors):
         found = [part.op(resource, name, link, kind) for part in self.parts]
         return np.concatenate(found)[self.picked]
 
-    def _lookup(self, table: int, sharding_type: ShardingType) -> Array:
-        found = [part.lookup(table, sharding_type) for part in self.parts]
+    def lookup(self, table: int, plan: TablePlan) -> Array:
+        found = [part.lookup(table, plan) for part in self.parts]
         return np.concatenate(found, axis=1)[:, self.picked]
 
 

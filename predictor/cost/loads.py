@@ -432,7 +432,7 @@ class DrawnLoads(ShardLoads):
 
     def of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array:
         load = self.loads.of_shard(index, plan, shard).copy()
-        load[[*KERNELS]] *= self.errors.lookup(index, plan.sharding_type)[:, 0]
+        load[[*KERNELS]] *= self.errors.lookup(index, plan)[:, 0]
         return load
 
     def cache_of_shard(self, index: int, plan: TablePlan, shard: Shard) -> Array | None:

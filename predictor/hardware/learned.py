@@ -14,6 +14,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOOKUPS, EXCHANGES, DENSE, HOST = "lookups", "exchanges", "dense", "host"
+LATENCY, BYTES = "latency", "bytes"
+"""Of an exchange: what an empty message takes, and all beyond it."""
+COPIES = f"{DENSE}.copies"
+"""Of ids and outputs, before and behind their exchanges."""
 FIXED = "fixed"
 """The part of a time that no factor touches."""
 PROFILE_GROUPS = {
@@ -26,7 +30,7 @@ PROFILE_GROUPS = {
 
 Ms = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
+Sigma = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 BAG, SEQUENCE = "bag", "sequence"
 """With pooling and without, which are kernels of their own."""
@@ -47,7 +51,8 @@ def lookup_part(
 def factors_in(part: str) -> tuple[str, ...]:
     """Names of the factors that multiply a part of a time.
 
-    ``exchanges.ids`` has ``exchanges`` and ``exchanges.ids``; the lookups of a table have
+    ``exchanges.ids`` has ``exchanges`` and ``exchanges.ids``, and ``exchanges.bytes.ids``, what it
+    takes beyond an empty message, ``exchanges.bytes`` as well; the lookups of a table have
     ``lookups``, ``lookups.WAY.KERNEL``, ``lookups.WAY.POOLING``, ``lookups.WAY.TYPE``,
     ``lookups.WAY.WIDTH`` and ``lookups.WAY/TABLE``.
     """
@@ -55,6 +60,8 @@ def factors_in(part: str) -> tuple[str, ...]:
         return ()
     kind, _, table = part.partition("/")
     group, *rest = kind.split(".")
+    if group == EXCHANGES and rest and rest[0] in (LATENCY, BYTES):
+        return (group, f"{group}.{rest[0]}", ".".join((group, *rest[1:])))
     if group != LOOKUPS:
         return (group,) if not rest else (group, kind)
     way, *kinds = rest
@@ -118,8 +125,8 @@ class Evidence(_Strict):
 class Remaining(_Strict):
     """Errors of a profile group after learning, as `predictor.cost.errors.ErrorSize` has them."""
 
-    shared: Ms
-    own: Ms
+    shared: Sigma
+    own: Sigma
 
 
 class Learned(_Strict):
@@ -164,6 +171,12 @@ class Learned(_Strict):
     def factor(self, part: str) -> float:
         """What a part of a time is multiplied by."""
         return prod(self._by_name.get(name, 1.0) for name in factors_in(part))
+
+    def of_messages(self) -> tuple[float, float]:
+        """What the latency of an exchange is multiplied by, and its time beyond that; beside the
+        factors that `factor` gives."""
+        latency, beyond = (self._by_name.get(f"{EXCHANGES}.{n}", 1.0) for n in (LATENCY, BYTES))
+        return latency, beyond
 
     def for_model(self, model: str) -> Learned:
         """Without the factors of tables where it is another model."""

@@ -176,25 +176,32 @@ def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float
 def draw_graph(graph: Graph, errors: CostErrors, topology: Topology) -> Graph:
     """The graph under one draw of the errors; the host's times have that of the host."""
     host = float(errors.shared(HOST)[0])
-    return _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), host)
+    found = _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), lambda op: host)
+    return replace(found, launch_latency_ms=graph.launch_latency_ms * host)
 
 
 def learned_graph(graph: Graph, learned: Learned) -> Graph:
     """The graph with what was learned of its operations."""
-    return _scaled(graph, lambda op: learned.factor(part_of(op)), learned.factor(parts.HOST))
+
+    def host(op: Op) -> float:
+        return learned.factor(host_part_of(op, graph))
+
+    found = _scaled(graph, lambda op: learned.factor(part_of(op)), host)
+    latency = found.launch_latency_ms * learned.factor(parts.HOST)
+    return replace(found, launch_latency_ms=latency)
 
 
-def _scaled(graph: Graph, factor: Callable[[Op], float], host: float) -> Graph:
-    """Times of execution multiplied by a factor each, and the host's by one."""
+def _scaled(graph: Graph, factor: Callable[[Op], float], host: Callable[[Op], float]) -> Graph:
+    """Times of execution and of the host multiplied by a factor each."""
     ops = [
         replace(
             op,
             cost_ms=op.cost_ms if costs_nothing(op) else op.cost_ms * factor(op),
-            host_ms=op.host_ms * host,
+            host_ms=op.host_ms * host(op),
         )
         for op in graph.ops
     ]
-    return replace(graph, ops=ops, launch_latency_ms=graph.launch_latency_ms * host)
+    return replace(graph, ops=ops)
 
 
 DENSE_PARTS = {
@@ -204,11 +211,28 @@ DENSE_PARTS = {
 }
 
 
+UNPACK, PACK = "unpack embeddings", "pack gradients"
+"""Operations of the dense phases that copy what exchanges deliver, or return."""
+
+
+def host_part_of(op: Op, graph: Graph) -> str:
+    """The same of what an operation takes the host: where that computes, an operation of the dense
+    part and its launch are one."""
+    part = part_of(op)
+    inline = COMPUTE in graph.inline_streams
+    return part if inline and part in DENSE_PARTS.values() else parts.HOST
+
+
 def part_of(op: Op) -> str:
     """Which factors of `predictor.hardware.learned` an operation's execution time has; those of
     lookups are on the loads of their tables."""
     if op.resource == HOST:
         return parts.HOST
+    if op.name.startswith((UNPACK, PACK)) or (op.phase, op.resource) == (
+        "input_dist",
+        "elementwise",
+    ):
+        return parts.COPIES
     if op.phase in DENSE_PARTS:
         return DENSE_PARTS[op.phase]
     if op.resource != "collectives" or op.phase == "replica_sync":

@@ -104,10 +104,10 @@ class PerturbedScorer:
         """Of every kind of sharding, ``[2, draws, kinds]``; and the kinds of all tables of all
         plans, ``[plans x tables]``."""
         numbers, first, kinds = np.unique(plans, return_index=True, return_inverse=True)
-        groups = self.scorer.rows.group(numbers)
+        tables = (first % plans.shape[1]).tolist()
         found = [
-            self.errors.lookup(table, self.scorer.groups[group].sharding_type)
-            for table, group in zip((first % plans.shape[1]).tolist(), groups.tolist(), strict=True)
+            self.errors.lookup(table, self.scorer.sharding(number))
+            for table, number in zip(tables, numbers.tolist(), strict=True)
         ]
         return np.stack(found, axis=-1), kinds.ravel()
 

@@ -115,6 +115,7 @@ class PlanScorer:
         self.rows = LoadSums(self.shards)
         self._caches = CacheSums(self.shards)
         self._numbers: dict[tuple[int, TablePlan], int] = {}
+        self._shardings: list[TablePlan] = []
         self._programs: dict[tuple[bool, *tuple[int, ...]], CompiledTimeline] = {}
 
     def group_index(self, index: int, plan: TablePlan) -> int:
@@ -134,7 +135,12 @@ class PlanScorer:
             self.rows.append(index, plan, group)
             self._caches.append(found, index, plan, group)
             self._numbers[index, plan] = found
+            self._shardings.append(plan)
         return found
+
+    def sharding(self, number: int) -> TablePlan:
+        """What a number stands for."""
+        return self._shardings[number]
 
     def table(self, index: int, plan: TablePlan) -> tuple[int, Array]:
         """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``.

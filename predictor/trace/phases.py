@@ -21,6 +21,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
@@ -226,6 +227,7 @@ class _Step:
             modules that no annotation calls a lookup.
         calls: collectives in the order in which they began, named as
             `predictor.iteration.graph.part_of` names them.
+        rest: of the main thread of a host that computes, neither lookup nor dense, nor waiting.
         gradients: sizes of the all-reduces that the backward starts.
     """
 
@@ -235,6 +237,7 @@ class _Step:
     lookups: dict[tuple[Phase, str, str], float]
     calls: list[_Call]
     gradients: list[int | None]
+    rest: float = 0.0
     activation_bytes: int | None = None
 
     @property
@@ -276,7 +279,7 @@ class _Steps:
             if self.trace.device:
                 self._add_device(found, step)
             else:
-                self._add_host(found, inside, windows)
+                self._add_host(found, step, inside, windows)
             if found.times["forward"] > 0 and found.times["backward"] > 0:
                 found.activation_bytes = self._activation_bytes(inside, *windows["forward"])
                 yield found
@@ -300,7 +303,11 @@ class _Steps:
                 found.times[part.phase] += took
 
     def _add_host(
-        self, found: _Step, inside: Sequence[Part], windows: Mapping[Phase, tuple[float, float]]
+        self,
+        found: _Step,
+        step: TraceStep,
+        inside: Sequence[Part],
+        windows: Mapping[Phase, tuple[float, float]],
     ) -> None:
         """Time of the main thread, Python between the ops included, without what is not dense;
         outermost events of lookups; gloo's collectives."""
@@ -308,11 +315,17 @@ class _Steps:
         main = sequences.most_common(1)[0][0]  # it runs the forward
         own = [p for p in inside if p.event.thread == main]
         other = _union(p for p in own if not p.dense)
-        step = _union(p for p in own if p.phase == "optimizer")
-        found.times["optimizer"] = step.length
+        known = _union(p for p in own if p.phase == "optimizer")
+        found.times["optimizer"] = known.length
         for phase, window in windows.items():
-            found.times[phase] = (Intervals.merged([window]) - (other | step)).length
+            dense = Intervals.merged([window]) - (other | known)
+            found.times[phase] = dense.length
+            known = known | dense
         working = _union(p for p in own if re.match(r"aten::|fbgemm::", p.event.name))
+        calls = [p.event for p in inside if p.event.name.startswith("gloo:")]
+        waiting = Intervals.merged((e.start_us, e.end_us) for e in calls) - working
+        known = known | waiting | _union(p for p in own if p.outermost)
+        found.rest = found.us - known.within(step.start_us, step.end_us)
         for part in inside:
             ran = part.event
             took = ran.end_us - ran.start_us
@@ -320,10 +333,12 @@ class _Steps:
                 found.lookups[part.phase, *part.lookup] += took
             if not ran.name.startswith("gloo:"):
                 continue
+            took = _shared_us(ran, calls)
             info, backward = info_of_host(ran), ran.start_us >= windows["backward"][0]
             ids = "int" in (ran.dtypes or ("",))[0].lower()
             kind = self._exchange(info.op or ran.name, info.size_bytes, backward, ids)
-            beside = working.within(ran.start_us, ran.end_us) / took if took > 0 else 1.0
+            whole = ran.end_us - ran.start_us
+            beside = working.within(ran.start_us, ran.end_us) / whole if whole > 0 else 1.0
             found.calls.append(_Call(kind, took, beside))
             if ran.name == "gloo:all_reduce" and backward:
                 found.gradients.append(info.size_bytes)
@@ -369,10 +384,24 @@ class _Steps:
         return most
 
 
+def _shared_us(call: HostEvent, calls: Sequence[HostEvent]) -> float:
+    """What a collective took, where those in flight at once share the link."""
+    cuts = {t for c in calls for t in (c.start_us, c.end_us) if call.start_us <= t <= call.end_us}
+    at = sorted(cuts)
+    return sum(
+        (end - start) / sum(c.start_us <= start and end <= c.end_us for c in calls)
+        for start, end in pairwise(at)
+    )
+
+
 def _union(parts: Iterable[Part]) -> Intervals:
     return Intervals.merged((p.event.start_us, p.event.end_us) for p in parts)
 
 
+EXCHANGE_ERROR = 0.2
+"""Of the time of an exchange at least: when its bytes were under way no trace says."""
+REST = "rest"
+"""What a host that computes does beside lookups, dense part and exchanges."""
 SPLITS_BYTES = 8 * 8 * 3
 """For each rank of an exchange: a message of at most so much announces lengths, it carries none;
 three numbers for each of the seven sharding types, and the ids of no batch are so few."""
@@ -383,7 +412,8 @@ class Measured:
     """One measured time of a job's steps.
 
     Args:
-        what: ``lookups.WAY MODULE.TYPE``, or as `predictor.iteration.graph.part_of`, or ``step``.
+        what: ``lookups.WAY MODULE.TYPE``, or as `predictor.iteration.graph.part_of`, or ``step``,
+            or `REST`.
         rank: None: of all ranks, such as an exchange without its waiting.
         ms: median over steps.
         noise: 1-sigma relative error of that median.
@@ -433,6 +463,7 @@ def measured_phases(
             found.append(_median(what, rank, [r.lookups.get((way, module, kind), 0) for r in rows]))
         for phase in PHASES:
             found.append(_median(f"dense.{phase}", rank, [row.times[phase] for row in rows]))
+        found.append(_median(REST, rank, [row.rest for row in rows]))
     found += _exchanges(steps, common)
     found.append(_median("step", None, [max(of[i].us for of in steps.values()) for i in common]))
     notes: tuple[str, ...] = ()
@@ -466,7 +497,10 @@ def _exchanges(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) 
                 last = min(calls, key=lambda call: call.us)
                 times[kind][place] += last.us
                 beside[kind].append(last.beside)
-    return [_median(k, None, us_of, sum(beside[k]) / len(beside[k])) for k, us_of in times.items()]
+    return [
+        _median(kind, None, us_of, EXCHANGE_ERROR + sum(beside[kind]) / len(beside[kind]))
+        for kind, us_of in times.items()
+    ]
 
 
 def _median(what: str, rank: int | None, times_us: Sequence[float], more: float = 0.0) -> Measured:

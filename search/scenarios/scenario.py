@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from predictor.cost.errors import (
     CostErrors,
-    ErrorSize,
     GivenErrors,
     JoinedErrors,
     PickedError,
     StratifiedErrors,
-    known_errors,
     no_errors,
 )
 from predictor.iteration.perturbed import PerturbedScorer
@@ -79,8 +77,7 @@ def draw_scenarios(problem: Problem, count: int = DRAWS, seed: int = SEED) -> li
         count: at least 1; of odd numbers the last pair of signs is incomplete.
         seed: of all draws, >= 0.
     """
-    sizes = known_errors(problem.hardware, problem.topology)
-    errors = StratifiedErrors(sizes, count + count % 2, seed)
+    errors = problem.draw_errors(count + count % 2, seed, StratifiedErrors)
     return [
         Scenario(f"draw {i + 1}", 1 / count, replace(problem, errors=PickedError(errors, i)))
         for i in range(count)
@@ -174,17 +171,16 @@ class ScenarioScorer:
         times = np.zeros((len(assignments), len(self.scenarios), count))
         for mine, objective, _ in self._passes:
             problem = objective.problem
-            sizes = known_errors(problem.hardware, problem.topology)
-            errors = JoinedErrors(self._again(index, sizes, count) for index in mine)
+            errors = JoinedErrors(self._again(problem, index, count) for index in mine)
             numbers = np.array([objective.numbers(a) for a in assignments])
             found = problem.perturbed(objective.scorer, errors).score_numbered(numbers)
             times[:, mine] = found.reshape(len(assignments), len(mine), count)
         return times
 
-    def _again(self, index: int, sizes: Mapping[str, ErrorSize], count: int) -> CostErrors:
+    def _again(self, problem: Problem, index: int, count: int) -> CostErrors:
         errors = self.scenarios[index].problem.errors
         if errors is None:
-            return CostErrors(sizes, count, AGAIN)
+            return problem.draw_errors(count, AGAIN)
         if isinstance(errors, PickedError):
-            return CostErrors(sizes, count, AGAIN + 1 + index)
+            return problem.draw_errors(count, AGAIN + 1 + index)
         return JoinedErrors([errors] * count)

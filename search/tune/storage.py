@@ -151,6 +151,11 @@ def storage_errors(name: str) -> Iterator[None]:
             f"{name}: the driver of this database is not installed ({module}); for PostgreSQL: "
             "pip install 'shardopt[tune]'"
         ) from None
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{name}: the storage is damaged: what it holds of a study is no JSON ({error}); "
+            "choose another storage"
+        ) from None
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         # the first line of what the database or the system says
         cause = error.__cause__ if isinstance(error, StorageInternalError) else error

@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
+from predictor.cost.posterior import STEP
 from predictor.errors import InputError
 from predictor.hardware.learned import Learned
 from predictor.hardware.loader import list_hardware
-from predictor.learn import STEP, Unmatched, learn
+from predictor.learn import Unmatched, learn
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan

@@ -14,10 +14,11 @@ from typing import Any
 
 import yaml
 
+from predictor.cost.posterior import posterior
 from predictor.errors import InputError
 from predictor.hardware.learned import Evidence, Learned
 from predictor.hardware.schema import HardwareProfile, Verdict
-from predictor.learn import evidence, posterior
+from predictor.learn import evidence
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, MeasuredDense, Workload

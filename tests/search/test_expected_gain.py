@@ -14,6 +14,7 @@ from predictor.cost.errors import CostErrors, known_errors
 from predictor.errors import PlanError
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import MeasuredDense
+from search import expected_gain as of_gains
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import (
     INSANE,
@@ -65,8 +66,9 @@ def test_a_plan_gains_nothing_over_itself() -> None:
     assert found == ExpectedGain("itself", 0.0, (0.0, 0.0), 0.0, found.draws)
 
 
-def test_without_errors_the_gain_is_the_foretold_one() -> None:
+def test_without_errors_the_gain_is_the_foretold_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A profile that states no errors."""
+    monkeypatch.setattr(of_gains, "PLAN_ERROR", 0.0)
     problem = several_lookups(1)
     exact = {}
     for name in ("memory", "gemm", "embedding", "elementwise", "overheads"):
@@ -122,8 +124,9 @@ def test_what_was_balanced_by_predicted_costs_is_expected_to_gain_less() -> None
 
 @pytest.mark.slow
 def test_the_interval_holds_nine_truths_of_ten() -> None:
-    """Truths drawn with other seeds than the gain's."""
+    """Truths drawn with other seeds than the gain's; each ratio has an error of its own."""
     held, off = [], []
+    own = np.exp(of_gains.PLAN_ERROR * np.random.default_rng(0).standard_normal(400))
     for seed in range(4):
         problem = several_lookups(seed)
         result = solve(problem, Stop(effort=0.02), 0)
@@ -132,7 +135,7 @@ def test_the_interval_holds_nine_truths_of_ten() -> None:
         theirs = result.baseline_plans[TORCHREC]
         plans = result.best.plan, theirs
         _, times = drawn_times(problem, plans, draws=400, seed=100 + seed)
-        truths = 1 - times[0] / times[1]
+        truths = 1 - own * times[0] / times[1]
         low, high = found.interval
         held.append(float(np.mean((truths >= low) & (truths <= high))))
         off.append(found.mean - float(truths.mean()))

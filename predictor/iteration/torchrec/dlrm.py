@@ -51,7 +51,16 @@ from predictor.cost.ops.position_weights import (
     spread_ms,
 )
 from predictor.errors import InputError
-from predictor.iteration.graph import COMPUTE, Dep, Graph, Mask, draw_graph, learned_graph
+from predictor.iteration.graph import (
+    COMPUTE,
+    PACK,
+    UNPACK,
+    Dep,
+    Graph,
+    Mask,
+    draw_graph,
+    learned_graph,
+)
 from predictor.iteration.torchrec.sparse import LENGTH_BYTES, CostModel, Exchange, Size, exchanges
 from predictor.model.memory.peak import program_of
 from predictor.model.plan import ROW_SPLITS
@@ -392,7 +401,7 @@ class DlrmBuilder:
         """Wait for the outputs of modules and make them what the model reads."""
         found = [m for m in modules if m in self.modules]
         deps = [Dep(op) for module in found for op in self.delivered.get(module, ())]
-        unpack = self._copies("unpack embeddings", found, deps, backward=False)
+        unpack = self._copies(UNPACK, found, deps, backward=False)
         self.unpacked.append((unpack, found))
 
     def _copies(
@@ -496,7 +505,7 @@ class DlrmBuilder:
                     self._update_tables(module)
 
     def _return_gradients(self, name: str, module: Sequence[Exchange]) -> None:
-        split = self._copies("pack gradients", [name], [], backward=True)
+        split = self._copies(PACK, [name], [], backward=True)
         for exchange in module:
             sent = self._outputs(exchange, [split], backward=True)
             self.arrived[exchange.name] = sent or [split]

@@ -7,11 +7,14 @@ import pytest
 
 from predictor.cost.errors import KERNEL_ERROR, CostErrors, ErrorSize, known_errors
 from predictor.hardware.loader import load_hardware
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from tests.search.problems import hosts
 
 SIZES = {"embedding": ErrorSize(0.1, 0.07), "gemm": ErrorSize(0.2, 0.1)}
-TW, CW = ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE
+TW, CW = (
+    TablePlan(kind, ComputeKernel.FUSED, (Shard(0, (0, 0), (100, 64)),))
+    for kind in (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
+)
 
 
 def test_sizes_come_from_the_profile() -> None:

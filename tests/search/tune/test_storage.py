@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import optuna
@@ -39,6 +40,19 @@ def test_errors_of_a_database_are_one_line_with_what_to_try() -> None:
         storage_errors("postgresql://me@db/x"),
     ):
         raise ModuleNotFoundError("No module named 'psycopg2'", name="psycopg2")
+
+
+def test_a_damaged_attribute_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    shared = open_storage(f"sqlite:///{path}")
+    study = optuna.create_study(storage=shared.storage, study_name="s")
+    study.optimize(lambda trial: trial.set_user_attr("x", "y") or 0.0, n_trials=1)
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE trial_user_attributes SET value_json = '{'")
+    shared = open_storage(f"sqlite:///{path}")
+    again = optuna.load_study(storage=shared.storage, study_name="s")
+    with pytest.raises(InputError, match="damaged"), storage_errors(shared.name):
+        again.get_trials()
 
 
 def test_what_a_killed_worker_left_of_a_line_is_dropped(tmp_path: Path) -> None:

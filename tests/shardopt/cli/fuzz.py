@@ -465,6 +465,8 @@ def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
             return None, f"{words[0]}: {traceback.format_exc()}"
         finally:
             signal.alarm(0)
+    for of in (out, err):
+        of.flush()
     shown = b"".join(of.buffer.getvalue() for of in (out, err))  # type: ignore[attr-defined]
     right = code in ALLOWED and b"Traceback" not in shown and b"\x1b" not in shown
     return code, "" if right else f"{words[0]}: {code}: {shown[-3000:].decode(errors='replace')}"

@@ -26,8 +26,8 @@ MOST_BYTES = 10**9
 FEW = 3
 SEARCHING = {"storages", "confirms"}
 """Families of which every input takes a search."""
-FAILED_ONCE = {"traces": (1734, 2666)}
-"""Seeds: collectives of tensors of a type that there is not."""
+FAILED_ONCE = {"traces": (1734, 2666), "learned": (1366, 1714)}
+"""Seeds: collectives of tensors of a type that there is not; errors of 10**59."""
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in SEARCHING])
