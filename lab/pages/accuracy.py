@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from lab.statistics import mean_interval
 from lab.suites import SUITES, Cell, Report, Summary
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text, decode, read_bytes
@@ -133,6 +136,8 @@ def _plain(cell: Cell) -> str | int | float:
 START, END = "<!-- generated: {} -->", "<!-- end of {} -->"
 GAIN, EXPECTED = "against TorchRec's planner", "expected gains"
 OURS = "shardopt, machine calibrated"
+CONFIRMED = Path(__file__).parents[2] / "configs" / "bench" / "confirmed"
+"""Rows of `python -m lab confirm`."""
 INDEPENDENT = (
     "| another harness, eight models of another generator | 8 | -1.6 % (-8.1 to +3.4) | +3.8 % "
     "| TorchRec's plan differs from itself by 3.0 % |"
@@ -191,7 +196,29 @@ def _gain(folder: Path) -> Iterator[str]:
             f"| {row['tasks']} | {gain} ({low} to {high}) | {of_plan} "
             f"| {row['faster']} faster, {row['equal']} equal, {row['slower']} slower |"
         )
+    yield from _confirmed()
     yield INDEPENDENT
+
+
+def _confirmed() -> Iterator[str]:
+    """Gains of plans from what one trace taught, and of those that were confirmed."""
+    tasks = [json.loads(path.read_text()) for path in sorted(CONFIRMED.glob("task_*.json"))]
+    tasks = [task for task in tasks if "left_out" not in task]
+    kinds = (
+        ("learned", "learned from one trace of TorchRec's plan", lambda t: t["expected"]["value"]),
+        ("confirmed", "with `--confirm`", lambda t: t["confirmed_gain"][0]),
+    )
+    for name, what, expected in kinds:
+        gains = [task["gain"][name] for task in tasks]
+        mean, low, high = mean_interval([gain["value"] for gain in gains])
+        faster = sum((gain["low"] or 0) > 0 for gain in gains)
+        slower = sum((gain["high"] or 0) < 0 for gain in gains)
+        yield (
+            f"| `python -m lab confirm`: {what} | {len(gains)} | {100 * mean:+.1f} % "
+            f"({100 * low:+.1f} % to {100 * high:+.1f} %) "
+            f"| {100 * statistics.fmean(map(expected, tasks)):+.1f} % "
+            f"| {faster} faster, {len(gains) - faster - slower} equal, {slower} slower |"
+        )
 
 
 def _share(share: str, sign: str = "") -> str:

@@ -65,6 +65,11 @@ SCRIPTS = (
     ),
     Script("golden training", "torchrec", "examples/golden_training/train_dlrm.py"),
     Script(
+        "golden training, data-parallel",
+        "torchrec",
+        "examples/golden_training/train_dlrm_data_parallel.py",
+    ),
+    Script(
         "bert4rec",
         "torchrec",
         "examples/bert4rec/bert4rec_main.py",

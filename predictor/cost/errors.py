@@ -44,7 +44,7 @@ KERNEL_ERROR = 0.07
 """1-sigma error of one lookup, or of another kernel of a group without held-out rows: what
 docs/accuracy.md says of single lookups, forward and backward."""
 LEARNED_ERROR = 0.03
-"""The same of a lookup or an exchange that a job has shown, beside its factors."""
+"""The same of a lookup that a job has shown, beside its factors."""
 KIND_ERROR = 0.25
 """1-sigma error of one kind of cost on another machine, beside what the profile states of its
 group: on CPU ranks the phases of nine structural plans were off by factors of 0.4 to 1.55."""

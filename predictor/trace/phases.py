@@ -453,6 +453,7 @@ def measured_phases(
         )
     if batch_size is not None:
         _check_batch(readers.values(), batch_size)
+    common = _agreed(steps, common)
     found: list[Measured] = []
     for rank, of in steps.items():
         rows = [of[i] for i in common]
@@ -476,6 +477,29 @@ def measured_phases(
     return TracedPhases(tuple(m for m in found if m.ms > 0), len(common), notes)
 
 
+def _agreed(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) -> list[int]:
+    """Steps in which all ranks traced the same exchanges; others were cut off at their border.
+
+    Raises:
+        InputError: there is none.
+    """
+    agreed, first = [], ""
+    for index in common:
+        of_ranks = {
+            rank: Counter(call.kind for call in of[index].calls) for rank, of in steps.items()
+        }
+        for kind in dict.fromkeys(kind for counts in of_ranks.values() for kind in counts):
+            if len({counts[kind] for counts in of_ranks.values()}) > 1:
+                said = ", ".join(f"rank {rank} {of[kind]}" for rank, of in of_ranks.items())
+                first = first or f"ranks disagree on step {index}: of {kind} {said} were traced"
+                break
+        else:
+            agreed.append(index)
+    if not agreed:
+        raise InputError(f"{first}; give traces of the same steps of one run")
+    return agreed
+
+
 def _exchanges(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) -> list[Measured]:
     """The least over ranks of every call: that of the rank that came last."""
     times: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(common))
@@ -486,13 +510,6 @@ def _exchanges(steps: Mapping[int, Mapping[int, _Step]], common: Sequence[int]) 
             for call in of[index].calls:
                 by_kind[call.kind][rank].append(call)
         for kind, of_ranks in by_kind.items():
-            counts = {rank: len(calls) for rank, calls in of_ranks.items()}
-            if len(set(counts.values())) > 1:
-                said = ", ".join(f"rank {rank} {count}" for rank, count in counts.items())
-                raise InputError(
-                    f"ranks disagree on step {index}: of {kind} {said} were traced; give traces "
-                    "of the same steps of one run"
-                )
             for calls in zip(*of_ranks.values(), strict=True):
                 last = min(calls, key=lambda call: call.us)
                 times[kind][place] += last.us

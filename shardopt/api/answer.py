@@ -17,7 +17,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
-from search.expected_gain import NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
+from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Progress, Result, silent
@@ -106,6 +106,8 @@ class Answer:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
         low, high = gain.interval
         words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
+        if low <= 0 < LITTLE < gain.mean:
+            return f"Plan 1 may gain {words} over TorchRec's plan: only a measurement tells."
         if gain.mean <= NOTHING or low <= 0:
             return f"Keep TorchRec's plan: the best found gains {words}."
         return f"Use plan 1: it gains {words} over TorchRec's plan."

@@ -16,7 +16,7 @@ import yaml
 
 from predictor.cost.posterior import posterior
 from predictor.errors import InputError
-from predictor.hardware.learned import Evidence, Learned
+from predictor.hardware.learned import HOST, Evidence, Learned
 from predictor.hardware.schema import HardwareProfile, Verdict
 from predictor.learn import evidence
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
@@ -153,9 +153,11 @@ def _evidence(hardware: HardwareProfile, model: Workload, row: Measurement) -> l
     matched, _ = evidence(alone, ONE_RANK, hardware, plan, measured)
 
     def named(found: Evidence) -> Evidence:
-        """By the table's key among all of the model's."""
+        """By the table's key among all of the model's; the clock is inside what the host does."""
         own = f"/{alone.keys[0]}"
-        parts = {part.replace(own, f"/{key}"): ms for part, ms in found.parts_ms.items()}
+        parts = {
+            part.replace(own, f"/{key}"): ms for part, ms in found.parts_ms.items() if part != HOST
+        }
         return found.model_copy(update={"parts_ms": parts, "what": f"{row.part} of {key}"})
 
     return [named(found) for found in matched]

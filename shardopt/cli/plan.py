@@ -189,7 +189,8 @@ def plan(
             if output is not None:
                 atomic_write_text(output, answer.plan_text())
             raise
-    answer = with_advice(answer, stop)
+    if json or apply is not None or not quiet:
+        answer = with_advice(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")

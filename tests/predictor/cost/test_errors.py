@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from predictor.cost.errors import KERNEL_ERROR, CostErrors, ErrorSize, known_errors
+from predictor.cost.errors import (
+    KERNEL_ERROR,
+    LEARNED_ERROR,
+    CostErrors,
+    ErrorSize,
+    FactorErrors,
+    known_errors,
+)
 from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from tests.search.problems import hosts
@@ -55,3 +62,29 @@ def test_spread_and_correlation_are_as_stated() -> None:
     layer = np.log(errors.op("gemm", "top 0"))
     assert layer.std() == pytest.approx(np.hypot(0.2, 0.1), rel=0.05)
     assert np.corrcoef(layer, np.log(errors.shared("gemm")))[0, 1] == pytest.approx(0.894, abs=0.02)
+
+
+def test_draws_of_learned_factors_keep_their_correlations() -> None:
+    """What one factor takes, the other cannot: together they are known better than each."""
+    root = np.array([[0.30, 0.0], [-0.29, 0.05], [0.0, 0.0], [0.0, 0.0]])
+    names = ("exchanges", "exchanges.ids", "exchanges.latency", "exchanges.bytes")
+    left = FactorErrors(
+        at={name: i for i, name in enumerate(names)},
+        root=np.pad(root, ((0, 0), (0, 2))),
+        prior=lambda name: 0.25,
+        measured=frozenset({"exchanges.ids"}),
+        tables=(),
+    )
+    sizes = {**SIZES, "collectives": ErrorSize(0.5, 0.5)}
+    errors = CostErrors(sizes, 20_000, 1, left)
+
+    def spread(kind: str) -> float:
+        return float(np.log(errors.op("collectives", kind, kind=kind)).std())
+
+    assert spread("exchanges.ids") == pytest.approx(
+        np.hypot(np.hypot(0.01, 0.05), LEARNED_ERROR), rel=0.05
+    )
+    unseen = np.hypot(np.hypot(0.30, 0.25), KERNEL_ERROR)
+    assert spread("exchanges.gradients") == pytest.approx(unseen, rel=0.05)
+    # of lookups nothing was learned: what the profile states
+    assert np.log(errors.lookup(0, TW)).std() == pytest.approx(0.07, rel=0.05)

@@ -124,6 +124,28 @@ def test_phases_of_a_trace_become_factors(job: Path, capsys: pytest.CaptureFixtu
     assert measured["exchanges.ids"] == pytest.approx(0.9)  # of the rank that came last
     assert measured["lookups.forward ebc.TW of rank 1"] == pytest.approx(2)
     assert measured["lookups.backward ebc.TW of rank 0"] == pytest.approx(4)
+    assert measured["rest of rank 0"] == pytest.approx(0.5)  # behind the backward
+
+
+def test_exchanges_in_flight_at_once_share_their_time(job: Path) -> None:
+    write(job, plan(), [trace(0, calls=2), trace(1, calls=2)])
+    assert learn(job) == 0
+    learned = load_hardware(str(job / "learned.yaml")).learned
+    assert learned is not None
+    measured = {e.what: e.measured_ms for e in learned.evidence}
+    assert measured["exchanges.ids"] == pytest.approx(0.9)
+
+
+def test_a_step_that_ranks_do_not_share_is_left_out(job: Path) -> None:
+    """The record of an exchange may end behind the border of its step."""
+    cut = trace(1)
+    first = next(e for e in cut["traceEvents"] if e["name"] == "gloo:all_to_all")
+    cut["traceEvents"].remove(first)
+    write(job, plan(), [trace(0), cut])
+    assert learn(job) == 0
+    learned = load_hardware(str(job / "learned.yaml")).learned
+    assert learned is not None
+    assert learned.steps == STEPS - 1
 
 
 def test_a_profile_that_has_learned_learns_more(job: Path) -> None:
