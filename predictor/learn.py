@@ -137,7 +137,6 @@ def predicted_parts(
         way, part = _way(op.phase), part_of(op)
         for rank in range(topology.world_size):
             ms = _cost_ms(op, rank)
-            what: str = part
             if way is not None:
                 exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
                 what = f"{LOOKUPS}.{way} {exchange}"

@@ -78,7 +78,7 @@ Array = NDArray[np.float64]
 PLAN_ERROR = 0.07
 """1-sigma error of the ratio of two plans on ranks that compute on the host, beside that of their
 costs: what waiting for ranks whose steps vary takes, and all else that no part of a cost is. By
-eleven plans each of four tasks, learned from TorchRec's plan; of GPUs no such rows are public."""
+ten plans each of four tasks, learned from TorchRec's plan; of GPUs no such rows are public."""
 DRAWS = 128
 GAIN_SEED = 1
 """Of the draws; a search that chooses by draws uses others."""

@@ -182,7 +182,7 @@ class CostErrors:
 
     def _shared(self, resource: str) -> Array:
         """What all costs of a resource are multiplied by, ``[draws]``."""
-        if self.factors is not None and self.factors.about(resource):
+        if self._learned(resource) is not None:
             return np.asarray(np.exp(self._left([HEADS[resource]])))
         return np.asarray(np.exp(self.sizes[resource].shared * self._normal(resource)))
 
@@ -195,13 +195,17 @@ class CostErrors:
         """
         if resource in ("embedding", HOST):
             return self.shared(resource)
-        own = self._normal(f"{resource}/{name}")
-        if self.factors is None or not self.factors.about(resource):
+        own, factors = self._normal(f"{resource}/{name}"), self._learned(resource)
+        if factors is None:
             return np.asarray(self.shared(resource) * np.exp(self.sizes[resource].own * own))
-        log = self._left(factors_in(kind) or (HEADS[resource],)) + self.factors.own(kind) * own
+        log = self._left(factors_in(kind) or (HEADS[resource],)) + factors.own(kind) * own
         if resource == "collectives":  # of which latency is a part that no draw knows
             log = log + self._left(f"{EXCHANGES}.{name}" for name in (LATENCY, BYTES)) / 2
         return np.asarray(np.exp(log))
+
+    def _learned(self, resource: str) -> FactorErrors | None:
+        """The errors of learned factors, where they are about a resource."""
+        return self.factors if self.factors is not None and self.factors.about(resource) else None
 
     def _left(self, names: Iterable[str]) -> Array:
         """Logarithm of what is left of the errors of several factors, ``[draws]``."""
@@ -216,18 +220,18 @@ class CostErrors:
     def _lookup(
         self, table: int, sharding_type: ShardingType, kernel: ComputeKernel, width: int
     ) -> Array:
-        found = []
+        factors, found = self._learned("embedding"), []
         for way in ("forward", "backward"):
-            if self.factors is None or not self.factors.about("embedding"):
+            if factors is None:
                 name = f"table {table} {way}"
                 every, one = self._normal(name), self._normal(f"{name} {sharding_type}")
                 log = self.sizes["embedding"].own * math.sqrt(0.5) * (every + one)
             else:
-                key, pooled = self.factors.tables[table]
+                key, pooled = factors.tables[table]
                 kinds = kernel.value, sharding_type.value, width, key
                 part = lookup_part(way, *kinds, pooled=pooled)
                 names = (name for name in factors_in(part) if name != LOOKUPS)
-                log = self._left(names) + self.factors.own(part) * self._normal(part)
+                log = self._left(names) + factors.own(part) * self._normal(part)
             found.append(np.exp(log))
         return np.asarray(found)
 

@@ -56,8 +56,7 @@ Array = NDArray[np.float64]
 MACHINE_ERROR, NETWORK_ERROR = 0.5, 1.0
 """1-sigma errors that all costs of a group have in common on another machine than the profile's,
 and the latencies and bandwidths of another network: a slow link also slows exchanges that no plan
-has run yet.
-Lookups with pooling and without are as far apart as two groups."""
+has run yet. Lookups with pooling and without are as far apart as two groups."""
 STEP = "step"
 LEAST_NOISE = 0.03
 """1-sigma relative error of a measured time at least: what the same phase differs by from one run

@@ -163,11 +163,6 @@ class Learned(_Strict):
     def _by_name(self) -> dict[str, float]:
         return {factor.name: factor.factor for factor in self.factors}
 
-    @cached_property
-    def kinds(self) -> frozenset[str]:
-        """Names of the factors that are not of one table: the kinds of costs that jobs showed."""
-        return frozenset(factor.group for factor in self.factors if factor.table is None)
-
     def factor(self, part: str) -> float:
         """What a part of a time is multiplied by."""
         return prod(self._by_name.get(name, 1.0) for name in factors_in(part))
