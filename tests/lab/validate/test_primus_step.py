@@ -26,3 +26,15 @@ def test_what_the_kernels_of_a_class_take_together() -> None:
         of = [row for row in rows if row.family == way]
         measured, predicted = sum(r.measured_ms for r in of), sum(r.predicted_ms for r in of)
         assert abs(predicted / measured - 1) < bar
+
+
+def test_half_of_a_class_teaches_the_other_half() -> None:
+    table = validate_primus_step(EXCERPTS).scores[0]
+    bars = {"products, forward": 0.1, "products, gradients of weights": 0.01}
+    bars |= {"products, gradients of inputs": 0.02, "attention forward": 0.02}
+    after = {str(of[0]): [row[-1] for row in table.rows if row[0] == of[0]] for of in table.rows}
+    assert after.keys() == {*bars, "attention backward"}
+    for name, errors in after.items():
+        assert len(errors) == 2
+        assert all(isinstance(error, float) for error in errors)
+        assert max(abs(float(str(error))) for error in errors) < bars.get(name, 0.06)
