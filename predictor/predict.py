@@ -48,8 +48,9 @@ PHASES = (
     HOST,
 )
 """The named parts of a breakdown, in the order of an iteration."""
-ITERATION_ERROR: Mapping[str, float] = load_runtime("torchrec")["iteration_error"]
-"""How ranks run -> 1-sigma relative error of whole iterations, beside that of the constants."""
+ITERATION_ERROR: Mapping[str, float | None] = load_runtime("torchrec")["iteration_error"]
+"""How ranks run -> 1-sigma relative error of whole iterations, beside that of the constants; None
+where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Prediction:
     Args:
         iteration_ms: steady-state period of the training loop.
         interval_ms: 90 % interval ``(low, high)``, from the profile's stated errors.
+        interval_calibrated: measured iterations have shown how much such intervals hold.
         breakdown: phase -> part of the critical path; the parts sum to ``iteration_ms``.
         provenance: the weakest of the constants on the critical path.
         critical_path: the chain itself, in order of time.
@@ -116,6 +118,7 @@ class Prediction:
     dense_ops_by_bytes: dict[str, int] = field(default_factory=dict)
     dense_by_module: dict[str, tuple[float, float]] = field(default_factory=dict)
     replica_sync: ReplicaSync | None = None
+    interval_calibrated: bool = False
 
 
 def predict(
@@ -154,6 +157,7 @@ def predict(
         dense_ops_by_bytes=costs.dense.by_bytes,
         dense_by_module=costs.dense.by_module,
         replica_sync=None if topology.job is None else _replica_sync(workload, graph, loads),
+        interval_calibrated=ITERATION_ERROR[hardware.execution] is not None,
     )
 
 
@@ -233,6 +237,6 @@ def iteration_interval(
         (ms * max(g.rel_error for g in profile_groups(resource, hardware, topology))) ** 2
         for resource, ms in by_resource.items()
     )
-    own = ITERATION_ERROR[hardware.execution]
+    own = ITERATION_ERROR[hardware.execution] or 0.0
     factor = math.exp(Z_90 * math.hypot(math.sqrt(variance) / iteration_ms, own, software_error))
     return iteration_ms / factor, iteration_ms * factor

@@ -33,6 +33,7 @@ from shardopt.report.advice import advice, advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
 from shardopt.report.prediction import (
     PROVENANCE_SENTENCES,
+    based_on,
     breakdown,
     doubts,
     memory_lines,
@@ -159,7 +160,7 @@ def _proved(answer: Answer) -> list[Block]:
         _CUT.get(result.stopped_by),
     )
     return [
-        PROVENANCE_SENTENCES[best.provenance],
+        based_on(best),
         *deciding_lines(answer.deciding),
         *filter(None, texts),
         *doubts(best, "Plan 1"),
@@ -335,7 +336,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         in_use: path of the plan in use, as given.
 
     Keys, in addition to those of ``answer.head``, which come first:
-        iteration_ms, interval_ms, provenance, out_of_range: of the best plan.
+        iteration_ms, interval_ms, interval_calibrated, provenance, out_of_range: of the best plan.
         lower_bound_ms: no plan of the search space is predicted to be faster.
         gap: ``iteration_ms / lower_bound_ms - 1``, a fraction; null where the bound is 0.
         bound_notes: what the bound leaves out or did not get to, a sentence each; empty where it
@@ -378,6 +379,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         **answer.head,
         "iteration_ms": best.iteration_ms,
         "interval_ms": list(best.interval_ms),
+        "interval_calibrated": best.interval_calibrated,
         "provenance": best.provenance,
         "out_of_range": [asdict(item) for item in best.out_of_range],
         "lower_bound_ms": result.lower_bound_ms,

@@ -59,6 +59,7 @@ def prediction_object(prediction: Prediction) -> Object:
     Keys:
         iteration_ms: steady-state period of the training loop.
         interval_ms: ``[low, high]``, 90 %.
+        interval_calibrated: measured iterations have shown how much such intervals hold.
         breakdown: phase -> ms on the critical path; the parts sum to ``iteration_ms``.
         per_rank: a list of ``rank``, ``busy_ms`` (phase -> ms of the rank's own kernels and
             transfers, which overlap) and ``idle_ms`` (of its compute stream).
@@ -78,6 +79,7 @@ def prediction_object(prediction: Prediction) -> Object:
     return {
         "iteration_ms": prediction.iteration_ms,
         "interval_ms": list(prediction.interval_ms),
+        "interval_calibrated": prediction.interval_calibrated,
         "breakdown": dict(prediction.breakdown),
         "per_rank": [
             {"rank": r.rank, "busy_ms": dict(r.busy_ms), "idle_ms": r.idle_ms}
@@ -161,7 +163,7 @@ def time_line(item: PredictedPlan) -> str:
     return (
         f"Predicted {ms(prediction.iteration_ms)} per iteration with {item.name} (90 % interval "
         f"{interval(prediction.interval_ms)} ms; {type_mix(item.plan)}). "
-        f"{PROVENANCE_SENTENCES[prediction.provenance]}"
+        f"{based_on(prediction)}"
     )
 
 
@@ -283,6 +285,14 @@ PROVENANCE_SENTENCES = {
 """Weakest provenance kind on the critical path -> the sentence after the headline number."""
 
 
+def based_on(prediction: Prediction) -> str:
+    """What the headline number rests on, and what its interval does not."""
+    known = (
+        "" if prediction.interval_calibrated else " Intervals of GPU iterations are uncalibrated."
+    )
+    return PROVENANCE_SENTENCES[prediction.provenance] + known
+
+
 def misfit_text(prediction: Prediction) -> str:
     """Which ranks lack memory for the plan; empty when it fits."""
     lacking = [rank for rank in prediction.memory if not rank.fits]
@@ -354,7 +364,7 @@ def predictions(given: Sequence[PredictedPlan]) -> list[Block]:
             *ranks(item.prediction),
         ]
     found = side_by_side(given)
-    found.append(PROVENANCE_SENTENCES[_ranked(given)[0].prediction.provenance])
+    found.append(based_on(_ranked(given)[0].prediction))
     for item in _ranked(given):
         tight = nearly_full_text(item.prediction.memory)
         found += [warning(f"{item.name} is nearly full: {tight}.")] if tight else []

@@ -94,7 +94,11 @@ def describe(found: LastSearch) -> str:
     """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on; an interval
     where nothing that it would have to span is missing."""
     prediction, ranks = found.prediction, found.problem.topology.world_size
-    known = "" if found.missing else f" (90 %: {interval(prediction.interval_ms)} ms)"
+    known = (
+        ""
+        if found.missing
+        else f" ({_certainty(prediction)}: {interval(prediction.interval_ms)} ms)"
+    )
     parts = [
         f"predicted {ms(prediction.iteration_ms)} per iteration on {ranks} x "
         f"{found.problem.hardware.name}{known}"
@@ -105,6 +109,10 @@ def describe(found: LastSearch) -> str:
     if found.changed:
         parts.append(f"callbacks changed {', '.join(found.changed)}")
     return "; ".join([*parts, *(found.missing or [f"constants: {prediction.provenance}"])])
+
+
+def _certainty(prediction: Prediction) -> str:
+    return "90 %" if prediction.interval_calibrated else "90 %, uncalibrated"
 
 
 def _not_counted(found: LastSearch) -> list[str]:
@@ -231,7 +239,7 @@ def numbers(found: LastSearch) -> dict[str, float]:
 def _rows(found: LastSearch) -> Iterator[str]:
     prediction = found.prediction
     low, high = map(ms, prediction.interval_ms)
-    known = "" if found.missing else f" (90 %: {low} to {high})"
+    known = "" if found.missing else f" ({_certainty(prediction)}: {low} to {high})"
     yield f"Iteration: {ms(prediction.iteration_ms)}{known}"
     yield f"Train pipeline: {found.problem.workload.train_pipeline}"
     yield f"Throughput: {found.samples_per_s:,.0f} samples/s"

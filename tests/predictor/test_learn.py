@@ -11,7 +11,14 @@ from pydantic import ValidationError
 
 from predictor.cost.posterior import STEP, update
 from predictor.errors import InputError
-from predictor.hardware.learned import Evidence, Factor, Learned, factors_in, lookup_part
+from predictor.hardware.learned import (
+    COPIES,
+    Evidence,
+    Factor,
+    Learned,
+    factors_in,
+    lookup_part,
+)
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.learn import learn, predicted_parts
@@ -154,6 +161,14 @@ def test_known_factors_come_back() -> None:
             sum(ms * of_.factor(p) for p, ms in of.items()) for of_ in (learned, truth.learned)
         )
         assert told == pytest.approx(true, rel=0.06), what
+
+
+def test_copies_of_outputs_do_not_teach_dense_work() -> None:
+    base, truth = load_hardware("cpu-gloo"), profile({COPIES: 3.0, "dense.forward": 1.5})
+    learned = lesson(MIXED, base, measure(MIXED, truth)).learned
+    assert learned is not None
+    assert learned.factor("dense.forward") == pytest.approx(1.5, rel=0.06)
+    assert learned.factor(COPIES) > 1.8
 
 
 def test_what_one_plan_taught_predicts_another() -> None:
