@@ -42,14 +42,21 @@ def open_input(path: str | PathLike[str]) -> BinaryIO:
 def remember_input(path: str | PathLike[str]) -> None:
     if _inputs is not None:
         identity = _identity(path)
-        if identity is not None:
-            _inputs.setdefault(identity, str(path))
+        if identity is not None and input_at(path) is None:
+            _inputs[identity] = str(path)
 
 
 def input_at(path: str | PathLike[str]) -> str | None:
     """The name under which this call has read the file that lies at ``path``, through whatever
-    links; None if it has not."""
-    return _inputs.get(_identity(path) or (-1, -1)) if _inputs else None
+    links; None if it has not.
+
+    A file that was read and then replaced gives its inode back, so another file may have it.
+    """
+    identity = _identity(path)
+    if not _inputs or identity not in _inputs:
+        return None
+    name = _inputs[identity]
+    return name if _identity(name) == identity else None
 
 
 def _identity(path: str | PathLike[str]) -> tuple[int, int] | None:
