@@ -1,14 +1,17 @@
 """Whether advice is right: models of the task sets with and without it, measured on CPU ranks.
 
 For every model the best plan is searched on a calibrated profile, and of each of `SETTINGS` the
-step that changes most is run for real beside the model as it is, a few rounds of one after the
-other so that both meet the same noise. What is measured is in rows files in the folder, so that the
-same command goes on where it was interrupted.
+step that changes most is run for real beside the model as it is, in the runtime of the profile.
+Each needs ranks of its own, and the same model differs by 10 % from one start of ranks to the next.
+So models take turns, in another order each time, a gain is the median over turns, and the model as
+it is runs twice in each, which shows the noise. What is measured is in rows files in the folder, so
+that the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +34,7 @@ from shardopt.config import load_model
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
+from shardopt.ranks.realtime import Runtime
 
 SETTINGS = ("index_dedup", "qcomm", "batch_size", "train_pipeline", "id_order")
 EXPECTED = 0.03
@@ -41,7 +45,7 @@ EFFORT = 0.2
 """Of the search of the plans."""
 AT_ONCE = 2
 """Rounds of one model before the other has its turn."""
-AS_IS, PLAN = "as-is", "plan"
+AS_IS, AGAIN, PLAN = "as-is", "as-is-again", "plan"
 REPORT = "advice.json"
 Say = Callable[[str], None]
 
@@ -69,7 +73,11 @@ class AdviceSettings:
 
 @dataclass(frozen=True)
 class Checked:
-    """A step with its expected and measured gain, shares of the time per sample."""
+    """A step with its expected and measured gain, shares of the time per sample.
+
+    Args:
+        noise: what the model as it is gained over itself.
+    """
 
     task: int
     name: str
@@ -77,6 +85,7 @@ class Checked:
     value: str
     expected: float
     measured: float
+    noise: float
 
     @property
     def sign_right(self) -> bool:
@@ -114,8 +123,10 @@ def summary(found: Sequence[Checked]) -> list[str]:
     ]
     large = [one for one in found if abs(one.expected) > EXPECTED]
     signs, near = sum(one.sign_right for one in large), sum(one.near for one in found)
+    noise = {one.task: abs(one.noise) for one in found}
     return [
         *lines,
+        f"a model against itself: {statistics.fmean(noise.values()):.1%} in the mean",
         f"sign right in {signs} of {len(large)} where more than {EXPECTED:.0%} was expected",
         f"within {NEAR:.0%} of the time per sample in {near} of {len(found)}",
     ]
@@ -130,10 +141,12 @@ def _measure_task(settings: AdviceSettings, seed: int, say: Say) -> list[Checked
     best = solve(case.problem(), Stop(EFFORT), seed=0).best
     advisor = Advisor(case, best.plan, best.iteration_ms)
     steps = list(_largest(advisor))
-    cases = {AS_IS: (case.workload, best.plan)}
+    cases = dict.fromkeys((AS_IS, AGAIN), (case.workload, best.plan))
     cases |= {one.steps[0].name: (one.case.workload, one.plan) for one in steps}
-    rows = _run(settings, seed, cases, say)
-    before = _per_sample(rows[AS_IS])
+    rows = _run(settings, seed, cases, Runtime(hardware.runtime or Runtime.PLAIN), say)
+    times = {name: _by_turn(of) for name, of in rows.items()}
+    as_is = [statistics.fmean(pair) for pair in zip(times[AS_IS], times[AGAIN], strict=True)]
+    noise = _gain(times[AGAIN], times[AS_IS])
     return [
         Checked(
             seed,
@@ -141,7 +154,8 @@ def _measure_task(settings: AdviceSettings, seed: int, say: Say) -> list[Checked
             one.steps[0].target,
             str(one.steps[0].value),
             one.gain,
-            1 - _per_sample(rows[one.steps[0].name]) / before,
+            _gain(times[one.steps[0].name], as_is),
+            noise,
         )
         for one in steps
     ]
@@ -164,12 +178,16 @@ def _run(
     settings: AdviceSettings,
     seed: int,
     cases: dict[str, tuple[Workload, ShardingPlan]],
+    runtime: Runtime,
     say: Say,
 ) -> dict[str, BenchRows]:
     """The rows of every model, measured by turns until each has all rounds."""
     paths = {name: settings.folder / f"task-{seed:03d}.{name}.rows.json" for name in cases}
-    for done in range(AT_ONCE, settings.rounds + AT_ONCE, AT_ONCE):
-        for name, (workload, plan) in cases.items():
+    for turn, done in enumerate(range(AT_ONCE, settings.rounds + AT_ONCE, AT_ONCE)):
+        names = [*cases]
+        random.Random(turn).shuffle(names)
+        for name in names:
+            workload, plan = cases[name]
             path, rounds = paths[name], min(done, settings.rounds)
             if path.exists() and len(read_rows(path).rounds) >= rounds:
                 continue
@@ -182,15 +200,23 @@ def _run(
                 rounds=rounds,
                 block=settings.block,
                 seed=seed,
+                runtime=runtime,
             )
             title = f"task {seed}, {name}, {rounds} of {settings.rounds} rounds"
             run_bench(job, path, say=lambda text, title=title: say(f"{title}: {text}"))  # type: ignore[misc]
     return {name: read_rows(path) for name, path in paths.items()}
 
 
-def _per_sample(rows: BenchRows) -> float:
-    """Median time of an iteration over all rounds, per sample of a rank, in ms."""
-    samples = [ms for of_round in rows.samples_ms(PLAN) for ms in of_round]
-    if not samples:
+def _by_turn(rows: BenchRows) -> list[float]:
+    """Median time of an iteration in each turn, per sample of a rank, in ms."""
+    rounds = rows.samples_ms(PLAN)
+    turns = [rounds[i : i + AT_ONCE] for i in range(0, len(rounds), AT_ONCE)]
+    if not turns:
         raise InputError("nothing was measured of a model; give at least one round")
-    return statistics.median(samples) / int(rows.model["batch_size"])
+    medians = (statistics.median(ms for of_round in turn for ms in of_round) for turn in turns)
+    return [ms / int(rows.model["batch_size"]) for ms in medians]
+
+
+def _gain(times: Sequence[float], before: Sequence[float]) -> float:
+    """Median over turns, a share of the time before."""
+    return 1 - statistics.median(a / b for a, b in zip(times, before, strict=True))

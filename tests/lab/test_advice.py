@@ -59,8 +59,11 @@ def test_models_take_turns_and_go_on_where_they_were(
     assert {"qcomm", "batch_size"} <= found.keys() <= set(advice.SETTINGS)
     assert found["qcomm"].measured == pytest.approx(0.5)
     assert found["batch_size"].measured == pytest.approx(0.0)
-    names = [advice.AS_IS, *found]
-    assert ranks.order == [(name, rounds) for rounds in (2, 3) for name in names]
+    assert found["qcomm"].noise == 0
+    names = {advice.AS_IS, advice.AGAIN, *found}
+    turns = ranks.order[: len(names)], ranks.order[len(names) :]
+    assert [set(turn) for turn in turns] == [{(n, rounds) for n in names} for rounds in (2, 3)]
+    assert [name for name, _ in turns[0]] != [name for name, _ in turns[1]]
     kept = json.loads((settings.folder / advice.REPORT).read_text())["rows"]
     assert {row["name"] for row in kept} == set(found)
     before = len(ranks.order)
@@ -70,7 +73,7 @@ def test_models_take_turns_and_go_on_where_they_were(
 
 def test_signs_and_sizes_are_counted_where_they_can_be_told() -> None:
     def one(expected: float, measured: float) -> Checked:
-        return Checked(0, "qcomm", None, "bf16", expected, measured)
+        return Checked(0, "qcomm", None, "bf16", expected, measured, 0.01)
 
     assert one(0.10, 0.06).sign_right
     assert one(0.10, 0.06).near
