@@ -2,13 +2,13 @@
 
 `primus_dlrm_step_measured.csv` says in its head what the model is: attention over sequences of
 tokens (OneTrans), TorchRec's embeddings row by row on eight ranks. Each product, layer of attention
-and collective of the trace is a row here. What is not predicted is its memory-bound kernels, since
-its module is not public in this form, and so the step.
+and collective of the trace is a row here, predicted by its own size; and so are the step and what
+each class of its kernels takes, predicted of the whole model (`lab.onetrans`) as it is captured.
 
 The rank of the trace holds the hot rows: its exchange of embeddings moves 7.81 GB in and out, but
 its own samples have 4,504 ids of 256 bytes, so it sends 6.6 GB and receives 1.2. Sending one way,
 it is a quarter faster than the exchange of equal parts that a prediction takes it for. Row-wise
-blocks keep the ids' order, and low ids are the popular ones: `HOT_SHARE` of all ids are on it.
+blocks keep the ids' order, and low ids are the popular ones.
 
 The same table shows what learning is worth on a GPU: half of the kernels of each class teach a
 factor, and the other half is predicted with it.
@@ -17,39 +17,53 @@ factor, and the other half is predicted with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 
+from lab.onetrans import BATCH, HEADS, HISTORIES, LENGTH, TABLES, one_trans
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report
+from lab.tasks.plans import row_wise
 from lab.validate.tables import compare_tables, kernel_interval, profile_of_row
 from predictor.cost.collectives import Collectives
+from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import attention_ms, gemm_ms
-from predictor.cost.lookup.embedding import lookup_model
-from predictor.cost.lookup.shard import LookupShard
+from predictor.cost.ops import op_time
 from predictor.cost.posterior import LEAST_NOISE, posterior
 from predictor.csv_rows import Row, count, number
 from predictor.hardware.learned import DENSE, Evidence
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.distribution import Zipf
+from predictor.model.dlrm_program import dense_program
+from predictor.model.op_calls import Event, OpCall
+from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
+from predictor.predict import Prediction, predict
 
 FILE = "primus_dlrm_step_measured.csv"
-RANKS, BATCH, HEADS, HEAD_WIDTH = 8, 1024, 6, 64
+RANKS, HEAD_WIDTH = 8, 64
 FEWEST = 4
 """Kernels that teach a factor, and kernels that it is tried on."""
-TABLES = {9_390_624: 1501, 1_293_395: 1501, 3_367_692: 1501, 1_000_001: 1}
-"""Rows of a table -> ids of a sample."""
 ROW_BYTES = 256
-IDS = BATCH * sum(TABLES.values())
+IDS = BATCH * (len(TABLES) * (HISTORIES * LENGTH + 1) + 1)
 """Of a rank's samples."""
 BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9}
 EXCHANGED = {"Embedding data": ROW_BYTES, "KJT lengths": 8}
 """What is exchanged by ids -> bytes of an id; the row of the lengths has the size of the ids."""
-LOOKUPS = "Embeddings (FBGEMM)"
-PRODUCTS, ATTENTION, COLLECTIVES, CLASSES = "products", "attention", "collectives", "lookups"
-TOPOLOGY = Topology.uniform(RANKS, RANKS, hbm_bytes=0, ddr_bytes=0)
+PRODUCTS, ATTENTION, COLLECTIVES = "products", "attention", "collectives"
+STEP, CLASSES = "step", "classes of kernels"
+TOPOLOGY = Topology.uniform(RANKS, RANKS, hbm_bytes=180 << 30, ddr_bytes=0)
+GROUPS = {
+    "GEMM (cuBLAS)": "gemm",
+    "Attention (FA4)": "gemm",
+    "Fused ops (Triton)": "elementwise",
+    "Elementwise": "elementwise",
+    "Embeddings (FBGEMM)": "embedding",
+    "NCCL — exposed": "collectives.intra",
+    "Misc (optimizer, sort, etc.)": "elementwise",
+}
+"""Classes of kernels in the table -> the group of the profile that they are priced by."""
 LAYOUTS = {"TNT": "forward", "NNT": "gradients of inputs", "NTN": "gradients of weights"}
 """Last part of the name of a product's kernel -> what it computes."""
 SUITE = SUITES["primus-step"]
@@ -96,9 +110,13 @@ def step_row(row: Row) -> ComparedRow:
     Raises:
         ValueError: a column cannot be read, or nothing predicts what it is.
     """
-    hw, kind = profile_of_row(row), row["kind"]
-    if kind == "kernels of a step" and row["name"] == LOOKUPS:
-        part, ms, group = CLASSES, _lookups_ms(hw), "embedding"
+    hw, kind, name = profile_of_row(row), row["kind"], row["name"]
+    interval = None
+    if kind == "step":
+        found = _step(hw.name)
+        part, ms, group, interval = STEP, found.iteration_ms, "", found.interval_ms
+    elif kind == "kernels of a step" and name in GROUPS:
+        part, ms, group = CLASSES, _classes(hw.name)[name], GROUPS[name]
     elif kind == "product":
         m, n, k = (count(row, column, 2**40) for column in "mnk")
         part, ms, group = PRODUCTS, gemm_ms(hw, m, n, k, "bf16"), "gemm"
@@ -110,15 +128,15 @@ def step_row(row: Row) -> ComparedRow:
     elif kind == "collective":
         part, ms, group = COLLECTIVES, _collective_ms(hw, row), "collectives.intra"
     else:
-        raise ValueError(f"kind is '{kind}' and name '{row['name']}', which needs the whole model")
+        raise ValueError(f"kind is '{kind}' and name '{name}', which nothing predicts")
     return ComparedRow(
-        {"kind": kind, "name": row["name"], **{c: row[c] for c in ("m", "n", "k", "q") if row[c]}},
+        {"kind": kind, "name": name, **{c: row[c] for c in ("m", "n", "k", "q") if row[c]}},
         number(row, "ms"),
         ms,
         family=kind,
         part=part,
         source="AMD-AGI/Primus-DLRM doc/perf_analysis.md",
-        interval_ms=kernel_interval(hw, [group], ms),
+        interval_ms=interval or kernel_interval(hw, [group], ms),
     )
 
 
@@ -133,21 +151,42 @@ def _collective_ms(hw: HardwareProfile, row: Row) -> float:
     return float(engine.all_to_all(both - own))
 
 
-HOT_SHARE = (7.81e9 - IDS * ROW_BYTES) / (RANKS * IDS * ROW_BYTES)
-"""Of all ids, those on the rank of the trace."""
-ALPHA = 0.85
-"""Zipf exponent at which an eighth of the rows draws `HOT_SHARE` of the ids."""
+@cache
+def _step(hardware: str) -> Prediction:
+    """The whole model on a profile, all tables row by row."""
+    workload = one_trans()
+    tables = zip(workload.keys, workload.tables, strict=True)
+    plan = ShardingPlan({key: row_wise(table, RANKS) for key, table in tables}, RANKS, RANKS)
+    return predict(workload, TOPOLOGY, load_hardware(hardware), plan)
 
 
-def _lookups_ms(hw: HardwareProfile) -> float:
-    """Forward and backward of the rank with the hot rows, one launch a direction."""
-    model = lookup_model(hw)
-    shards = []
-    for rows, ids in TABLES.items():
-        own = -(-rows // RANKS)
-        bins = Zipf(ALPHA).bins(rows).slice(0, own)
-        draws = float(RANKS * BATCH * ids)
-        shards.append(LookupShard(bins, draws, draws * bins.mass, own, 64, pooled=False))
-    forward = sum(model.forward_ms(shard) for shard in shards) + model.forward_floor_ms()
-    backward = sum(model.backward_ms(shard) for shard in shards) + model.backward_floor_ms()
-    return forward + backward
+@cache
+def _classes(hardware: str) -> dict[str, float]:
+    """What the kernels of each class take in a step, in ms; exchanges while nothing else runs."""
+    hw, step, program = load_hardware(hardware), _step(hardware), dense_program(one_trans())
+    times = op_time.OpTimes(hw, "fp32")
+    found = dict.fromkeys(GROUPS, 0.0)
+    for events in (program.forward, program.backward):
+        for chain in op_time.fused_chains(_calls(events)):
+            name, ms = op_time.plain_name(chain[0]), times.cost(chain[0]).ms
+            if len(chain) > 1:
+                found["Fused ops (Triton)"] += float(memory_ms(hw, op_time.outer_bytes(chain)))
+            elif name in op_time.PRODUCTS:
+                found["GEMM (cuBLAS)"] += ms
+            elif name in op_time.ATTENTION:
+                found["Attention (FA4)"] += ms
+            else:
+                found["Elementwise"] += ms
+    found["Misc (optimizer, sort, etc.)"] = sum(
+        times.cost(call).ms for call in _calls(program.optimizer)
+    )
+    for phase, ms in step.breakdown.items():
+        if phase.startswith("embedding_"):
+            found["Embeddings (FBGEMM)"] += ms
+        elif phase.startswith(("input_dist", "output_dist", "all_reduce")):
+            found["NCCL — exposed"] += ms
+    return found
+
+
+def _calls(events: Sequence[Event]) -> list[OpCall]:
+    return [event for event in events if isinstance(event, OpCall)]

@@ -126,9 +126,9 @@ BATCH = "B"
 
 ITEM_BYTES = {
     **dict.fromkeys(("complex128",), 16),
-    **dict.fromkeys(("fp64", "int64", "complex64"), 8),
-    **dict.fromkeys(("fp32", "int32"), 4),
-    **dict.fromkeys(("fp16", "bf16", "int16"), 2),
+    **dict.fromkeys(("fp64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("fp32", "int32", "uint32"), 4),
+    **dict.fromkeys(("fp16", "bf16", "int16", "uint16"), 2),
     **dict.fromkeys(("fp8", "int8", "uint8", "bool"), 1),
 }
 """Bytes of an element, by the name of its type."""

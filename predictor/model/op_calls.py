@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+CAUSAL = "_causal"
+"""Ends the name of a call of attention in which no query sees the keys after it."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -56,7 +59,8 @@ class OpCall:
     """One call of an op.
 
     Args:
-        name: such as ``mm``, without namespace and overload.
+        name: such as ``mm``, without namespace and overload; what decides the cost besides the
+            tensors is in it, as in ``pow_2`` and with `CAUSAL`.
         inputs, outputs: tensors in the order of the arguments and results.
         freed: numbers of the memory that is given back before the next call.
         mutates: it writes into an input.

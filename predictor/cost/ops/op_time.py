@@ -35,7 +35,7 @@ from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
 from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import Elementwise, HardwareProfile
-from predictor.model.op_calls import OpCall, Operand, letter
+from predictor.model.op_calls import CAUSAL, OpCall, Operand, letter
 
 _OPS = load_runtime("aten")
 
@@ -70,6 +70,10 @@ KNOWN = PASSES | COPIES | _names("others") | GATHERS | SCATTERS | DECODES
 
 ADAPTERS = {"_index_put_impl": "index_put", "_unsafe_index_put": "index_put"}
 """Names of the same kernels."""
+
+LAST_KEYS = frozenset(name for name in ATTENTION if "flash" in name and "for_cpu" not in name)
+"""Kernels whose last query is that of the last key where a mask is causal; with others the first
+query is that of the first key (`torch.nn.attention.bias`)."""
 
 CONCATENATIONS = frozenset(("cat", "stack"))
 ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
@@ -168,8 +172,13 @@ class OpTimes:
         query, key, value = call.inputs[1:4] if backward else call.inputs[:3]
         rows, heads = (1, 2) if ATTENTION[name] else (2, 1)
         hw, count = self.hardware, query.shape[0] * query.shape[heads]
-        shape = (query.shape[rows], key.shape[rows], (query.shape[-1] + value.shape[-1]) / 2)
-        computed = attention_ms(hw, count, shape, self._type(query), backward=backward)
+        queries, keys = query.shape[rows], key.shape[rows]
+        causal = call.name.endswith(CAUSAL) and queries <= keys
+        if causal and name not in LAST_KEYS:
+            keys = queries
+        shape = queries, keys, (query.shape[-1] + value.shape[-1]) / 2
+        precision = self._type(query)
+        computed = attention_ms(hw, count, shape, precision, backward=backward, causal=causal)
         touched = sum(operand.bytes for of in read_and_written(call) for operand in of)
         ms = max(computed, float(memory_ms(hw, touched)))
         return OpCost(ms, 1 if hw.inline else KERNELS.get(name, 1), "gemm")
@@ -231,7 +240,7 @@ def _side(operand: Operand) -> str:
 
 def plain_name(call: OpCall) -> str:
     """The name without what marks an op that works in place or is a variant of another."""
-    name = call.name
+    name = call.name.removesuffix(CAUSAL)
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     name = name.removeprefix("_foreach_")

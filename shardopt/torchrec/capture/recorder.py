@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall, Operand
+from predictor.model.op_calls import CAUSAL, Gradient, Lookup, LookupBackward, OpCall, Operand
 from shardopt.extras import needs_torchrec
 
 with needs_torchrec():
@@ -28,9 +28,15 @@ DATA_TYPES = {
     torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
+    torch.float8_e4m3fnuz: "fp8",
+    torch.float8_e5m2fnuz: "fp8",
     torch.int64: "int64",
     torch.int32: "int32",
     torch.int16: "int16",
+    # states of random generators, and hashes
+    torch.uint64: "uint64",
+    torch.uint32: "uint32",
+    torch.uint16: "uint16",
     torch.int8: "int8",
     torch.uint8: "uint8",
     torch.bool: "bool",
@@ -135,7 +141,7 @@ class Recorder(TorchDispatchMode):
         made = self.operands(_written(func, args, kwargs) if result is None else result)
         # what a lookup's backward was the last to read is gone after the op that follows it
         mutates = func._schema.is_mutable
-        call = OpCall(_name(op, args), given, made, self.gone, mutates, path)
+        call = OpCall(_name(func, op, args, kwargs), given, made, self.gone, mutates, path)
         self.gone = ()
         self.recording.calls.append(RecordedCall(call, op))
         return result
@@ -178,8 +184,7 @@ class Recorder(TorchDispatchMode):
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Arguments that an op writes into, by its schema; it marks the gradients of fused optimizers,
     too, into which those write only for a loss scaler."""
-    given = zip(func._schema.arguments, args, strict=False)
-    by_name = {argument.name: value for argument, value in given} | dict(kwargs)
+    by_name = _by_name(func, args, kwargs)
     return [
         by_name[argument.name]
         for argument in func._schema.arguments
@@ -187,6 +192,16 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     ]
 
 
-def _name(op: str, args: tuple[Any, ...]) -> str:
-    """Name of a call; a power's exponent decides how it is computed."""
-    return f"pow_{args[1]:g}" if op == "pow" and isinstance(args[1], (int, float)) else op
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    given = zip(func._schema.arguments, args, strict=False)
+    return {argument.name: value for argument, value in given} | dict(kwargs)
+
+
+def _name(func: Any, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Name of a call, with the arguments that decide how much is computed: a power's exponent, and
+    whether attention is causal."""
+    if op == "pow" and isinstance(args[1], (int, float)):
+        return f"pow_{args[1]:g}"
+    if op.startswith("_scaled_dot_product") and _by_name(func, args, kwargs).get("is_causal"):
+        return op + CAUSAL
+    return op

@@ -13,6 +13,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +37,7 @@ with needs_torchrec():
         UnsupportedOperatorException,
     )
     from torch.nn import functional
-    from torch.utils._pytree import tree_leaves
+    from torch.utils._pytree import tree_leaves, tree_map
     from torchrec.modules.embedding_modules import get_embedding_names_by_table
     from torchrec.optim.optimizers import in_backward_optimizer_filter
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -338,8 +339,8 @@ def record_step(
         inputs: makes what forward takes.
         optimizer: one of `DENSE_OPTIMIZERS`, or what makes one of a list of parameters.
         bf16: forward runs under autocast.
-        gpu: attention with dropout is one op, as on GPUs, where PyTorch has one, and an optimizer
-            steps all parameters at once.
+        gpu: attention with dropout is one op, as on GPUs, where PyTorch has one, an optimizer
+            steps all parameters at once, and autocast leaves more ops in fp32.
         sizes_only: do not note when memory is given back, nor the optimizer, whose tensors are of
             one size at any batch.
 
@@ -347,7 +348,7 @@ def record_step(
         InputError: the module does not run on fake tensors; names the op and the user's line.
     """
     recorder = Recorder(custom=True, frees=not sizes_only)
-    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(), _quiet():
+    with FakeTensorMode(allow_non_fake_inputs=True), _as_on_gpu(gpu), _quiet():
         stubs: dict[nn.Module, nn.Module] = {
             whole: EmbeddingSource(names.get(path), whole, inner, recorder, numbers.ids)
             for path, whole, inner in find_embedding_modules(module)
@@ -465,14 +466,45 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+FP32_ON_GPUS = (
+    *("layer_norm", "native_layer_norm", "group_norm", "linalg_vector_norm", "cosine_similarity"),
+    *("softmax", "log_softmax", "logsumexp", "sum", "prod", "cumsum", "cumprod"),
+    *("exp", "expm1", "log", "log2", "log10", "log1p", "pow", "rsqrt", "reciprocal", "softplus"),
+    *("binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *("nll_loss", "kl_div", "cosine_embedding_loss", "margin_ranking_loss"),
+)
+"""Ops that autocast runs in fp32 on GPUs, but not on CPUs (PyTorch's aten/src/ATen/autocast_mode.h,
+AT_FORALL_FP32)."""
+
+
 @contextlib.contextmanager
-def _as_on_gpu() -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` of the user's model count, though the fakes are of the CPU."""
+def _as_on_gpu(wanted: bool) -> Iterator[None]:
+    """Let ``torch.autocast("cuda")`` of the user's model count, though the fakes are of the CPU;
+    if wanted, autocast also leaves in fp32 what it does there."""
     kind = torch.amp.autocast_mode.autocast
     original = kind.__init__
 
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
-    with mock.patch.object(kind, "__init__", init):
-        yield
+    kept = torch.library.Library("aten", "IMPL")
+    try:
+        for name in FP32_ON_GPUS if wanted else ():
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                if "out" not in overload and "name" not in overload.lower():
+                    op = getattr(packet, overload)
+                    kept.impl(op.name(), partial(_in_fp32, op), "AutocastCPU", allow_override=True)
+        with mock.patch.object(kind, "__init__", init):
+            yield
+    finally:
+        kept._destroy()
+
+
+def _in_fp32(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def whole(given: Any) -> Any:
+        low = isinstance(given, torch.Tensor) and given.dtype in (torch.bfloat16, torch.float16)
+        return given.float() if low else given
+
+    with torch.autocast("cpu", enabled=False):
+        return op(*tree_map(whole, args), **tree_map(whole, kwargs))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from lab.validate.primus_step import ATTENTION, PRODUCTS, validate_primus_step
+from lab.validate.primus_step import (
+    ATTENTION,
+    CLASSES,
+    PRODUCTS,
+    STEP,
+    validate_primus_step,
+)
 from tests.public_data import EXCERPTS
 
 
 def test_classes_are_as_good_as_they_were() -> None:
     report = validate_primus_step(EXCERPTS)
-    assert len(report.rows) == 111
+    assert len(report.rows) == 118
     errors = {
         part: [row.error for row in report.rows if row.part == part]
         for part in (PRODUCTS, ATTENTION)
@@ -18,6 +24,14 @@ def test_classes_are_as_good_as_they_were() -> None:
     assert fmean(map(abs, errors[PRODUCTS])) < 0.18
     assert sum(abs(error) < 0.15 for error in errors[PRODUCTS]) >= 53
     assert fmean(map(abs, errors[ATTENTION])) < 0.13
+
+
+def test_the_whole_step_as_it_is_captured() -> None:
+    rows = validate_primus_step(EXCERPTS).rows
+    errors = {row.name["name"]: row.error for row in rows if row.part in (STEP, CLASSES)}
+    bars = {"GEMM (cuBLAS)": 0.08, "Attention (FA4)": 0.12, "Embeddings (FBGEMM)": 0.08}
+    bars |= {"Elementwise": 0.25, "Fused ops (Triton)": 0.46, "wall clock": 0.22}
+    assert all(abs(errors[name]) < bar for name, bar in bars.items())
 
 
 def test_what_the_kernels_of_a_class_take_together() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from predictor import units
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.gemm import batched_ms, gemm_ms
+from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
 from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.model.op_calls import OpCall, Operand
 from tests.builders import hardware
@@ -27,6 +27,25 @@ def cost(
 ) -> OpCost:
     call = OpCall(name, tuple(inputs), outputs, mutates=mutates)
     return OpTimes(hardware(profile), product_type).cost(call)
+
+
+def test_a_causal_mask_spares_the_keys_that_nobody_sees() -> None:
+    hw = hardware("h100-sxm")
+
+    def ms(name: str, queries: int, keys: int) -> float:
+        q, k = tensor(1, 64, 8, queries, 64), tensor(2, 64, 8, keys, 64)
+        return cost(f"_scaled_dot_product_{name}", [q, k, k], replace(q, storage=3)).ms
+
+    def direct(queries: int, keys: int) -> float:
+        shape = queries, keys, 64
+        return attention_ms(hw, 64 * 8, shape, "fp32", backward=False, causal=True)
+
+    assert ms("flash_attention_causal", 2048, 2048) == direct(2048, 2048)
+    assert 0.4 < ms("flash_attention_causal", 2048, 2048) / ms("flash_attention", 2048, 2048) < 0.7
+    # of fewer queries, flash kernels compute the last ones, others the first
+    assert ms("flash_attention_causal", 1024, 2048) == direct(1024, 2048)
+    assert ms("efficient_attention_causal", 1024, 2048) == direct(1024, 1024)
+    assert ms("efficient_attention_causal", 2048, 512) == ms("efficient_attention", 2048, 512)
 
 
 X, Y, OUT = tensor(1, 512, 256), tensor(2, 256, 128), tensor(3, 512, 128)

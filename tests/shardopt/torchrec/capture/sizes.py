@@ -34,7 +34,7 @@ def _flop(call: OpCall) -> int:
         made = [out for out in call.outputs if len(out.shape) > 1]
         return len(made) * 2 * call.inputs[0].elements * math.prod(shapes[2][1:])
     if "dot_product" in call.name:
-        backward = call.name.endswith("backward")
+        backward = "backward" in call.name
         query, key = shapes[1:3] if backward else shapes[:2]
         product = 2 * math.prod(query) * key[-2]
         return product * (5 if backward else 2)

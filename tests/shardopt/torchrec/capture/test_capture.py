@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from predictor.cost.ops.op_time import read_and_written
 from predictor.errors import InputError
 from predictor.model.captured import parse_size
-from predictor.model.op_calls import DenseProgram, Gradient, OpCall
+from predictor.model.op_calls import CAUSAL, DenseProgram, Gradient, OpCall
+from shardopt.config.ops_file import ops_text, read_ops_content
 from shardopt.torchrec.capture.capture import SizeFit, capture_dense
 from tests.shardopt.torchrec.capture.modules import (
     Attention,
@@ -143,6 +144,43 @@ def test_autocast_for_gpus_counts() -> None:
     program = captured.program(AtBatch(BATCH))
     products = [e for e in program.forward if isinstance(e, OpCall) and e.name == "addmm"]
     assert [call.outputs[0].data_type for call in products] == ["bf16", "bf16"]
+
+
+@pytest.mark.parametrize(("device", "norms"), [("cuda", "fp32"), ("cpu", "bf16")])
+def test_autocast_leaves_in_fp32_what_it_does_on_gpus(device: str, norms: str) -> None:
+    module = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 1))
+    example = (torch.empty(BATCH, 16),)
+    captured = capture_dense(
+        module, (), BATCH, example_inputs=example, data_type="bf16", device=device
+    )
+    made = {
+        event.name: event.outputs[0].data_type
+        for event in captured.program(AtBatch(BATCH)).forward
+        if isinstance(event, OpCall)
+    }
+    assert made["native_layer_norm"] == norms
+    assert made["addmm"] == "bf16"
+    with torch.autocast("cpu", torch.bfloat16):  # and nowhere else
+        assert nn.functional.layer_norm(torch.ones(2, 8).bfloat16(), (8,)).dtype == torch.bfloat16
+
+
+def test_attention_of_flash_kernels_is_captured_with_its_mask() -> None:
+    class Flash(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(32, dtype=torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * self.scale
+            attend = torch.ops.aten._scaled_dot_product_flash_attention
+            made: torch.Tensor = attend(x[:, :, 4:], x, x, 0.0, True)[0]
+            return made.float().sum()
+
+    x = torch.empty(BATCH, 2, 12, 32, dtype=torch.bfloat16)
+    captured = capture_dense(Flash(), (), BATCH, example_inputs=(x,))
+    read = read_ops_content(ops_text(captured.captured).encode(), "ops")
+    names = [event.name for event in read.forward]
+    assert f"_scaled_dot_product_flash_attention{CAUSAL}" in names
 
 
 @pytest.mark.parametrize(("device", "fused"), [("cuda", 2), ("cpu", 0)])

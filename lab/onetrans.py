@@ -1,0 +1,189 @@
+"""OneTrans large, whose step on eight B200 is public kernel by kernel.
+
+One transformer over the tokens of three histories (S) and of the sample itself (NS): S tokens share
+their weights, each NS token has its own in products of its own; a layer keeps fewer of the oldest S
+tokens than the one before (Zhang et al. 2025, arXiv 2510.26104, sections 3.3 and 3.4). The table
+names the shapes of all products. What it does not name is written as that paper has it:
+RMSNorm before attention and feed-forward, GELU, a causal mask.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from predictor.model.captured import CapturedDense
+from predictor.model.distribution import Zipf
+from predictor.model.workload import Workload
+from shardopt.extras import needs_torchrec
+
+with needs_torchrec():
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.modules.embedding_configs import EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingCollection
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+    from shardopt.torchrec import to_yaml
+
+META = torch.device("meta")
+DIM, WIDTH, HEADS, WIDER = 64, 384, 6, 1536
+"""Columns of a table; of a token; heads; columns inside a feed-forward."""
+HISTORIES, LENGTH, OWN = 3, 500, 16
+"""Histories, events of each, NS tokens."""
+KEPT = (1500, 1288, 1076, 864, 652, 440, 228, 16)
+"""S tokens that each layer gives on."""
+TABLES = {"item": 9_390_624, "artist": 1_293_395, "album": 3_367_692}
+USERS = 1_000_001
+DENSE, TEXT, PLAIN = 18, 128, 12
+"""Dense features: those that get a layer, those of another layer, and those taken as they are."""
+BATCH = 1024
+ALPHA = 0.85
+"""Zipf exponent of the ids: the first eighth of each table's rows, those of the rank that was
+traced, then draws the bytes that it exchanged."""
+
+
+class PerToken(nn.Module):
+    """A linear layer for each NS token: ``[batch, OWN, given]`` to ``[batch, OWN, made]``."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(OWN, given, made, device=META))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
+
+
+class Mixed(nn.Module):
+    """One linear layer for all S tokens, one for each NS token, which are the last."""
+
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__()
+        self.shared = nn.Linear(given, made, bias=False, device=META)
+        self.own = PerToken(given, made)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.shared(x[:, :-OWN]), self.own(x[:, -OWN:])], dim=1)
+
+
+class Layer(nn.Module):
+    """Attention of the tokens that are kept to all, then a feed-forward."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__()
+        self.kept = kept + OWN
+        self.before, self.between = (nn.RMSNorm(WIDTH, device=META) for _ in range(2))
+        self.qkv = Mixed(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False, device=META)
+        self.wider, self.narrower = Mixed(WIDTH, WIDER), Mixed(WIDER, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.before(x)).unflatten(-1, (3, HEADS, -1)).unbind(2)
+        q = q[:, -self.kept :]
+        heads = (of.transpose(1, 2) for of in (q, k, v))
+        # the last query is that of the last key, which no other function of PyTorch's offers
+        attended = torch.ops.aten._scaled_dot_product_flash_attention(*heads, 0.0, True)[0]
+        x = x[:, -self.kept :] + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.narrower(functional.gelu(self.wider(self.between(x))))
+
+
+class OneTrans(nn.Module):
+    """Histories and a sample's own features in, the loss out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingConfig(
+                name=name,
+                num_embeddings=rows,
+                embedding_dim=DIM,
+                feature_names=[name, *(f"{name}_{i}" for i in range(HISTORIES))],
+            )
+            for name, rows in TABLES.items()
+        ]
+        user = EmbeddingConfig(
+            name="uid", num_embeddings=USERS, embedding_dim=DIM, feature_names=["uid"]
+        )
+        self.tables = EmbeddingCollection([*tables, user], device=META)
+        self.events = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(len(TABLES) * DIM, WIDTH, device=META),
+                nn.GELU(),
+                nn.Linear(WIDTH, WIDTH, device=META),
+            )
+            for _ in range(HISTORIES)
+        )
+        self.dense, self.text = (nn.Linear(n, DIM, device=META) for n in (DENSE, TEXT))
+        self.sample = nn.Sequential(
+            nn.Linear((len(TABLES) + 3) * DIM + PLAIN, OWN * WIDTH, device=META),
+            nn.GELU(),
+            nn.Linear(OWN * WIDTH, OWN * WIDTH, device=META),
+        )
+        self.layers = nn.ModuleList(map(Layer, KEPT))
+        self.norm = nn.RMSNorm(WIDTH, device=META)
+        self.head = nn.Sequential(
+            nn.Linear(OWN * WIDTH, WIDTH, device=META),
+            nn.GELU(),
+            nn.Linear(WIDTH, 1, device=META),
+        )
+
+    def forward(self, features: Tensor, ids: KeyedJaggedTensor, labels: Tensor) -> Tensor:
+        found: Mapping[str, JaggedTensor] = self.tables(ids)
+        batch = len(features)
+        histories = []
+        for i, layer in enumerate(self.events):
+            event = torch.cat([found[f"{name}_{i}"].values() for name in TABLES], dim=1)
+            histories.append(layer(event.view(batch, LENGTH, -1)))
+        dense, text, plain = features.split([DENSE, TEXT, PLAIN], dim=1)
+        single = [found[name].values() for name in (*TABLES, "uid")]
+        own = torch.cat([*single, self.dense(dense), self.text(text), plain], dim=1)
+        tokens = self.sample(own).unflatten(1, (OWN, WIDTH))
+        x = torch.cat([*histories, tokens], dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x[:, -OWN:]).flatten(1)).squeeze(1)
+        return functional.binary_cross_entropy_with_logits(logits, labels)
+
+
+@cache
+def one_trans() -> Workload:
+    """What was traced, as `to_yaml` captures it: under autocast, compiled, popular ids first."""
+    every = [1.0, *(float(LENGTH) for _ in range(HISTORIES))]
+    ids = dict.fromkeys(TABLES, ParameterConstraints(pooling_factors=every))
+    ids["uid"] = ParameterConstraints(pooling_factors=[1.0])
+    module, samples = OneTrans(), 2
+    features = [name for table in module.tables.embedding_configs() for name in table.feature_names]
+    lengths = [LENGTH if "_" in name else 1 for name in features for _ in range(samples)]
+    values = torch.zeros(sum(lengths), dtype=torch.int64)
+    example = (
+        torch.zeros(samples, DENSE + TEXT + PLAIN),
+        KeyedJaggedTensor(features, values, lengths=torch.tensor(lengths)),
+        torch.zeros(samples),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        workload = to_yaml(
+            module,
+            Path(folder) / "onetrans.yaml",
+            batch_size=BATCH,
+            constraints=ids,
+            train_pipeline="sparse_dist",
+            dense_data_type="bf16",
+            dense_optimizer="adam",
+            example_inputs=example,
+        )
+    tables = (
+        replace(
+            table,
+            features=tuple(
+                replace(f, distribution=Zipf(ALPHA), id_order="frequency") for f in table.features
+            ),
+        )
+        for table in workload.tables
+    )
+    assert isinstance(workload.dense, CapturedDense)
+    return replace(workload, tables=tuple(tables), dense=replace(workload.dense, compiled=True))
