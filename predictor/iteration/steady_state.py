@@ -158,13 +158,16 @@ class Trace:
 
     def _reduce(self, form: Form) -> Form:
         """Without terms that others imply."""
-        left = dict(form)
+        if len(form) == 1:
+            return form
+        left, least = dict(form), self.least
         for variable, offset in form.items():
             for other, more in left.items():
-                implied = self.least[other].get(variable)
-                if implied is not None and implied + more >= offset and other != variable:
-                    del left[variable]
-                    break
+                if other > variable:  # what a variable is at least is older
+                    implied = least[other].get(variable)
+                    if implied is not None and implied + more >= offset:
+                        del left[variable]
+                        break
         return left
 
     def _after(self, state: State) -> Form:
@@ -174,10 +177,6 @@ class Trace:
         _, op, lag = state
         assert isinstance(op, int)
         return self.ends[op] if lag == 1 else {self.inputs["end", op, lag - 1]: 0.0}
-
-    def alike_after(self) -> set[State]:
-        """State that this iteration leaves the same on all ranks."""
-        return {state for state, form in self.after.items() if self._alike(form)}
 
     def finish(self) -> dict[State, int]:
         """Variables that hold the state at the end."""
@@ -197,11 +196,45 @@ def steady(graph: Graph, whole: bool) -> Trace:
     """The iteration, given what is alike at the start of all of them: at time zero all state is,
     and what every iteration keeps so stays so."""
     alike = set(_states(graph))
-    while True:
-        found = Trace(graph, whole, alike)
-        if found.alike_after() >= alike:
-            return found
-        alike &= found.alike_after()
+    while not (after := alike_after(graph, whole, alike)) >= alike:
+        alike &= after
+    return Trace(graph, whole, alike)
+
+
+def alike_after(graph: Graph, whole: bool, alike: Set[State]) -> set[State]:
+    """State that an iteration leaves the same on all ranks: what can be said without its times.
+
+    Args:
+        alike: state that is the same at its start.
+    """
+    now = {state: state in alike for state in _states(graph) if state[0] != "end"}
+    ends: list[bool] = []
+    for op in graph.ops:
+        host: State = ("thread", op.thread, 0)
+        stream: State = ("stream", op.stream, 0)
+        inline = op.stream in graph.inline_streams
+        issued = launched = now[host]
+        deps = all(
+            ("end", dep.op, dep.lag) in alike if dep.lag else ends[dep.op] for dep in op.deps
+        )
+        ready = issued and deps and (inline or now[stream])
+        ran = (ready or op.scope == "world") and op.cost_ms.shape[-1] == 1
+        if op.kernels > 1 and not inline:
+            ran = ran and launched
+        if op.active is None or whole:
+            now[stream] = end = ran
+        else:
+            now[stream], end = ran and now[stream], ran and deps
+        if inline or op.blocks_host:
+            now[host] = ran if op.active is None or whole else ran and issued
+        ends.append(end)
+    after = {state for state, same in now.items() if same}
+    for state in _states(graph):
+        kind, op_index, lag = state
+        if kind == "end" and isinstance(op_index, int):
+            same = ends[op_index] if lag == 1 else ("end", op_index, lag - 1) in alike
+            after |= {state} if same else set()
+    return after
 
 
 def _states(graph: Graph) -> list[State]:
@@ -297,8 +330,8 @@ class CompiledTimeline:
         return [values[variable] for variable in self.outputs]
 
     def _last(self, arrival: Array, scope: str) -> Array:
-        """Last arrivals ``[ranks or 1, plans]`` of arrivals ``[ranks, plans]``."""
-        if scope == "world":
+        """Last arrivals ``[ranks or 1, plans]`` of arrivals ``[ranks or 1, plans]``."""
+        if scope == "world" or len(arrival) == 1:
             return np.asarray(arrival.max(axis=0, keepdims=True))
         grouped = arrival.reshape(-1, self.width, arrival.shape[-1])
         last = grouped.max(axis=1 if scope == "intra" else 0, keepdims=True)

@@ -177,7 +177,7 @@ class Advisor:
         before = self.iteration_ms / self.case.workload.batch_size
         gain = 1 - ms / case.workload.batch_size / before
         costs = dict.fromkeys(cost for step in chosen for cost in step.costs)
-        more = _memory(case.problem(), plan) - self.memory
+        more = _memory(case.problem(), plan) - self.memory if gain > TOLERANCE else 0
         if more >= NAMED_BYTES:
             costs[f"{format_bytes(more)} more on the fullest rank"] = None
         return Advice(tuple(chosen), case, plan, ms, gain, tuple(costs), plan is self.plan)
