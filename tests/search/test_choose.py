@@ -53,6 +53,7 @@ def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
         assert result.worst_regret <= (1 + before) * 1.02 - 1 + 1e-9
 
 
+@pytest.mark.slow
 def test_moving_must_pay_in_the_scenarios_too() -> None:
     """Over one step nothing pays for a move; where moves count nothing, tables go elsewhere."""
     problem = large_tables(0)

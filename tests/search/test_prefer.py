@@ -66,6 +66,7 @@ def test_it_is_about_as_fast_and_no_baseline_is_faster(seed: int) -> None:
     assert again.iteration_ms == pytest.approx(result.best.iteration_ms, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", quick_only((4,), (4, 16)))
 def test_where_the_host_sets_the_pace_the_devices_have_least_to_do(ranks: int) -> None:
     """The chosen plan's devices take no more than those of a search for devices alone."""
@@ -160,6 +161,7 @@ def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> 
     assert ties.decided_by == "balance"
 
 
+@pytest.mark.slow
 def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
     """Where even halves fit the limit, tables stay whole."""
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]

@@ -99,6 +99,7 @@ def contents(plan: ShardingPlan) -> list[list[tuple[object, ...]]]:
     return sorted(sorted(r) for r in ranks)
 
 
+@pytest.mark.slow
 def test_top_plans_differ_by_more_than_names_of_ranks() -> None:
     problem = a_problem(several(5), hosts(4, 2))
     plans = solve(problem, Stop(effort=QUICK), 0, top_k=8).plans
@@ -356,6 +357,7 @@ def _problem_and_space() -> tuple[Problem, Space]:
     return objective.problem, objective.space
 
 
+@pytest.mark.slow
 def test_the_hot_shard_of_a_row_split_is_seen() -> None:
     """Ids in order of frequency make the first row shard the hot one, which sets the time."""
     wants = Constraints(sharding_types=(ShardingType.TABLE_WISE, ShardingType.ROW_WISE))
@@ -389,6 +391,7 @@ def test_local_search_starts_from_the_best_and_one_of_another_searcher(
     assert _starts(plans) == [plans[i] for i in taken]
 
 
+@pytest.mark.slow
 def test_the_bound_is_refined_in_full_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

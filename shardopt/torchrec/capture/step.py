@@ -498,7 +498,7 @@ def _as_on_gpu(wanted: bool) -> Iterator[None]:
         with mock.patch.object(kind, "__init__", init):
             yield
     finally:
-        kept._destroy()
+        del kept  # and with it what it registered
 
 
 def _in_fp32(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -198,6 +198,7 @@ def test_a_family_without_rows_is_the_bases_and_not_in_the_file(
     assert loaded.collectives == BASE.collectives
 
 
+@pytest.mark.slow
 def test_constants_that_no_row_tells_are_named(rows: list[Measurement]) -> None:
     fused = [r for r in rows if r.point.family == "lookup" and "kernel" not in r.point.params]
     made = built(fused)

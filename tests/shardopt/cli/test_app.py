@@ -212,6 +212,7 @@ def test_an_interrupt_during_imports_is_the_interrupt(searching, after_s: float)
     ended(process, 130, "interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("advice")
 def test_names_cannot_steer_the_terminal(run, model: Path, tmp_path: Path) -> None:
     """Escape sequences in every name of a model and a plan, on stdout and on stderr."""

@@ -110,6 +110,7 @@ SEARCHES = settings(
 )
 
 
+@pytest.mark.slow
 @settings(SEARCHES, max_examples=2)
 @given(model=models(most=5), gpus=st.sampled_from([1, 2]))
 def test_no_number_is_infinite(model, gpus: int, tmp_path: Path, capsys) -> None:

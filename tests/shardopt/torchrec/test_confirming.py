@@ -88,6 +88,7 @@ def test_a_plan_that_runs_out_of_memory_alone_is_out() -> None:
     assert race.times["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("group")
 def test_plans_that_do_not_fit_together_run_one_at_a_time() -> None:
     race = measured(Plans(most=1), "a", "b", "c")

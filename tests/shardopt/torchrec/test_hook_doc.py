@@ -13,6 +13,7 @@ pytest.importorskip("torchrec")
 PAGE = Path(__file__).parents[3] / "docs" / "hook.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -70,6 +70,7 @@ def test_a_bound_of_semi_sync_is_below_its_plans() -> None:
     assert 0 < found.lower_bound_ms <= best <= predicted(problem.workload).iteration_ms
 
 
+@pytest.mark.slow
 def test_a_bound_holds_where_only_some_plans_have_the_launches_ahead() -> None:
     """What is restored waits for nothing that another plan is without."""
     stored = Constraints(compute_kernels=("key_value",), l2_cache_size=1)

@@ -77,6 +77,7 @@ def test_report(run, model: Path) -> None:
     assert [line.split(":")[0] for line in quiet.out.splitlines()] == ["shardopt", "torchrec"]
 
 
+@pytest.mark.slow
 def test_models_that_torchrec_cannot_build(refused, model: Path) -> None:
     pytest.importorskip("torchrec")
     text = model.read_text()
