@@ -468,13 +468,12 @@ def _quiet() -> Iterator[None]:
 
 FP32_ON_GPUS = (
     *("layer_norm", "native_layer_norm", "group_norm", "linalg_vector_norm", "cosine_similarity"),
-    *("softmax", "log_softmax", "logsumexp", "sum", "prod", "cumsum", "cumprod"),
-    *("exp", "expm1", "log", "log2", "log10", "log1p", "pow", "rsqrt", "reciprocal", "softplus"),
-    *("binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-    *("nll_loss", "kl_div", "cosine_embedding_loss", "margin_ranking_loss"),
+    *("softmax.int", "log_softmax.int", "logsumexp", "sum", "sum.dim_IntList", "cumsum", "cumprod"),
+    *("exp", "expm1", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "softplus"),
+    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"),
 )
-"""Ops that autocast runs in fp32 on GPUs, but not on CPUs (PyTorch's aten/src/ATen/autocast_mode.h,
-AT_FORALL_FP32)."""
+"""Ops that autocast runs in fp32 on GPUs, but as they come on CPUs (PyTorch's aten/src/ATen/
+autocast_mode.h, AT_FORALL_FP32; losses are on both lists)."""
 
 
 @contextlib.contextmanager
@@ -490,11 +489,9 @@ def _as_on_gpu(wanted: bool) -> Iterator[None]:
     kept = torch.library.Library("aten", "IMPL")
     try:
         for name in FP32_ON_GPUS if wanted else ():
-            packet = getattr(torch.ops.aten, name)
-            for overload in packet.overloads():
-                if "out" not in overload and "name" not in overload.lower():
-                    op = getattr(packet, overload)
-                    kept.impl(op.name(), partial(_in_fp32, op), "AutocastCPU", allow_override=True)
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            kept.impl(name, partial(_in_fp32, op), "AutocastCPU")
         with mock.patch.object(kind, "__init__", init):
             yield
     finally:
