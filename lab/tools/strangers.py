@@ -258,7 +258,7 @@ sharded = DistributedModelParallel.__init__
 def started(self, *args, **more):
     sharded(self, *args, **more)
     for key, weight in self.state_dict().items():
-        if ".embedding_bags." in key or ".embeddings." in key:
+        if "embedding_bags." in key or "embeddings." in key:
             start(key, weight)
     torch.manual_seed(0)
 
@@ -291,10 +291,16 @@ def recorded(self, *args, **more):
 torch.Tensor.backward = recorded
 
 
-@atexit.register
 def write():
     with open(os.path.join(os.environ["LOSSES"], os.environ["RANK"]), "w") as file:
         json.dump(dict(losses=losses[:{STEPS}], planned=len(planned)), file)
+
+
+@atexit.register
+def end():
+    write()
+    if losses and not hasattr(sys, "last_type"):
+        os._exit(0)  # gloo's threads may abort a process that Python tears down
 """
 """Runs in the ranks' processes before the script; its losses are kept by rank. The weights of a
 table are drawn by its name: TorchRec draws them shard by shard, so another plan would start

@@ -117,10 +117,12 @@ def test_tables_start_the_same_under_any_plan(tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
     (tmp_path / "repository").mkdir()
     losses = []
-    for kind in ("table_wise", "row_wise", "data_parallel"):
+    for kind in ("table_wise", "data_parallel"):
         limits = f'constraints={{"t": ParameterConstraints(sharding_types=["{kind}"])}}'
         text = TRAINS.replace('"cpu"), 4)', f'"cpu"), 4, {limits})')
         text = text.replace("import EmbeddingSh", "import ParameterConstraints, EmbeddingSh")
         (tmp_path / "repository" / "train.py").write_text(text)
-        losses.append(run(SCRIPT, tmp_path, ours=False).losses[0])
-    assert losses == pytest.approx([losses[0]] * 3)
+        done = run(SCRIPT, tmp_path, ours=False)
+        assert not done.error, kind
+        losses.append(done.losses[0])
+    assert losses == pytest.approx([losses[0]] * 2)
