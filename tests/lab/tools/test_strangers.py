@@ -70,3 +70,59 @@ def test_a_script_runs_with_one_name_changed(tmp_path: Path) -> None:
     assert (theirs.planned, ours.planned) == (0, 1)
     assert len(theirs.losses) == len(ours.losses) == 3
     assert ours.losses == pytest.approx(theirs.losses)
+
+
+LACKS = """
+import torch
+import torch.distributed as dist
+from absent.kernels import Kernel, compiled
+
+
+class Mine(Kernel):
+    pass
+
+
+@compiled
+def called_by_nobody():
+    pass
+
+
+dist.init_process_group("nccl")
+weight = torch.tensor(float(open("weight").read()), requires_grad=True)
+(2 * weight).backward()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_what_a_script_lacks_is_changed_stubbed_and_made(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    path = tmp_path / "repository" / "examples" / "train.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(LACKS)
+    lacks = Script("mine", "repository", "examples/train.py")
+    assert run(lacks, tmp_path, ours=False).error
+    given = lacks._replace(
+        changes=(('"nccl"', '"gloo"'),),
+        stubs=("absent",),
+        before='open("weight", "w").write("3")',
+    )
+    assert run(given, tmp_path, ours=False) == Run((6.0,))
+    assert path.read_text() == LACKS
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_tables_start_the_same_under_any_plan(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    (tmp_path / "repository").mkdir()
+    losses = []
+    for kind in ("table_wise", "data_parallel"):
+        limits = f'constraints={{"t": ParameterConstraints(sharding_types=["{kind}"])}}'
+        text = TRAINS.replace('"cpu"), 4)', f'"cpu"), 4, {limits})')
+        text = text.replace("import EmbeddingSh", "import ParameterConstraints, EmbeddingSh")
+        (tmp_path / "repository" / "train.py").write_text(text)
+        done = run(SCRIPT, tmp_path, ours=False)
+        assert not done.error, kind
+        losses.append(done.losses[0])
+    assert losses == pytest.approx([losses[0]] * 2)
