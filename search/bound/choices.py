@@ -125,6 +125,7 @@ class BoundChoices:
 
     Attributes:
         table: of every choice, ``[choices]``.
+        shards_of: least loads of the shards of every choice, ``[shards, COLUMNS]`` each.
         loads: mean over the ranks, ``[choices, COLUMNS]``.
         peaks: the most that a shard has, ``[choices, COLUMNS]``.
         most: the most that a rank can have of a choice, ``[choices, COLUMNS]``.
@@ -136,6 +137,7 @@ class BoundChoices:
         needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
         caps: what all ranks together have of these, ``[2 or 3]``.
         hulls: of every exchange, the same for all sets of exchanges.
+        wide_hulls: likewise, that reach as far as the load of one rank can.
     """
 
     def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
@@ -145,7 +147,7 @@ class BoundChoices:
         topology = problem.topology
         world = topology.world_size
         self.table = np.array([c.option.table for c in self.all])
-        shards = [self.shards(c) for c in self.all]
+        self.shards_of = shards = [self.shards(c) for c in self.all]
         self.loads = np.array([one.sum(axis=0) / world for one in shards])
         self.peaks = np.array([one.max(axis=0) for one in shards])
         single = [c.option.sharding_type in ONE_A_RANK and not c.option.pinned for c in self.all]
@@ -168,6 +170,7 @@ class BoundChoices:
             caps.append(float(space.in_use.max_moves))
         self.needs, self.caps = np.array(needs), np.array(caps)
         self.hulls: KnownHulls = {}
+        self.wide_hulls: KnownHulls = {}
 
     def _of_space(self, space: Space) -> Iterator[BoundChoice]:
         for option in space.every_option:

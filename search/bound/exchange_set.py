@@ -15,6 +15,7 @@ from search.bound.program import Program
 from search.bound.rank_excess import CycleSegments, Place, RankExcess
 from search.bound.rank_targets import RankChoice, RankTargets
 from search.bound.relaxation import BUSIEST, KnownHulls, Relaxation
+from search.bound.whole_options import WholeOptions
 from search.space.option import Option
 
 Array = NDArray[np.float64]
@@ -54,8 +55,12 @@ class ExchangeSet:
         priced_ms: the best bound that prices prove.
         slack: what plans with a choice exceed that by at least in ms, ``[choices]``.
         step: share of the way to the best plan, at which the next target for ranks lies.
+        is_solved: no refinement will raise what it proves.
         is_settled: the nearest target was tried in vain.
-        targets: what was found out about such targets.
+        is_chosen: with one option for every table nothing more was found.
+        is_filled: it is known what single ranks can hold, as far as was looked at.
+        targets: what was found out about targets for ranks.
+        whole, larger: the program with one option for every table, and that of a larger set.
     """
 
     def __init__(
@@ -73,7 +78,9 @@ class ExchangeSet:
         self.priced_ms = 0.0
         self.slack = np.zeros(len(index))
         self.step = FIRST_STEP
-        self.is_settled = False
+        self.is_solved = self.is_settled = self.is_chosen = self.is_filled = False
+        self.whole: WholeOptions | None = None
+        self.larger: WholeOptions | None = None
         self.targets: RankTargets | None = None
         self.first = np.flatnonzero(np.diff(known.table[index], prepend=-1))
         self.names = [known.exchanges[i] for i in index.tolist()]  # exchange of every choice
@@ -143,6 +150,8 @@ class ExchangeSet:
         Args:
             larger: has all of these choices.
         """
+        if larger.used <= self.used:
+            self.larger = larger.whole
         begun = self.relaxation is not None or larger.relaxation is None
         if not begun and larger.used <= self.used:
             kept = np.searchsorted(larger.index, self.index)
@@ -206,6 +215,12 @@ class ExchangeSet:
 
     def refine(self) -> tuple[float, bool]:
         """One step: solve, cut. Returns the bound so far and whether no step will raise it."""
+        if not self.is_solved:
+            self.is_solved = self._refine()
+        return self.proven, self.is_solved
+
+    def _refine(self) -> bool:
+        """Whether no step will raise the bound after this one."""
         if self.relaxation is None:
             self._start()
         if self.program.optimum < 0:  # of the even mix, beside what was taken from a larger set
@@ -214,10 +229,10 @@ class ExchangeSet:
         if status == pywraplp.Solver.INFEASIBLE and self.program.is_infeasible():
             self.proven = np.inf
         if status != pywraplp.Solver.OPTIMAL:
-            return self.proven, True
+            return True
         self.proven = max(self.proven, self._certified())
         grown = self.rank_excess.add_rows()
-        return self.proven, not self._cut() and not grown
+        return not self._cut() and not grown
 
     @property
     def is_exact(self) -> bool:
@@ -248,6 +263,7 @@ class ExchangeSet:
             work: knapsacks that may be solved.
             stop: whether to end now.
         """
+        self.is_filled = True
         items = self._items(upper_ms) if self._is_coarse() else None
         if items is None:
             return self.proven, 0
@@ -262,6 +278,30 @@ class ExchangeSet:
                 self.cut_short |= patterns.cut_short
             left -= max(1, mine - patterns.left)
         return self.proven, work - left
+
+    def choose_options(self, upper_ms: float, work: float, seconds: float) -> tuple[float, float]:
+        """The bound once one more integer program was solved, with one option for every table, and
+        the work spent.
+
+        Args:
+            upper_ms: above the bound.
+            work: deterministic time of CP-SAT, about seconds on one core.
+            seconds: wall time left.
+        """
+        if self.whole is None:
+            self.whole = WholeOptions(
+                self.known,
+                self.index,
+                self.group,
+                self.relaxation_of_ranks(),
+                self._mean_load(),
+                self.rank_excess.floor,
+                self.larger,
+            )
+        limits = upper_ms, work, seconds
+        bound, self.is_chosen, used = self.whole.bound(self.slack, self.priced_ms, *limits)
+        self.proven = max(self.proven, bound)
+        return self.proven, used
 
     def place_ranks(
         self, upper_ms: float, work: float, seconds: Callable[[], float]
@@ -300,7 +340,7 @@ class ExchangeSet:
 
     def relaxation_of_ranks(self) -> Relaxation:
         """The relaxation with hulls that reach as far as the load of one rank can."""
-        return self._relax({}, float(self.known.problem.topology.world_size))
+        return self._relax(self.known.wide_hulls, float(self.known.problem.topology.world_size))
 
     def _is_coarse(self) -> bool:
         """Ranks have few tables, most of which cannot be divided."""

@@ -8,6 +8,9 @@ Where such a program is solved, its plans are divided at an exchange: those that
 that do not (branch and bound, Land and Doig 1960). What has the least bound is refined first, so
 the bound is the best that is known at any time, and ends at a single set of exchanges.
 
+Where the best plan stays well above it, the same plans are bounded again with one option for every
+table (`search.bound.whole_options`), and by what single ranks can hold.
+
 Why: docs/decisions/0026-bound.md, docs/decisions/0029-time-of-a-search.md.
 """
 
@@ -48,9 +51,16 @@ SMALL = 480
 two hosts the models are several times as large, and minutes brought three per cent."""
 PLACING = 5.0
 """Deterministic time of CP-SAT for that at effort 1, about seconds on one core."""
+CHOOSING = 15.0
+"""The same for one option of every table, on any number of ranks, times the gap up to `VERY_WIDE`:
+gaps of a few per cent are closed by a few sets, or not at all."""
+VERY_WIDE = 0.3
+VAIN = 0.35
+"""What a set costs beside whose bound it did not raise by `WORTH`: where a few are such, most are.
+"""
 WIDE, NARROW = 0.05, 0.01
-"""Gap from which on it has all of that time; less where it is smaller, and below the second none:
-26 tables on 8 ranks gained a tenth of a percent in a second."""
+"""Gap from which on placing has all of its time; less where it is smaller. Below the second one
+neither has any: 26 tables on 8 ranks gained a tenth of a percent in a second."""
 ATTEMPT = 1 / 3
 """Part of what is left that one attempt may take."""
 SHORT = 0.5
@@ -79,11 +89,13 @@ class LowerBound:
         self._problem = problem, space, scorer
         self._patience = patience
         self._raised = 0.0, 0  # the bound when it last rose by more than that, and when that was
-        # what may still be refined or divided, least bound first; sets of exchanges whose program
-        # is solved; and those of which it is known what single ranks can hold
+        # what may still be refined or divided, least bound first; and sets of exchanges whose
+        # program is solved
         self._open: list[Bounded] | None = None
+        # work that is left for programs with one option for every table, and wall time
+        self._choosing = 0.0
+        self._seconds: Callable[[], float] = lambda: np.inf
         self._solved: list[Bounded] = []
-        self._filled: list[Bounded] = []
         self._wanted: dict[Exchange, float] = {}  # by the optimum over all plans
         self._count = count()
         self._refined = 0
@@ -117,9 +129,9 @@ class LowerBound:
             self._all = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
             self._open = [(0.0, next(self._count), self._all)]
         for _ in range(steps):
-            if not self._open or self.proven_ms >= min(self._least_solved, upper_ms):
+            if not self._open or self.proven_ms >= min(_least(self._solved), upper_ms):
                 break
-            if self._is_idle():
+            if self._choosing <= 0 and not self._open[0][2].is_solved and self._is_idle():
                 break
             before, number, one = heapq.heappop(self._open)
             if one.proven > before:  # it was refined elsewhere
@@ -127,6 +139,12 @@ class LowerBound:
                 continue
             try:
                 bound, done = one.refine()
+                if done and bound < upper_ms and not one.is_chosen and self._choosing > 0:
+                    limits = _attempt(self._choosing), self._seconds()
+                    bound, used = one.choose_options(upper_ms, *limits)
+                    done = one.is_chosen
+                    vain = done and bound < one.priced_ms * (1 + WORTH)
+                    self._choosing -= used + VAIN * vain
             except KeyboardInterrupt:  # the bound is of all plans, also of these
                 heapq.heappush(self._open, (before, number, one))
                 raise
@@ -162,8 +180,8 @@ class LowerBound:
         stop: Callable[[float], bool],
         seconds: Callable[[], float] = lambda: np.inf,
     ) -> float:
-        """The bound in ms with what single ranks can hold, where that can help; set after set, the
-        least bound first.
+        """The bound in ms with one option for every table, and with what single ranks can hold,
+        where that can help; set after set, the least bound first.
 
         Args:
             steps: as of `solve`, in all, for sets that are the least then.
@@ -173,12 +191,60 @@ class LowerBound:
             seconds: wall time left.
         """
         last = self._refined + steps
-        self._fill_ranks(last, upper_ms, effort, stop)
+
+        def ended() -> bool:
+            return stop(self.solve(last - self._refined, upper_ms, stop))
+
+        def gap() -> float:
+            gap = upper_ms / max(self.proven_ms, MARGIN) - 1
+            return gap if gap > NARROW else 0.0
+
+        if ended():
+            return self._below(upper_ms)
+        self._choosing, self._seconds = CHOOSING * effort * min(VERY_WIDE, gap()), seconds
+        if self._choosing > 0:
+            self._open, self._solved = [*(self._open or ()), *self._solved], []
+            heapq.heapify(self._open)
+            if ended():
+                return self._below(upper_ms)
+        self._raise(
+            max(1, round(KNAPSACKS * effort)),
+            lambda one, left: one.fill_ranks(upper_ms, int(left), lambda: stop(self.proven_ms)),
+            lambda one: not one.is_filled and one.proven * (1 + WORTH) < upper_ms,
+            ended,
+        )
         choices, topology = self.choices, self._problem[0].topology
         small = choices.tables * topology.world_size <= SMALL and topology.groups == 1
         if small and not choices.without_longest:
-            self._place_ranks(last, upper_ms, effort, stop, seconds)
+            self._raise(
+                PLACING * effort * min(1.0, gap() / WIDE),
+                lambda one, left: one.place_ranks(upper_ms, _attempt(left), seconds),
+                lambda one: not one.is_settled and one.proven < upper_ms,
+                ended,
+            )
         return self._below(upper_ms)
+
+    def _raise(
+        self,
+        left: float,
+        work: Callable[[ExchangeSet, float], tuple[float, float]],
+        able: Callable[[ExchangeSet], bool],
+        ended: Callable[[], bool],
+    ) -> None:
+        """Raise the least bound as long as it is of a solved set that is able to.
+
+        Args:
+            left: what may be spent.
+            work: the bound of a set after some work of what is left, and what that was.
+            ended: solves what is open; whether to end.
+        """
+        while left > 0 and not ended() and self._solved:
+            before, number, one = self._solved[0]
+            if before > self.proven_ms or not able(one):
+                break
+            bound, used = work(one, left)
+            left -= used
+            heapq.heapreplace(self._solved, (max(bound, before), number, one))
 
     def _below(self, upper_ms: float) -> float:
         """What is proven, less `MARGIN`.
@@ -198,53 +264,12 @@ class LowerBound:
             )
         return min(proven, upper_ms) * (1 - MARGIN)
 
-    def _fill_ranks(
-        self, last: int, upper_ms: float, effort: float, stop: Callable[[float], bool]
-    ) -> None:
-        """What ranks can hold by their patterns; no refinement comes after the ``last`` one."""
-        left = max(1, round(KNAPSACKS * effort))
-        while left > 0 and not stop(self.solve(last - self._refined, upper_ms, stop)):
-            bound, _, one = self._solved[0] if self._solved else (np.inf, 0, None)
-            if one is None or bound > self.proven_ms or bound * (1 + WORTH) >= upper_ms:
-                break
-            bound, used = one.fill_ranks(upper_ms, left, lambda: stop(self.proven_ms))
-            left -= used
-            before, number, _ = heapq.heappop(self._solved)
-            heapq.heappush(self._filled, (max(bound, before), number, one))
-
-    def _place_ranks(
-        self,
-        last: int,
-        upper_ms: float,
-        effort: float,
-        stop: Callable[[float], bool],
-        seconds: Callable[[], float],
-    ) -> None:
-        """Targets that no placement on ranks reaches, for the set with the least bound."""
-        gap = upper_ms / max(self.proven_ms, MARGIN) - 1
-        left = PLACING * effort * min(1.0, gap / WIDE) if gap > NARROW else 0.0
-        while left > 0 and not stop(self.solve(last - self._refined, upper_ms, stop)):
-            heap = min(self._solved, self._filled, key=_least)
-            known = heap[0][0] if heap else np.inf
-            if known >= upper_ms or known > self.proven_ms or heap[0][2].is_settled:
-                break
-            work = min(left, max(SHORT, ATTEMPT * left))
-            bound, used = heap[0][2].place_ranks(upper_ms, work, seconds)
-            left -= used
-            before, number, one = heapq.heappop(heap)
-            heapq.heappush(self._filled, (max(bound, before), number, one))
-
     @property
     def proven_ms(self) -> float:
         """No plan is faster, as far as is known; 0 before anything is."""
         if self._open is None:
             return 0.0
-        return min(self._least_solved, _least(self._open))
-
-    @property
-    def _least_solved(self) -> float:
-        """The least bound of the sets whose programs are solved."""
-        return min(_least(self._solved), _least(self._filled))
+        return min(_least(self._solved), _least(self._open))
 
     def notes(self, upper_ms: float) -> tuple[str, ...]:
         """What the bound leaves out or did not get to, a sentence each; none where it is closed.
@@ -260,9 +285,9 @@ class LowerBound:
                 f"The bound balances all tables: {len(self.choices.all)} options are more than the "
                 f"{MAX_CHOICES} up to which it looks at longest shards"
             )
-        if _least(self._open) < min(upper_ms, self._least_solved):
+        if _least(self._open) < min(upper_ms, _least(self._solved)):
             found.append("The bound was cut short: not all plans were divided by sharding types")
-        if any(one.cut_short for _, _, one in self._filled):
+        if any(one.cut_short for _, _, one in self._solved):
             found.append("The bound was cut short: how tables fill single ranks was not settled")
         return tuple(found)
 
@@ -271,11 +296,11 @@ class LowerBound:
         alike the ones with the fewest exchanges; none before `solve`. Before any is solved they
         have bounds of families, which tell nothing: then those come first that have most of what
         the optimum over all plans uses."""
-        found = [*(self._open or ()), *self._solved, *self._filled]
+        found = [*(self._open or ()), *self._solved]
         if not self.sets:
             exact = [one for bound, _, one in sorted(found) if one.is_exact and bound < np.inf]
             return [*exact, *(self._nested() if self._refined else ())]
-        known = self._least_solved < np.inf
+        known = _least(self._solved) < np.inf
         least: dict[ExchangeSet, tuple[float, int]] = {}
         for bound, _, family in found:
             for one in self.sets if bound < np.inf else ():
@@ -333,6 +358,11 @@ class LowerBound:
             if len(np.unique(choices.table[mine])) == choices.tables:
                 found.append(ExchangeSet(choices, mine, needed=needed[mine]))
         return found
+
+
+def _attempt(left: float) -> float:
+    """Deterministic time that one attempt may take of what is left."""
+    return min(left, max(SHORT, ATTEMPT * left))
 
 
 def _least(found: list[Bounded]) -> float:

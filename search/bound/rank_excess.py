@@ -177,7 +177,7 @@ class RankExcess:
         slope, uneven = cut.segments[:, self.group], cut.uneven[:, self.group]
         floors = cut.floors[:, self.group]
         peak = np.einsum("nc,snc->sn", self.longest, slope[..., WORK])
-        floor = np.array([self._floor(of_groups) for of_groups in cut.floors])
+        floor = np.array([self.floor(of_groups) for of_groups in cut.floors])
         even = np.einsum("nc,snc->sn", self.even, slope[..., WORK])
         # caches that tables lend each other can make a mean less than nothing
         mean = np.maximum(0.0, np.einsum("nc,snc->sn", loads, slope + uneven))
@@ -187,7 +187,7 @@ class RankExcess:
         peak = np.where(peak > 0, peak + floors, 0.0)
         return CycleSegments(peak[sure], even[sure], mean[sure], floor[sure], launched[sure])
 
-    def _floor(self, floors: Array) -> float:
+    def floor(self, floors: Array) -> float:
         """What the ranks that launch anything in a segment pay at least, if some rank is sure to:
         plans that use an exchange use one of its groups.
 
