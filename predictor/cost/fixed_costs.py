@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from predictor.cost.errors import CostErrors
 from predictor.cost.ops.op_time import OpTimes
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.captured import CapturedDense
 from predictor.model.dlrm_program import dense_program
 from predictor.model.topology import Topology
 from predictor.model.workload import MeasuredDense, Workload
@@ -70,6 +71,11 @@ class FixedCosts:
 
     @cached_property
     def dense(self) -> DenseWork:
+        if isinstance(self.workload.dense, CapturedDense):
+            return _work_of_captured(_Captured(self))
+        return self._dense()
+
+    def _dense(self) -> DenseWork:
         dense, modules = self.workload.dense, self.workload.modules
         if isinstance(dense, MeasuredDense):
             return measured_work(dense.at_batch_size(self.workload.batch_size), modules)
@@ -103,3 +109,30 @@ class FixedCosts:
         cost = self.hardware.overheads
         each = cost.op_us if cost.layer_op_us is None else cost.layer_op_us
         return us(ops * each + kernels * cost.launch_us)
+
+
+class _Captured:
+    """Costs with a captured dense part of a thousand ops, which workloads share whose tables or
+    exchanges differ: equal where that part, its sizes and the profile are the same."""
+
+    def __init__(self, costs: FixedCosts) -> None:
+        workload = costs.workload
+        self.costs, self.dense, self.hardware = costs, workload.dense, costs.hardware
+        ids = tuple(workload.ids_per_sample.items())
+        self.sizes = workload.batch_size, workload.modules, workload.position_weights, ids
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Captured)
+            and self.dense is other.dense
+            and self.hardware is other.hardware
+            and self.sizes == other.sizes
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.dense), id(self.hardware), self.sizes))
+
+
+@lru_cache(maxsize=4)
+def _work_of_captured(of: _Captured) -> DenseWork:
+    return of.costs._dense()

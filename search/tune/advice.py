@@ -8,7 +8,7 @@ plans that tie may differ is shown. Other machines are apart: they are no settin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from search.partitioner import GreedyPartitioner
 from search.prefer import TOLERANCE
 from search.problem import Problem
 from search.propose.rounding import LARGE
+from search.side_by_side import side_by_side, usable_cores
 from search.space.enumerate import reduced_space
 from search.space.option import Option
 from search.surrogate import Surrogate
@@ -127,7 +128,7 @@ class Advisor:
 
     def advise(self) -> Advised:
         """All that is worth telling; deterministic unless it is late."""
-        tried = [found for step in self.steps() if (found := self.found([step], self.plan))]
+        tried = list(self._single(list(self.steps())))
         best = _one_a_name(a for a in tried if a.gain > TOLERANCE)
         best = [*map(self._again, best[:REPLANNED]), *best[REPLANNED:]]
         best.sort(key=lambda a: -a.gain)
@@ -157,21 +158,44 @@ class Advisor:
     def found(self, chosen: Sequence[Step], plan: ShardingPlan) -> Advice | None:
         """What steps give with a plan, or with one like it where it cannot be kept; None where
         nothing fits or they exclude each other."""
+        predicted = self._predicted(chosen, plan)
+        return None if predicted is None else self._advice(chosen, self._turned(chosen), *predicted)
+
+    def _single(self, every: Sequence[Step]) -> Iterator[Advice]:
+        """What each step gives by itself, on all cores."""
+        count = min(usable_cores(), max(1, len(every)))
+
+        def predicted_of(some: Sequence[Step]) -> list[tuple[ShardingPlan, float] | None]:
+            return [self._predicted([step], self.plan) for step in some]
+
+        pieces = [partial(predicted_of, every[i::count]) for i in range(count)]
+        parts = list(side_by_side(pieces, [self.plan]))
+        for i, step in enumerate(every):
+            predicted = parts[i % count][i // count]
+            if predicted is not None:
+                yield self._advice([step], self._turned([step]), *predicted)
+
+    def _turned(self, chosen: Sequence[Step]) -> Case:
+        case = self.case
+        for step in chosen:
+            case = step.turn(case)
+        return case
+
+    def _predicted(
+        self, chosen: Sequence[Step], plan: ShardingPlan
+    ) -> tuple[ShardingPlan, float] | None:
+        """A plan under these steps, the given one where it fits, and its time in ms."""
         if self.late():
             return None
         try:
-            case = self.case
-            for step in chosen:
-                case = step.turn(case)
-            problem = case.problem()
+            problem = self._turned(chosen).problem()
             kept = _fitting(problem, plan)
             if kept is None:
                 return None
             candidate = match_plan(problem.workload, problem.topology, kept)
-            ms = float(problem.scorer.score([candidate])[0])
+            return kept, float(problem.scorer.score([candidate])[0])
         except ShardoptError:
             return None
-        return self._advice(chosen, case, kept, ms)
 
     def _advice(self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float) -> Advice:
         before = self.iteration_ms / self.case.workload.batch_size
