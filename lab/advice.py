@@ -36,7 +36,8 @@ from shardopt.files import atomic_write_text
 from shardopt.measure.machine import environment
 from shardopt.ranks.realtime import Runtime
 
-SETTINGS = ("index_dedup", "qcomm", "batch_size", "train_pipeline", "id_order")
+SETTINGS = ("qcomm", "batch_size", "train_pipeline", "id_order")
+"""Index dedup is not among them, as FBGEMM has it on GPUs alone."""
 EXPECTED = 0.03
 """Gains and losses that are larger must have the right sign."""
 NEAR = 0.05

@@ -49,6 +49,7 @@ RARELY = 10
 NUMERICS, TRAINING = "changes numerics", "changes training"
 CONVERGES = "check that training converges equally well"
 NO_CACHE = "no table may be fused_uvm_caching"
+NO_DEDUP = "FBGEMM finds distinct ids on GPUs alone"
 
 Value = str | int | float
 Setting = Mapping[str, Value]
@@ -596,6 +597,7 @@ PARAMETERS: dict[str, Knob] = {
             "index_dedup",
             SWITCH,
             can=lambda case, table: not table.is_pooled,
+            refused=lambda case: "" if case.hardware.device == "cuda" else NO_DEDUP,
             advised=lambda case: (ON,),
             script="EmbeddingCollectionSharder(..., use_index_dedup=True)".format,
         ),
