@@ -171,6 +171,10 @@ def test_unequal_ranks_and_cpus() -> None:
     assert grid_of(on_cpu, {"pipeline": None}).values["pipeline"] == ("base", "sparse_dist")
     with pytest.raises(InputError, match=r"hbm .*memory"):
         grid_of(on_cpu, {"hbm": None})
+    unpooled = a_case(tables=(replace(a_table(), pooling="none"),))
+    assert grid_of(unpooled, {"index_dedup": None}).values["index_dedup"] == ("false", "true")
+    with pytest.raises(InputError, match="index_dedup"):
+        grid_of(replace(unpooled, hardware=CPU), {"index_dedup": None})
 
 
 def test_groups_are_tried_with_copies_that_meet_rarely_where_there_are_none() -> None:
