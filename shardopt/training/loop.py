@@ -94,6 +94,11 @@ PIPELINES: dict[str, Any] = {
     # from the first batch on
     "semi_sync": partial(train_pipelines.TrainPipelineSemiSync, start_batch=0),
 }
+NEED_GPUS = {
+    "prefetch_sparse_dist": "fills GPU caches",
+    "semi_sync": "keeps tensors for streams of GPUs",
+}
+"""Train pipeline -> what it does that TorchRec has for GPUs alone."""
 
 
 class Training:
@@ -126,9 +131,10 @@ class Training:
                 "stashing is predicted, and not run here: leave out stash_weights and "
                 "stash_optimizer_state"
             )
-        if workload.train_pipeline == "prefetch_sparse_dist" and device.type == "cpu":
+        why = NEED_GPUS.get(workload.train_pipeline)
+        if why is not None and device.type == "cpu":
             raise InputError(
-                "train_pipeline prefetch_sparse_dist fills GPU caches and cannot run on CPUs; "
+                f"train_pipeline {workload.train_pipeline} {why} and cannot run on CPUs; "
                 "set it to base or sparse_dist, or train on GPUs with NCCL",
                 inputs=("backend",),
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torchrec")
@@ -11,8 +13,10 @@ import torch
 
 from predictor.errors import InputError
 from predictor.model.distribution import Empirical, Uniform, Zipf
+from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from shardopt.training.batch import batch_ring, popularity_ranks, synthetic_batch
+from shardopt.training.loop import Training
 from shardopt.training.model import build_model
 
 DENSE = DenseArch(13, (32, 16), (32, 1))
@@ -149,3 +153,10 @@ def test_unpooled_sequences_are_summed() -> None:
 def test_models_that_cannot_be_built(tables: list[Table], words: str) -> None:
     with pytest.raises(InputError, match=words):
         build_model(workload(*tables))
+
+
+@pytest.mark.parametrize("pipeline", ["prefetch_sparse_dist", "semi_sync"])
+def test_pipelines_of_gpus_are_refused_on_cpus(pipeline: str) -> None:
+    model = replace(workload(table(Feature("f", 1.0))), train_pipeline=pipeline)
+    with pytest.raises(InputError, match=f"{pipeline} .*cannot run on CPUs"):
+        Training(model, ShardingPlan({}, 1, 1), torch.device("cpu"), batch_ring(model))
