@@ -62,6 +62,8 @@ LEAST_NOISE = 0.03
 """1-sigma relative error of a measured time at least: what the same phase differs by from one run
 of a job to the next."""
 MOST_FACTOR = 1000
+LEAST_MS = 1e-100
+"""A predicted time below it is none."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,12 @@ def _linear(given: Sequence[Evidence], at: Mapping[str, int], around: Array) -> 
             for part, ms in one.parts_ms.items()
         }
         total = sum(times.values())
+        if not total > LEAST_MS:
+            raise InputError(
+                f"the evidence '{one.what}' has no predicted time beside its {one.measured_ms:g} ms"
+                "; learn again from the traces",
+                inputs=("hardware",),
+            )
         for part, ms in times.items():
             for name in factors_in(part):
                 shares[i, at[name]] += ms / total

@@ -366,7 +366,7 @@ def test_without_logging_set_up_one_line_says_what_was_found() -> None:
     )
     (line,) = [x for x in done.stderr.splitlines() if "predicted" in x]
     assert re.search(
-        r"predicted [\d.]+ ms per iteration on 4 x a100-80gb \(90 %: .* ms\); "
+        r"predicted [\d.]+ ms per iteration on 4 x a100-80gb \(90 %, uncalibrated: .* ms\); "
         r"TorchRec's plan takes [\d.]+ ms \(([\d.]+x slower|same)\); "
         r"(at most [\d.]+|less than 0\.1) % from the best possible; constants: \w+",
         line,
