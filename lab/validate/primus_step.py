@@ -27,7 +27,6 @@ from lab.suites import SUITES, Cell, ComparedRow, Report
 from lab.tasks.plans import row_wise
 from lab.validate.tables import compare_tables, kernel_interval, profile_of_row
 from predictor.cost.collectives import Collectives
-from predictor.cost.elementwise import memory_ms
 from predictor.cost.gemm import attention_ms, gemm_ms
 from predictor.cost.ops import op_time
 from predictor.cost.posterior import LEAST_NOISE, posterior
@@ -168,9 +167,9 @@ def _classes(hardware: str) -> dict[str, float]:
     found = dict.fromkeys(GROUPS, 0.0)
     for events in (program.forward, program.backward):
         for chain in op_time.fused_chains(_calls(events)):
-            name, ms = op_time.plain_name(chain[0]), times.cost(chain[0]).ms
+            name, ms = op_time.plain_name(chain[0]), times.cost_of_chain(chain).ms
             if len(chain) > 1:
-                found["Fused ops (Triton)"] += float(memory_ms(hw, op_time.outer_bytes(chain)))
+                found["Fused ops (Triton)"] += ms
             elif name in op_time.PRODUCTS:
                 found["GEMM (cuBLAS)"] += ms
             elif name in op_time.ATTENTION:

@@ -295,8 +295,7 @@ class _Pricer:
             if len(chain) == 1:
                 yield chain[0], self._cost(chain[0])
             else:
-                ms = float(memory_ms(self.times.hardware, outer_bytes(chain)))
-                yield replace(chain[0], name="fused"), OpCost(ms, 1)
+                yield replace(chain[0], name="fused"), self.times.cost_of_chain(chain)
 
     def _issue_ms(self, name: str, cost: OpCost) -> float:
         if name in UNSEEN:

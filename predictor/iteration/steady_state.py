@@ -207,34 +207,35 @@ def alike_after(graph: Graph, whole: bool, alike: Set[State]) -> set[State]:
     Args:
         alike: state that is the same at its start.
     """
-    now = {state: state in alike for state in _states(graph) if state[0] != "end"}
+    states = _states(graph)
+    now = {state: state in alike for state in states if state[0] != "end"}
     ends: list[bool] = []
     for op in graph.ops:
         host: State = ("thread", op.thread, 0)
         stream: State = ("stream", op.stream, 0)
         inline = op.stream in graph.inline_streams
-        issued = launched = now[host]
+        there = op.active is None or whole
+        issued = now[host]
         deps = all(
             ("end", dep.op, dep.lag) in alike if dep.lag else ends[dep.op] for dep in op.deps
         )
         ready = issued and deps and (inline or now[stream])
         ran = (ready or op.scope == "world") and op.cost_ms.shape[-1] == 1
         if op.kernels > 1 and not inline:
-            ran = ran and launched
-        if op.active is None or whole:
-            now[stream] = end = ran
-        else:
-            now[stream], end = ran and now[stream], ran and deps
+            ran = ran and issued
+        now[stream] = ran and (there or now[stream])
         if inline or op.blocks_host:
-            now[host] = ran if op.active is None or whole else ran and issued
-        ends.append(end)
-    after = {state for state, same in now.items() if same}
-    for state in _states(graph):
-        kind, op_index, lag = state
-        if kind == "end" and isinstance(op_index, int):
-            same = ends[op_index] if lag == 1 else ("end", op_index, lag - 1) in alike
-            after |= {state} if same else set()
-    return after
+            now[host] = ran and (there or issued)
+        ends.append(ran and (there or deps))
+
+    def same(state: State) -> bool:
+        kind, op, lag = state
+        if kind != "end":
+            return now[state]
+        assert isinstance(op, int)
+        return ends[op] if lag == 1 else ("end", op, lag - 1) in alike
+
+    return set(filter(same, states))
 
 
 def _states(graph: Graph) -> list[State]:

@@ -127,6 +127,12 @@ class OpTimes:
             return self._attention(call, name)
         return self._memory(call, name)
 
+    def cost_of_chain(self, chain: Sequence[OpCall]) -> OpCost:
+        """Of ops that run as one kernel (`fused_chains`)."""
+        if len(chain) == 1:
+            return self.cost(chain[0])
+        return OpCost(float(memory_ms(self.hardware, outer_bytes(chain))), 1)
+
     # --- arithmetic -----------------------------------------------------------------------------
 
     def _type(self, operand: Operand) -> str:
