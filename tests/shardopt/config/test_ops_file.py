@@ -7,14 +7,21 @@ import copy
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from predictor.cost.dense import DenseWork
+from predictor.cost.fixed_costs import FixedCosts
 from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
 from predictor.model.captured import CapturedDense, CapturedProgram
 from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall
+from predictor.model.topology import Topology
+from predictor.model.workload import QComm, Workload
 from shardopt.config import load_model, read_model
 from shardopt.config.ops_file import ops_text, read_ops, read_ops_content
 from shardopt.config.write import with_digest, write_model
@@ -80,6 +87,32 @@ def model(folder: Path, raw: Any = OPS, text: str = MODEL) -> Path:
     path = folder / "model.yaml"
     path.write_text(text)
     return path
+
+
+def test_workloads_share_a_price_only_where_the_captured_part_costs_the_same(
+    tmp_path: Path,
+) -> None:
+    workload = load_model(model(tmp_path), batch_size=1000)
+    assert isinstance(workload.dense, CapturedDense)
+    ranks, h100 = Topology.uniform(2, hbm_bytes=0, ddr_bytes=0), load_hardware("h100-sxm")
+
+    def priced(given: Workload, hardware: HardwareProfile = h100) -> DenseWork:
+        return FixedCosts(given, ranks, hardware).dense
+
+    known = priced(workload)
+    assert priced(replace(workload, qcomm=QComm("bf16", "bf16"))) is known
+    compiled = replace(workload, dense=replace(workload.dense, compiled=True))
+    (first, *_), fewer = workload.tables, load_model(model(tmp_path), batch_size=500)
+    (feature, *_) = first.features
+    longer = replace(feature, pooling_factor=9 * feature.pooling_factor)
+    more_ids = (replace(first, features=(longer, *first.features[1:])), *workload.tables[1:])
+    for other in (
+        priced(compiled),
+        priced(fewer),
+        priced(replace(workload, tables=more_ids)),
+        priced(workload, load_hardware("cpu-gloo")),
+    ):
+        assert other is not known
 
 
 def test_sizes_grow_with_the_batch_and_the_ids(tmp_path: Path) -> None:
