@@ -29,9 +29,9 @@ from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
 from search.improve.balance import balance
 from search.infeasible import missing_memory
+from search.model.placements import PlacementModel, weighted
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
-from search.placements import PlacementModel, weighted
 from search.problem import Problem
 from search.propose.feasibility import find_feasible, model_size
 from search.reproducible import reproducible_solver, run

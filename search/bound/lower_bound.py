@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, count
 
@@ -75,6 +76,15 @@ Bounded = tuple[float, int, ExchangeSet]
 """Plans with their bound in ms, and a number that tells those with equal bounds apart."""
 
 
+@dataclass
+class Budget:
+    """Deterministic time that is left for programs with one option for every table, and what tells
+    the seconds of wall time that are."""
+
+    work: float = 0.0
+    seconds: Callable[[], float] = lambda: np.inf
+
+
 class LowerBound:
     """The bound of a problem over a space, refined step by step.
 
@@ -92,9 +102,6 @@ class LowerBound:
         # what may still be refined or divided, least bound first; and sets of exchanges whose
         # program is solved
         self._open: list[Bounded] | None = None
-        # work that is left for programs with one option for every table, and wall time
-        self._choosing = 0.0
-        self._seconds: Callable[[], float] = lambda: np.inf
         self._solved: list[Bounded] = []
         self._wanted: dict[Exchange, float] = {}  # by the optimum over all plans
         self._count = count()
@@ -115,23 +122,27 @@ class LowerBound:
         steps: int,
         upper_ms: float = np.inf,
         stop: Callable[[float], bool] = lambda bound: False,
+        choosing: Budget | None = None,
     ) -> float:
         """The bound in ms after at most ``steps`` more refinements.
 
         Args:
             upper_ms: a plan with this time is known; sets above it need no more work.
             stop: asked after every step with the bound so far, but for the first few.
+            choosing: what may be spent on one option for every table, and is charged; None for
+                nothing.
 
         Raises:
             UnsoundBoundError: the plan that is known is faster than what is proven.
         """
+        choosing = choosing or Budget()
         if self._open is None:
             self._all = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
             self._open = [(0.0, next(self._count), self._all)]
         for _ in range(steps):
             if not self._open or self.proven_ms >= min(_least(self._solved), upper_ms):
                 break
-            if self._choosing <= 0 and not self._open[0][2].is_solved and self._is_idle():
+            if choosing.work <= 0 and not self._open[0][2].is_solved and self._is_idle():
                 break
             before, number, one = heapq.heappop(self._open)
             if one.proven > before:  # it was refined elsewhere
@@ -139,12 +150,12 @@ class LowerBound:
                 continue
             try:
                 bound, done = one.refine()
-                if done and bound < upper_ms and not one.is_chosen and self._choosing > 0:
-                    limits = _attempt(self._choosing), self._seconds()
+                if done and bound < upper_ms and not one.is_chosen and choosing.work > 0:
+                    limits = _attempt(choosing.work), choosing.seconds()
                     bound, used = one.choose_options(upper_ms, *limits)
                     done = one.is_chosen
                     vain = done and bound < one.priced_ms * (1 + WORTH)
-                    self._choosing -= used + VAIN * vain
+                    choosing.work -= used + VAIN * vain
             except KeyboardInterrupt:  # the bound is of all plans, also of these
                 heapq.heappush(self._open, (before, number, one))
                 raise
@@ -190,10 +201,10 @@ class LowerBound:
             stop: asked often, with the bound so far.
             seconds: wall time left.
         """
-        last = self._refined + steps
+        last, choosing = self._refined + steps, Budget(0.0, seconds)
 
         def ended() -> bool:
-            return stop(self.solve(last - self._refined, upper_ms, stop))
+            return stop(self.solve(last - self._refined, upper_ms, stop, choosing))
 
         def gap() -> float:
             gap = upper_ms / max(self.proven_ms, MARGIN) - 1
@@ -201,8 +212,8 @@ class LowerBound:
 
         if ended():
             return self._below(upper_ms)
-        self._choosing, self._seconds = CHOOSING * effort * min(VERY_WIDE, gap()), seconds
-        if self._choosing > 0:
+        choosing.work = CHOOSING * effort * min(VERY_WIDE, gap())
+        if choosing.work > 0:
             self._open, self._solved = [*(self._open or ()), *self._solved], []
             heapq.heapify(self._open)
             if ended():

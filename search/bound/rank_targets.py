@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from predictor.cost.loads import LAUNCH, Load
+from predictor.cost.loads import COLUMNS, LAUNCH, Load
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.topology import Topology
 from search.bound.relaxation import Cut, Relaxation
-from search.placements import OptionVariables, PlacementModel, Term, weighted
+from search.model.cut_model import CutModel, CycleCut, OptionLoads
+from search.model.placements import weighted
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, place
 
@@ -36,78 +37,28 @@ RAISED = (0.0, 0.05, 0.2, 0.5)
 """Multiples of the mean that busy ranks are thought to have beyond it, for the first cuts."""
 HIGHER = 1e-4
 """A cut that raises the time of a plan by less than this share is no new one."""
-UNITS_PER_MS = 1e5
-"""Times are whole steps of 10 ns."""
 ORDERED = 5
 """Tables with the most work, by whose shards ranks are put in order."""
 BASE = 5
 """A table weighs this much more in that order than the next one."""
 
 
-@dataclass(frozen=True)
-class RankCut:
-    """A cut for plans whose shards lie on ranks: collectives of all ranks part its cycle, so every
-    section between two of them may run on another rank, and each waits for its busiest one.
-
-    ``time >= constant + rest . mean + sum over stretches of max over ranks (work . load)``.
-
-    In every stretch a rank also takes the floors of the groups that it launches. The cut has to
-    come from a relaxation whose hulls reach as far as the load of one rank can.
-
-    Args:
-        constant: of the cycle in ms.
-        rest: slope of what is taken at the mean rank, ``[groups, COLUMNS]``.
-        work: slopes of the stretches, ``[stretches, groups, COLUMNS]``.
-        floors: of a launch of a group, ``[stretches, groups]``.
-    """
-
-    constant: float
-    rest: Array
-    work: Array
-    floors: Array
-
-    @classmethod
-    def of(cls, cut: Cut) -> RankCut:
-        """The cut with its sections and collectives as stretches."""
-        work = np.concatenate([cut.segments + cut.uneven, cut.messages])
-        floors = np.zeros(work.shape[:2])
-        floors[: len(cut.floors)] = cut.floors
-        return cls(cut.constant, cut.slope - work.sum(axis=0), work, floors)
-
-    def at(self, loads: Array, launched: NDArray[np.bool_]) -> float:
-        """The least time in ms of a plan.
-
-        Args:
-            loads: ``[groups, ranks, COLUMNS]``.
-            launched: whether a rank has shards of a group, ``[groups, ranks]``.
-        """
-        stretches = np.einsum("sgc,grc->sr", self.work, loads) + self.floors @ launched
-        rest = float((self.rest * loads.mean(axis=1)).sum())
-        return self.constant + rest + float(stretches.max(axis=1).sum())
-
-    def is_like(self, other: RankCut) -> bool:
-        """Both are of the same cycle, at loads that make no difference."""
-        if self.work.shape != other.work.shape or not np.isclose(self.constant, other.constant):
-            return False
-        return np.allclose(self.rest, other.rest) and np.allclose(self.work, other.work)
+def cut_of_ranks(cut: Cut) -> CycleCut:
+    """A cut for plans whose shards lie on ranks, of a relaxation whose hulls reach as far as the
+    load of one rank can."""
+    segments = np.concatenate([cut.segments + cut.uneven, cut.messages])
+    floors = np.zeros(segments.shape[:2])
+    floors[: len(cut.floors)] = cut.floors
+    return CycleCut(cut.constant, cut.slope - segments.sum(axis=0), segments, floors)
 
 
 @dataclass(frozen=True)
 class RankChoice:
-    """An option of a table, by what it puts on ranks.
-
-    Args:
-        group: position of its lookup group in the slopes of cuts.
-        mean: its load on the mean rank, ``[COLUMNS]``.
-        slack_ms: what every plan with it exceeds a proven bound by at least.
-        shards: load of every shard at least, ``[shards, COLUMNS]``.
-    """
+    """An option of a table, and what every plan with it exceeds a proven bound by at least."""
 
     option: Option
-    group: int
-    mean: Array
+    loads: OptionLoads
     slack_ms: float
-    shards: Array
 
     @classmethod
     def of(
@@ -123,117 +74,24 @@ class RankChoice:
         them: rows of numbers that are alike are proven on sooner."""
         width = len(option.legal_ranks(topology).units[0][0])
         least = shards.reshape(-1, width, shards.shape[1]).min(axis=1)
-        return cls(option, group, mean, slack_ms, least.repeat(width, axis=0))
+        return cls(option, OptionLoads(group, mean, least.repeat(width, axis=0)), slack_ms)
 
 
-class RankModel(PlacementModel):
-    """Plans that are not slower than a target, as a model for CP-SAT.
-
-    If it has no solution, no plan is as fast as the target; so every number is rounded such that a
-    plan which is as fast stays a solution. All ranks are on one host, so that any two can change
-    their names.
-
-    Args:
-        choices: table by table.
-        bound_ms: what the slacks of the choices are counted from.
-    """
-
-    def __init__(
-        self,
-        choices: Sequence[RankChoice],
-        cuts: Sequence[RankCut],
-        topology: Topology,
-        bound_ms: float,
-        target_ms: float,
-    ) -> None:
-        self.choices = {choice.option: choice for choice in choices}
-        tables: dict[int, list[Option]] = {}
-        for option in self.choices:
-            tables.setdefault(option.table, []).append(option)
-        super().__init__(topology, list(tables.values()))
-        self.target_ms = target_ms
-        self.launches: dict[tuple[int, int], cp_model.IntVar] = {}
-        roomiest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
-        self.limit_memory(np.repeat(np.array(roomiest)[:, None], topology.world_size, axis=1))
-        slacks = self._of_choices(lambda choice: choice.slack_ms)
-        self.model.add(weighted(slacks) <= _ceil(target_ms - bound_ms))
-        for cut in cuts:
-            self._limit_time(cut)
-        self._order_ranks()
-
-    def _of_choices(self, ms: Callable[[RankChoice], float]) -> list[Term]:
-        """What the options that are chosen add, whichever ranks they are on."""
-        return [(_floor(ms(self.choices[p.option])), x) for p in self.placed for x in p.chosen]
-
-    def _limit_time(self, cut: RankCut) -> None:
-        """The cut is not above the target."""
-        terms = self._of_choices(lambda c: float((cut.rest[c.group] * c.mean).sum()))
-        most = _ceil(self.target_ms)
-        for work, floors in zip(cut.work, cut.floors, strict=True):
-
-            def taken(placed: OptionVariables, shard: int, work: Array = work) -> int:
-                choice = self.choices[placed.option]
-                return max(0, _floor(float(work[choice.group] @ choice.shards[shard])))
-
-            ranks = self.per_rank(taken)
-            for rank, mine in enumerate(ranks):
-                mine += self._floors(floors, rank)
-            if not any(ranks):
-                continue
-            slowest = self.model.new_int_var(0, most, "")
-            for mine in ranks:
-                self.model.add(weighted(mine) <= slowest)
-            # follows from the rows above, but is seen at once
-            self.model.add(weighted([t for mine in ranks for t in mine]) <= len(ranks) * slowest)
-            terms.append((1, slowest))
-        self.model.add(weighted(terms) <= _ceil(self.target_ms - cut.constant))
-
-    def _floors(self, floors: Array, rank: int) -> list[Term]:
-        """The floors of what a rank launches."""
-        return [
-            (_floor(ms), self._launched(group, rank))
-            for group, ms in enumerate(floors.tolist())
-            if _floor(ms) > 0
-        ]
-
-    def _launched(self, group: int, rank: int) -> cp_model.IntVar:
-        """Whether a rank has a shard of a lookup group."""
-        if (group, rank) not in self.launches:
-            self.launches[group, rank] = launched = self.model.new_bool_var("")
-            for placed in self.placed:
-                choice = self.choices[placed.option]
-                # a shard may be empty
-                if choice.group != group or not (choice.shards[:, Load.FORWARD_MS] > 0).all():
-                    continue
-                for unit in placed.units:
-                    for ranks, count in unit.placed:
-                        if rank in ranks:
-                            self.model.add(count <= len(unit.runs) * launched)
-        return self.launches[group, rank]
-
-    def _order_ranks(self) -> None:
-        """Of plans that differ in the names of their ranks only, keep one."""
-        if any(o.ranks is not None or o.pinned is not None for o in self.choices):
-            return
-        work: dict[int, float] = {}
-        for choice in self.choices.values():
-            mine = float(choice.mean[[Load.FORWARD_MS, Load.BACKWARD_MS]].sum())
-            work[choice.option.table] = max(mine, work.get(choice.option.table, 0.0))
-        most = sorted(work, key=lambda t: (-work[t], t))[:ORDERED]
-        weight = {table: BASE**i for i, table in enumerate(reversed(most))}
-        ranks = self.per_rank(
-            lambda p, _: weight.get(p.option.table, 0) if len(p.units[0].alternatives) > 1 else 0
-        )
-        for rank, following in pairwise(ranks):
-            self.model.add(weighted(rank) >= weighted(following))
-
-
-def _floor(ms: float) -> int:
-    return int(np.floor(ms * UNITS_PER_MS))
-
-
-def _ceil(ms: float) -> int:
-    return int(np.ceil(ms * UNITS_PER_MS))
+def _order_ranks(model: CutModel) -> None:
+    """Of plans that differ in the names of their ranks only, keep one."""
+    if any(o.ranks is not None or o.pinned is not None for o in model.loads):
+        return
+    work: dict[int, float] = {}
+    for option, loads in model.loads.items():
+        mine = float(loads.mean[[Load.FORWARD_MS, Load.BACKWARD_MS]].sum())
+        work[option.table] = max(mine, work.get(option.table, 0.0))
+    most = sorted(work, key=lambda t: (-work[t], t))[:ORDERED]
+    weight = {table: BASE**i for i, table in enumerate(reversed(most))}
+    ranks = model.per_rank(
+        lambda p, _: weight.get(p.option.table, 0) if len(p.units[0].alternatives) > 1 else 0
+    )
+    for rank, following in pairwise(ranks):
+        model.model.add(weighted(rank) >= weighted(following))
 
 
 class RankTargets:
@@ -259,9 +117,10 @@ class RankTargets:
         self.numbers = numbers
         self.relaxation = relaxation
         self.topology = topology
-        self.cuts: list[RankCut] = []
+        self.cuts: list[CycleCut] = []
         for share in RAISED:
-            self._add(RankCut.of(relaxation.evaluate(mean, share * mean, launched=share > 0)[1]))
+            cut = relaxation.evaluate(mean, share * mean, launched=share > 0)[1]
+            self._add(cut_of_ranks(cut))
 
     def refute(
         self, target_ms: float, bound_ms: float, work: float, seconds: Callable[[], float]
@@ -279,7 +138,7 @@ class RankTargets:
         if {c.option.table for c in able} != {c.option.table for c in self.choices}:
             return True, LEAST_WORK
         while left > 0 and seconds() > 0:
-            made = RankModel(able, self.cuts, self.topology, bound_ms, target_ms)
+            made = self.model(able, bound_ms, target_ms)
             solver = reproducible_solver(left, 0, seconds())
             status = run(solver, made.model)
             left -= max(LEAST_WORK, solver.response_proto.deterministic_time)
@@ -291,7 +150,31 @@ class RankTargets:
                 break
         return False, work - left
 
-    def _add(self, cut: RankCut) -> None:
+    def model(self, choices: Sequence[RankChoice], bound_ms: float, target_ms: float) -> CutModel:
+        """Plans that are not slower than a target; if the model has no solution, there is none. All
+        ranks are on one host, so that any two can change their names.
+
+        Args:
+            choices: that such a plan can have, table by table.
+            bound_ms: what the slacks of the choices are counted from.
+        """
+        topology, known = self.topology, {choice.option: choice for choice in choices}
+        tables: dict[int, list[Option]] = {}
+        for option in known:
+            tables.setdefault(option.table, []).append(option)
+        kept = np.zeros((len(self.numbers), topology.world_size, COLUMNS))
+        options = [*tables.values()]
+        model = CutModel(topology, options, lambda o: known[o].loads, kept, target_ms, proving=True)
+        roomiest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
+        model.limit_memory(np.repeat(np.array(roomiest)[:, None], topology.world_size, axis=1))
+        slacks = model.of_options(lambda option: known[option].slack_ms)
+        model.model.add(weighted(slacks) <= model.most - model.units(bound_ms))
+        for cut in self.cuts:
+            model.add_cut(cut)
+        _order_ranks(model)
+        return model
+
+    def _add(self, cut: CycleCut) -> None:
         """A new cut, unless it is known."""
         if not any(cut.is_like(one) for one in self.cuts):
             self.cuts.append(cut)
@@ -305,7 +188,7 @@ class RankTargets:
         mean = loads.mean(axis=1)
         more = loads.max(axis=1) - mean
         found = [self.relaxation.evaluate(mean, share * more, launched=True)[1] for share in UNEVEN]
-        cuts = [RankCut.of(cut) for cut in found]
+        cuts = [cut_of_ranks(cut) for cut in found]
         times = [cut.at(loads, launched) for cut in cuts]
         known = max((cut.at(loads, launched) for cut in self.cuts), default=0.0)
         if max(times) <= max(known * (1 + HIGHER), target_ms):

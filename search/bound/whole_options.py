@@ -23,8 +23,10 @@ from ortools.sat.python import cp_model
 
 from predictor.cost.loads import COLUMNS
 from search.bound.choices import BoundChoices
+from search.bound.rank_targets import cut_of_ranks
 from search.bound.relaxation import Cut, Relaxation
-from search.placements import Term, weighted
+from search.model.cut_model import UNITS_PER_MS
+from search.model.placements import Term, weighted
 from search.reproducible import reproducible_solver, run
 
 Array = NDArray[np.float64]
@@ -40,8 +42,6 @@ WORTH, FLAT = 1e-3, 2
 """Programs one after the other that raise the bound by less than this share: then it ends."""
 LEAST_WORK = 0.05
 """Of one program: building it takes time that CP-SAT does not count."""
-UNITS_PER_MS = 1e5
-"""Times are whole steps of 10 ns."""
 STEPS = 1 << 30
 """Of all memory: what options need is rounded down to them."""
 TINY, TOO_MUCH = 1e-9, 2.0
@@ -168,32 +168,26 @@ class WholeOptions:
         return [evaluate(load, more * load, launched=more > 0)[1] for more in UNEVEN]
 
     def _times(self, cut: Cut) -> _Times:
-        stretches = np.concatenate([cut.segments + cut.uneven, cut.messages])
+        ranked = cut_of_ranks(cut)
         of_rank = np.concatenate([cut.segments, cut.messages])
         each, own = (
             np.maximum(0.0, np.einsum("hc,shc->sh", self.shards, work[:, self.groups]))
-            for work in (stretches, of_rank)
+            for work in (ranked.segments, of_rank)
         )
-        longest = own.copy()
-        paid = cut.floors[:, self.groups]
-        longest[: len(paid)] += np.where(own[: len(paid)] > 0, paid, 0.0)
+        longest = own + np.where(own > 0, ranked.floors[:, self.groups], 0.0)
         even = np.where(self.everywhere, np.minimum.reduceat(own, self.starts, axis=1), 0.0)
         mean = np.add.reduceat(each, self.starts, axis=1) / self.ranks
-        floor = np.zeros(len(stretches))
-        floor[: len(paid)] = [self.floor_of(of_groups) for of_groups in cut.floors]
-        launching = even.copy()
         # nothing else is known of ranks that launch nothing
-        launched = ((cut.floors > 0) & ~cut.uneven.any(axis=2))[:, self.group]
-        launching[: len(paid)] = np.where(launched, mean[: len(paid)], even[: len(paid)])
-        rest = cut.slope - stretches.sum(axis=0)
+        paid = ranked.floors > 0
+        paid[: len(cut.uneven)] &= ~np.any(cut.uneven, axis=2)
         return _Times(
             cut.constant,
-            np.einsum("nc,nc->n", self.loads, rest[self.group]),
+            np.einsum("nc,nc->n", self.loads, ranked.even[self.group]),
             mean,
             np.maximum.reduceat(longest, self.starts, axis=1),
             even,
-            floor,
-            launching,
+            np.array([self.floor_of(of_groups) for of_groups in ranked.floors]),
+            np.where(paid[:, self.group], mean, even),
         )
 
     def _learn(self, chosen: Ints, known_ms: float) -> bool:

@@ -10,7 +10,6 @@ same exchanges it is a lower estimate, exact where costs are linear in the loads
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from predictor.cost.loads import COLUMNS, LONGEST, Load
 from predictor.iteration.critical_path import critical_cycle
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
+from search.model.cut_model import CycleCut
 from search.objective import Assignment, Objective
 
 Array = NDArray[np.float64]
@@ -27,22 +27,6 @@ STEP = 1e-3
 """Of the mean rank's load, by which loads change to see what that costs."""
 PROBED = [c for c in range(LONGEST.start) if c not in (Load.SHARDS, Load.ROWS)]
 """Columns that costs rise with steadily."""
-
-
-@dataclass(frozen=True)
-class CycleCut:
-    """``time ~ constant + sum over segments of max over ranks (slope . load) + even . mean load``.
-
-    Args:
-        segments: slopes of every segment, ``[segments, groups, COLUMNS]`` in ms.
-        even: slopes of what follows from the mean over the ranks, ``[groups, COLUMNS]``.
-        groups: lookup groups that the plan uses; the slopes of others are not known.
-    """
-
-    constant: float
-    segments: Array
-    even: Array
-    groups: frozenset[int]
 
 
 def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | None:
@@ -71,7 +55,8 @@ def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | Non
     times = np.einsum("sgc,grc->sr", many, totals)
     constant = length / iterations - float(times.max(axis=1).sum())
     constant -= float((even * totals.mean(axis=1)).sum())
-    return CycleCut(constant, many, even, frozenset(used.tolist()))
+    floors = np.zeros(many.shape[:2])  # the constant has those of groups that the plan launches
+    return CycleCut(constant, even, many, floors, frozenset(used.tolist()))
 
 
 def _runs(graph: Graph, ops: Sequence[int]) -> list[list[int]]:

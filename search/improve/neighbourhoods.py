@@ -15,10 +15,14 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from ortools.sat.python import cp_model
 
-from search.improve.cut_model import CutModel
-from search.improve.cycle_cuts import CycleCut, critical_cut
-from search.objective import Assignment, Objective
+from search.improve.cycle_cuts import critical_cut
+from search.in_use.moves import keep_shards_in_place
+from search.model.cut_model import CutModel, CycleCut, OptionLoads
+from search.objective import Assignment, Objective, apply
+from search.reproducible import reproducible_solver, run
+from search.space.option import AllowedPlacements, Option
 from search.surrogate import Surrogate
 
 GAIN = 1e-3
@@ -29,6 +33,9 @@ TABLES = 24
 """Tables that may change at once, at most."""
 CUTS = 8
 """The last so many cuts are in a model."""
+WORK, LEAST_WORK = 0.6, 0.1
+"""Deterministic time of CP-SAT for one answer, about seconds on one core, and what one counts at
+least: building the model takes time, too."""
 ASKED = 6
 """Times that one neighbourhood is asked for a faster plan."""
 WIDE = 0.5
@@ -77,12 +84,9 @@ class Neighbourhoods:
         while left - work <= patience and work > 0 and self.cuts and sizes and not stop(best_ms):
             before = best_ms
             wide = self.random.random() < WIDE
-            free, tables = self._neighbourhood(best, sizes[0])
+            around = self._neighbourhood(best, sizes[0])
             for _ in range(ASKED):
-                model = CutModel(
-                    self.objective, self.surrogate, best, free, tables, self.cuts, wide=wide
-                )
-                plan, spent = model.find(best_ms * (1 - GAIN), self.seed, seconds())
+                plan, spent = self.find(best, best_ms * (1 - GAIN), *around, wide, seconds())
                 work -= spent
                 if plan is None or not self.objective.fits(plan):
                     break
@@ -122,3 +126,71 @@ class Neighbourhoods:
             tables = self.random.sample(inside, min(len(inside), TABLES))
             tables += self.random.sample(rest, min(len(rest), TABLES - len(tables)))
         return free, sorted(tables)
+
+    def find(
+        self,
+        base: Assignment,
+        below_ms: float,
+        free: frozenset[int],
+        tables: Sequence[int],
+        wide: bool,
+        seconds: float,
+    ) -> tuple[Assignment | None, float]:
+        """A plan that all cuts say to be as fast as asked for, None if none was found; and the
+        deterministic time that took.
+
+        Args:
+            base: the plan, from which the new one may differ.
+            free: ranks whose tables may change.
+            tables: which tables may change, of those that have shards on these ranks.
+            wide: tables with shards on other ranks, too, may become something else.
+            seconds: wall time left.
+        """
+        objective, surrogate, space = self.objective, self.surrogate, self.objective.space
+        topology, every = objective.problem.topology, frozenset(range(self.world))
+        groups = frozenset().union(*(cut.groups for cut in self.cuts))
+
+        def options(table: int) -> list[Option]:
+            """What a table may become: options whose costs some cut knows."""
+            now, ranks = base[table]
+            if not wide and not every.issubset(ranks) and not free.issuperset(ranks):
+                return [now]
+            others = (o for o in space.options[table] if o is not now)
+            return [now, *(o for o in others if surrogate.shard_loads(o)[0] in groups)]
+
+        def where(option: Option) -> AllowedPlacements:
+            """Ranks that are free, and those that the table is on now."""
+            legal, able = objective.legal(option), free.union(base[option.table][1])
+            units = (
+                tuple(a for a in some if able.issuperset(a) or every.issubset(a))
+                for some in legal.units
+            )
+            return AllowedPlacements(tuple(units), legal.same_group)
+
+        def loads_of(option: Option) -> OptionLoads:
+            group, loads = surrogate.shard_loads(option)
+            return OptionLoads(group, loads.sum(axis=0) / self.world, loads)
+
+        kept = [choice for t, choice in enumerate(base) if t not in set(tables)]
+        model = CutModel(
+            topology,
+            [options(table) for table in tables],
+            loads_of,
+            surrogate.loads_on_ranks(kept),
+            below_ms,
+            legal=where,
+            numbers=tables,
+        )
+        if space.in_use is not None:
+            model.limit_moves(space, len(set(space.in_use.moved(base)) - set(tables)))
+        model.limit_memory(objective.caps - (objective.memory(kept) if kept else 0.0))
+        for cut in self.cuts:
+            model.add_cut(cut)
+        model.model.minimize(model.time)
+        solver = reproducible_solver(WORK, self.seed, seconds)
+        status = run(solver, model.model)
+        spent = max(LEAST_WORK, solver.response_proto.deterministic_time)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None, spent
+        plan = apply(base, dict(zip(tables, model.read(solver), strict=True)))
+        return keep_shards_in_place(space.in_use, plan), spent

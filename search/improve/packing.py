@@ -14,9 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from search.improve.cycle_cuts import CycleCut, critical_cut
+from search.improve.cycle_cuts import critical_cut
 from search.improve.placed_plan import GAIN, Columns, PlacedPlan
 from search.improve.shard_moves import Array
+from search.model.cut_model import CycleCut
 from search.objective import Assignment, Objective
 from search.space.option import Option
 from search.surrogate import Surrogate

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from ortools.sat.python import cp_model
 
+from search.model.placements import PlacementModel, weighted
 from search.objective import Assignment, Objective
-from search.placements import PlacementModel, weighted
 from search.problem import Problem
 from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, Space

@@ -9,7 +9,7 @@ from ortools.sat.python import cp_model
 
 from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
-from search.bound.rank_targets import RankCut, RankModel
+from search.bound.rank_targets import cut_of_ranks
 from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first
 from tests.search.bound.plans_of_sets import (
@@ -50,7 +50,7 @@ def test_no_plan_is_faster_than_a_cut_at_its_loads(seed: int, share: float) -> N
             mean = theirs.mean(axis=1)
             more = share * (theirs.max(axis=1) - mean)
             cut = relaxation.evaluate(mean, more, launched=share > 0)[1]
-            assert RankCut.of(cut).at(loads, launched) <= ms * (1 + 1e-9)
+            assert cut_of_ranks(cut).at(loads, launched) <= ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", quick_first(3, range(12)))
@@ -61,7 +61,7 @@ def test_a_plan_is_a_solution_of_the_model_at_its_own_time(seed: int) -> None:
         targets = one.targets_of_ranks()
         options = [option for option, _ in plan]
         mine = [c for c in targets.choices if c.option in options]
-        model = RankModel(mine, targets.cuts, topology, one.priced_ms, ms)
+        model = targets.model(mine, one.priced_ms, ms)
         solver = reproducible_solver(1.0, 0, float("inf"))
         assert run(solver, model.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         found = model.read(solver)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from predictor.hardware.schema import HardwareProfile
-from search.improve.cycle_cuts import CycleCut, critical_cut
+from search.improve.cycle_cuts import critical_cut
+from search.model.cut_model import CycleCut
 from search.objective import Assignment, Objective
 from tests.search.problems import (
     CPU,
@@ -27,8 +28,7 @@ from tests.search.problems import (
 
 def value_of(cut: CycleCut, objective: Objective, plan: Assignment) -> float:
     totals = objective.scorer.totals(objective.table_plans(plan))
-    segments = np.einsum("sgc,grc->sr", cut.segments, totals).max(axis=1).sum()
-    return float(cut.constant + segments + (cut.even * totals.mean(axis=1)).sum())
+    return cut.at(totals, totals.any(axis=-1))
 
 
 @pytest.mark.parametrize("profile", [copying(H100), H100, CPU], ids=["no host", "h100", "cpu"])

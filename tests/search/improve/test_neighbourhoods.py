@@ -8,7 +8,7 @@ import pytest
 
 from predictor.model.workload import Constraints
 from search.improve import neighbourhoods
-from search.improve.neighbourhoods import PATIENCE, CutModel, Neighbourhoods
+from search.improve.neighbourhoods import PATIENCE, Neighbourhoods
 from search.objective import Assignment, Objective
 from search.space.option import ChoicesInUse
 from search.surrogate import Surrogate
@@ -64,11 +64,13 @@ def test_it_ends_once_a_part_of_its_work_gained_nothing(monkeypatch: pytest.Monk
     objective, surrogate = setting()
     asked: list[float] = []
 
-    def find(self: CutModel, below_ms: float, *_: object) -> tuple[None, float]:
+    def find(
+        self: Neighbourhoods, base: Assignment, below_ms: float, *_: object
+    ) -> tuple[None, float]:
         asked.append(below_ms)
         return None, 1.0
 
-    monkeypatch.setattr(CutModel, "find", find)
+    monkeypatch.setattr(Neighbourhoods, "find", find)
     monkeypatch.setattr(neighbourhoods, "FAILED_OF_ALL", 1000)
     start = all_on_the_first_rank(objective)
     Neighbourhoods(objective, surrogate, 0).improve(start, [], 50.0)
