@@ -13,7 +13,9 @@ from search.improve.neighbourhoods import Neighbourhoods
 from search.objective import Assignment, Objective
 from search.problem import Progress
 from search.propose.feasibility import Feasibility, find_feasible
+from search.propose.packed import FOUND_BY as PACKED
 from search.propose.packed import pack_plans
+from search.propose.rounding import FOUND_BY as ROUNDED
 from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
 from search.space.filters import AMPLE
@@ -30,6 +32,8 @@ NARROW, WIDE = 0.02, 0.1
 all."""
 MANY = 2_000
 """Tables times ranks from which on it has less, as its models take long."""
+AT_ONCE = 2
+"""Starts that have all of the work; more share it."""
 OTHERS = 4
 """Plans of different exchanges whose cycles it knows from the start."""
 TRIALS = 6
@@ -98,6 +102,7 @@ class Proposer:
         bound.solve(stop.work(BOUND_STEPS), best_ms, stop.part(BOUND_TIME))
         found: list[Candidate] = []
         late = stop.part(ROUNDING_TIME)
+        self.progress("rounding", 0.2, best_ms if known else None, bound.proven_ms)
         rounding = Rounding(self.objective, self.surrogate)
         for candidate in rounding.propose(bound, best_ms, late):
             shown = min([best_ms, *(c.iteration_ms for c in found)])
@@ -132,8 +137,16 @@ class Proposer:
         for one in ranked[1:]:
             groups = frozenset(self.surrogate.shard_loads(o)[0] for o, _ in one.assignment)
             others.setdefault(groups, one.assignment)
+        # plans that were not packed lead elsewhere, and so does any that neither of these made
+        first: dict[str, Candidate] = {}
+        for one in ranked:
+            first.setdefault(one.found_by if one.found_by in (ROUNDED, PACKED) else "", one)
+        starts = [*first.values()]
+        if near and "" not in first:
+            starts += rescue(objective, stop, self.seed)[0]
         late = stop.part(CPSAT_TIME)
         work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE) * min(1.0, MANY / self._size)
+        work *= min(1.0, AT_ONCE / len(starts))
 
         def improve(start: Candidate) -> Candidate:
             found = Neighbourhoods(objective, self.surrogate, self.seed).improve(
@@ -145,8 +158,6 @@ class Proposer:
             )
             return Candidate(*found, "cpsat")
 
-        # a plan that was not packed leads elsewhere
-        starts = [ranked[0], *[c for c in ranked[1:] if c.found_by == "rounding"][:1]]
         found = list(objective.side_by_side([partial(improve, one) for one in starts]))
         return [c for c in found if not near or c.iteration_ms < best_ms]
 

@@ -6,9 +6,12 @@ import pytest
 
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
+from search.improve.neighbourhoods import Neighbourhoods
+from search.objective import Assignment
 from search.problem import silent
+from search.propose.packed import FOUND_BY as PACKED
 from search.propose.rounding import Rounding
-from search.propose.searchers import Proposer
+from search.propose.searchers import Proposer, rescue
 from search.stop import Stop
 from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, objective_of
 
@@ -29,3 +32,42 @@ def test_where_no_rounded_plan_can_be_placed_known_plans_are_packed(
     for one in found:
         assert_valid(objective, one.assignment)
     assert min(c.iteration_ms for c in found) < known.iteration_ms
+
+
+def test_neighbourhoods_also_start_where_no_rounded_or_packed_plan_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At a plan that just fits if there is no other; three starts share the work of two."""
+    monkeypatch.setattr(Proposer, "_is_scarce", lambda *_: True)
+    begun: list[tuple[Assignment, float]] = []
+
+    def improve(
+        self: Neighbourhoods, start: Assignment, others: object, work: float, *_: object
+    ) -> tuple[Assignment, float]:
+        begun.append((start, work))
+        return start, float(self.objective.score([start])[0])
+
+    monkeypatch.setattr(Neighbourhoods, "improve", improve)
+    tables = [a_table(f"t{i}", 100_000, 64, 40.0 + i) for i in range(6)]
+    objective, surrogate = objective_of(a_problem(a_workload(*tables, batch_size=32768), hosts(2)))
+    whole = [next(o for o in table if o.num_shards == 1) for table in objective.space.options]
+
+    def starts(*named: tuple[str, tuple[int, ...]]) -> list[tuple[Assignment, float]]:
+        known = []
+        for name, ranks in named:
+            plan = tuple((o, (rank,)) for o, rank in zip(whole, ranks, strict=True))
+            known.append(Candidate(plan, float(objective.score([plan])[0]), name))
+        bound = LowerBound(objective.problem, objective.space, objective.scorer)
+        begun.clear()
+        Proposer(objective, surrogate, Stop(), 0, bound, silent).propose(("cpsat",), known)
+        return [*begun]
+
+    ((packed, all_of_it), (other, same)) = starts((PACKED, (0, 1, 0, 1, 0, 1)))
+    assert [ranks for _, ranks in packed] == [(0,), (1,)] * 3
+    assert other == rescue(objective, Stop(), 0)[0][0].assignment
+    assert same == all_of_it
+    named = (PACKED, (0, 1, 0, 1, 0, 1)), ("rounding", (0, 1, 1, 0, 0, 1)), ("greedy", (0,) * 6)
+    three = starts(*named)
+    assert len(three) == 3
+    assert any(ranks == (0,) for _, ranks in three[-1][0])
+    assert sum(work for _, work in three) == pytest.approx(2 * all_of_it)
