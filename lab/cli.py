@@ -277,10 +277,12 @@ def search(
         planners (NAMES): Planners to run, separated by commas; all by default.
     """
     from lab.pages.planners_page import benchmarks_text, rows_by_instance, summary
+    from lab.planners.ablation import ABLATION, ABLATION_ROWS
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
     from search.stop import Stop
     from shardopt.cli.output import check_writable
     from shardopt.files import atomic_write_text
+    from shardopt.measure.store import read_rows
 
     check_number("seed", seed, 0, MAX_SEED)
     Stop(effort)
@@ -291,7 +293,42 @@ def search(
     found = run_suite(load_suite(suite), rows, selection, _noted(quiet))
     print("\n".join(summary(rows_by_instance(found))))
     if write_docs is not None:
-        atomic_write_text(write_docs, benchmarks_text(found))
+        ablation = rows.with_name(ABLATION)
+        ablated = read_rows(ablation, ABLATION_ROWS) if ablation.exists() else ()
+        atomic_write_text(write_docs, benchmarks_text(found, ablated))
+
+
+@_command(MEASURE)
+def ablate(
+    *,
+    suites: list[Path],
+    rows: Path,
+    only: str | None = None,
+    effort: float = 1.0,
+    quiet: bool = False,
+) -> None:
+    """Leave out one stage of the search after the other, on every instance of some suites.
+
+    The same command continues with what is left after an interruption. The page of `python -m lab
+    search` has a chapter on the rows if they lie beside its own as ablation.csv.
+
+    Arguments:
+        suites (FILE...): Instances to plan.
+
+    Options:
+        rows (-o --output CSV): File for the rows; an existing one is continued.
+        only (PATTERN): Run only instances whose name matches, such as '100x8-*'.
+    """
+    from lab.planners.ablation import ablate as run
+    from lab.planners.suite import load_suite, matching
+    from search.stop import Stop
+    from shardopt.cli.output import check_writable
+
+    Stop(effort)
+    check_writable(rows)
+    every = [instance for suite in suites for instance in load_suite(suite).instances]
+    found = run(matching(every, only), rows, effort, _noted(quiet))
+    print(f"{len(found)} rows in {rows}")
 
 
 @_command(MEASURE)

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.planners.ablation import BOUNDING, PROPOSING, WHOLE, AblationRow
 from lab.planners.rows import (
     OURS,
     RANDOM,
@@ -37,6 +38,9 @@ MANY_TABLES = 100
 """Tables from which the time to a plan as good as TorchRec's has a target."""
 MUCH = 0.01
 """Relative gain from which a plan counts as better than TorchRec's, not as good."""
+
+WORTH, SMALL = 0.003, 5e-5
+"""Share that a stage must bring on an instance to count there, and one that is not shown."""
 
 Value = Callable[[SearchRow], float | None]
 time_ms: Value = attrgetter("time_ms")
@@ -141,12 +145,17 @@ def _planners(fields: Fields) -> list[str]:
     return list(dict.fromkeys(name for rows in fields.values() for name in rows))
 
 
-def benchmarks_text(rows: Sequence[SearchRow]) -> str:
-    """The page."""
+def benchmarks_text(rows: Sequence[SearchRow], ablated: Sequence[AblationRow] = ()) -> str:
+    """The page.
+
+    Args:
+        ablated: rows of the ablation, which has a chapter if there are any.
+    """
     fields = rows_by_instance(rows)
     made = {
         "states": "".join(f"{warning}\n" for warning in _states(rows)),
         "summary": "\n".join(summary(fields)),
+        "ablation": "\n".join(_ablation(ablated)),
         "instances": "\n".join(_by_instance(fields)),
         "machines": "\n".join(_machines(rows)),
     }
@@ -303,11 +312,73 @@ def _by_instance(fields: Fields) -> Iterator[str]:
             shown = "" if bound is None else number(bound)
             yield f"| {name} | {shown} | {' | '.join(cells)} |"
         yield ""
+    yield "## Every instance: who found shardopt's plan, and seconds of each stage\n"
+    yield from _table_head("instance", "gap", "found by", "seconds", "stages")
+    for name, field in fields.items():
+        if (row := field.get(SHARDOPT)) is not None and (ms := row.time_ms) and row.bound_ms:
+            stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in row.stages)
+            gap = percent(ms / row.bound_ms - 1)
+            yield f"| {name} | {gap} | {row.found_by} | {row.seconds:.1f} | {stages} |"
+    yield ""
     yield "## Every instance: seconds\n"
     yield from _table_head("instance", *names)
     for name, field in fields.items():
         yield f"| {name} | {' | '.join(_seconds(field.get(n)) for n in names)} |"
     yield "\n(cut): ended at its limit; (killed): without an answer.\n"
+
+
+def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
+    """What is lost without each stage."""
+    if not rows:
+        return
+    by_instance = grouped(rows, lambda row: row.instance)
+    of = {name: {row.without: row for row in mine} for name, mine in by_instance.items()}
+    yield "## What each stage brings\n"
+    yield (
+        f"By `python -m lab ablate` on {len(of)} instances, twelve of which no part of the search "
+        "was built on (configs/bench/search/fresh.yaml). Stages that propose plans: by how much "
+        "the best plan is slower without one. Ties and host memory are left out.\n"
+    )
+    yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
+    for name in PROPOSING:
+        lost = {i: one[name].iteration_ms / one[WHOLE].iteration_ms - 1 for i, one in of.items()}
+        yield f"| {_lost(name, lost)} |"
+    yield (
+        "\nStages of the bound: by how much less is proven without one. The gap is that of the "
+        "whole search.\n"
+    )
+    yield from _table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
+    for name in BOUNDING:
+        lost = {i: _bound(one[WHOLE]) / _bound(one[name]) - 1 for i, one in of.items()}
+        yield f"| {_lost(name, lost)} |"
+    yield ""
+    columns = [*PROPOSING, *BOUNDING]
+    yield from _table_head("instance", "ms", "found by", "gap", *columns)
+    for instance, one in of.items():
+        whole = one[WHOLE]
+        lost_of = [one[name].iteration_ms / whole.iteration_ms - 1 for name in PROPOSING]
+        lost_of += [_bound(whole) / _bound(one[name]) - 1 for name in BOUNDING]
+        cells = [f"{100 * value:.2f}" if abs(value) > SMALL else "" for value in lost_of]
+        gap = percent(whole.iteration_ms / _bound(whole) - 1)
+        yield (
+            f"| {instance} | {number(whole.iteration_ms)} | {whole.found_by} | {gap} "
+            f"| {' | '.join(cells)} |"
+        )
+    yield "\nLosses in the last table are in per cent; below 0.005 % the cell is empty.\n"
+
+
+def _bound(row: AblationRow) -> float:
+    assert row.bound_ms
+    return row.bound_ms
+
+
+def _lost(name: str, lost: Mapping[str, float]) -> str:
+    """A stage with the median, mean and largest loss, where that is, and how many lose much."""
+    values = list(lost.values())
+    worst = max(lost, key=lost.__getitem__)
+    shown = (statistics.median(values), statistics.fmean(values), lost[worst])
+    much = sum(value > WORTH for value in values)
+    return " | ".join([name, *(f"{100 * value:.2f} %" for value in shown), worst, str(much)])
 
 
 def _seconds(row: SearchRow | None) -> str:

@@ -41,6 +41,8 @@ class Outcome:
         ended: ``work``, ``gap`` or ``time`` as a search ends; ``done``, ``limit``, `NO_PLAN` or
             `KILLED`.
         incumbents: (second, ms) of every better plan on the way, where the planner tells.
+        found_by: what proposed the plan, where the planner tells.
+        stages: seconds of every stage of a search, likewise.
     """
 
     seconds: float
@@ -51,6 +53,8 @@ class Outcome:
     bound_ms: float | None = None
     ended: str = NO_PLAN
     incumbents: tuple[tuple[float, float], ...] = ()
+    found_by: str = ""
+    stages: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,10 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(f"{at:.4f}:{ms!r}" for at, ms in value)
+        return " ".join(
+            f"{at:.4f}:{ms!r}" if isinstance(at, float) else f"{at.replace(' ', '-')}:{ms:.3f}"
+            for at, ms in value
+        )
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -125,11 +132,21 @@ def _incumbents(cells: Cells, column: str) -> tuple[tuple[float, float], ...]:
         raise ValueError(f"{column} is '{text}'; it has pairs such as 0.25:13.7") from None
 
 
+def _stages(cells: Cells, column: str) -> tuple[tuple[str, float], ...]:
+    text = cells[column]
+    try:
+        pairs = (pair.split(":") for pair in text.split())
+        return tuple((name.replace("-", " "), float(seconds)) for name, seconds in pairs)
+    except ValueError:
+        raise ValueError(f"{column} is '{text}'; it has pairs such as rounding:1.25") from None
+
+
 _PARSERS: Mapping[str, Callable[[Cells, str], Any]] = {
     **dict.fromkeys(("tables", "gpus"), count),
     **dict.fromkeys(("seconds", "iteration_ms", "rating_ms", "bound_ms"), number),
     **dict.fromkeys(("fits", "rating_fits"), _yes),
     "incumbents": _incumbents,
+    "stages": _stages,
     "load": lambda cells, column: float(cells[column]),
 }
 _MAY_LACK = frozenset({"iteration_ms", "fits", "rating_ms", "rating_fits", "bound_ms"})

@@ -7,9 +7,10 @@ import it: where torch is loaded, our search takes one core (decision 0029).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from lab.planners import published
 from lab.planners.additive import solve_additive
@@ -111,12 +112,15 @@ def _run_published(
 def _run_shardopt(problem: Problem, settings: PlannerSettings) -> Outcome:
     start = time.perf_counter()
     better: list[tuple[float, float]] = []
+    began: list[tuple[str, float]] = [("options", 0.0)]
 
     def progress(
         stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
     ) -> None:
+        now = time.perf_counter() - start
+        began.append((stage, now))
         if best_ms is not None and (not better or best_ms < better[-1][1]):
-            better.append((time.perf_counter() - start, best_ms))
+            better.append((now, best_ms))
 
     stop = Stop(effort=settings.effort, time_limit_s=settings.limit_s)
     try:
@@ -128,8 +132,18 @@ def _run_shardopt(problem: Problem, settings: PlannerSettings) -> Outcome:
         bound_ms=result.lower_bound_ms,
         ended=result.stopped_by,
         incumbents=tuple(better),
+        found_by=result.best.found_by,
+        stages=_stages(began),
     )
     return _scored(problem, result.best.plan, outcome)
+
+
+def _stages(began: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Seconds of every stage, from when each of them began; the last one only ends the others."""
+    found: dict[str, float] = {}
+    for (stage, start), (_, end) in pairwise(began):
+        found[stage] = found.get(stage, 0.0) + end - start
+    return tuple(found.items())
 
 
 def _run_additive(extended: bool, problem: Problem, settings: PlannerSettings) -> Outcome:

@@ -117,6 +117,19 @@ def check_planners(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in PLANNERS if name in names)
 
 
+def matching(instances: Sequence[Instance], only: str | None) -> list[Instance]:
+    """The instances whose name matches a pattern; all without one.
+
+    Raises:
+        InputError: there are none.
+    """
+    found = [one for one in instances if fnmatch.fnmatch(one.name, only or "*")]
+    if not found:
+        names = ", ".join(one.name for one in instances)
+        raise InputError(f"{only!r} matches none of the instances {names}", inputs=("only",))
+    return found
+
+
 def run_suite(
     suite: Suite, rows: Path, selection: SuiteSelection, say: Callable[[str], None]
 ) -> list[SearchRow]:
@@ -130,12 +143,7 @@ def run_suite(
         InputError: the selection is empty, or the rows cannot be read or written.
         MissingPackageError: one of TorchRec's planners is to run, and it is not installed.
     """
-    instances = [i for i in suite.instances if fnmatch.fnmatch(i.name, selection.only or "*")]
-    if not instances:
-        names = ", ".join(i.name for i in suite.instances)
-        raise InputError(
-            f"{selection.only!r} matches none of the instances {names}", inputs=("only",)
-        )
+    instances = matching(suite.instances, selection.only)
     kept = read_rows(rows, SEARCH_ROWS) if rows.exists() else []
     found = {(row.instance, row.planner): row for row in kept}
     limited = CallServer(["lab.planners.run"])

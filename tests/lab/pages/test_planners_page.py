@@ -18,6 +18,7 @@ from lab.pages.planners_page import (
     time_ms,
     without_plan,
 )
+from lab.planners.ablation import ABLATION, ABLATION_ROWS
 from lab.planners.rows import (
     NO_PLAN,
     RATED,
@@ -142,4 +143,5 @@ def test_the_page_of_no_rows_says_so() -> None:
 
 @pytest.mark.skipif(not ROWS.exists(), reason="no rows are committed")
 def test_the_page_is_that_of_the_rows() -> None:
-    assert PAGE.read_text() == benchmarks_text(read_rows(ROWS, SEARCH_ROWS))
+    ablated = read_rows(ROWS.with_name(ABLATION), ABLATION_ROWS)
+    assert PAGE.read_text() == benchmarks_text(read_rows(ROWS, SEARCH_ROWS), ablated)

@@ -36,6 +36,8 @@ ROW = SearchRow(
     bound_ms=6.4505,
     ended="work",
     incumbents=((0.25, 13.7), (1.5, 6.636390669072773)),
+    found_by="packing + local search",
+    stages=(("lower bound", 0.75), ("rounding", 0.484)),
     machine="a processor, 2 cores, Python 3.11",
     load=0.5,
     sources="0123456789ab",
@@ -46,6 +48,8 @@ EMPTY = replace(
     **dict.fromkeys(("iteration_ms", "fits", "rating_ms", "rating_fits", "bound_ms")),
     ended="no plan",
     incumbents=(),
+    found_by="",
+    stages=(),
 )
 
 

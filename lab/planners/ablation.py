@@ -1,0 +1,187 @@
+"""What every stage of the search brings: the same search without it, instance by instance.
+
+A stage that proposes plans is judged by the predicted time of the best plan without it, of plans
+that tie the fastest, and the bound is left out. A stage of the bound is judged by what is proven
+without it below the best plan of the whole search. Work is counted in steps and deterministic time,
+so the figures are the same on any machine, but for the seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from lab.planners.instances import Instance, problem_of
+from predictor.csv_rows import Row as Cells
+from predictor.csv_rows import number
+from search import solve as spine
+from search.bound import lower_bound
+from search.bound.exchange_set import ExchangeSet
+from search.bound.lower_bound import LowerBound
+from search.problem import Problem, RankedPlan
+from search.propose import searchers
+from search.propose.rounding import Rounding
+from search.propose.searchers import BOUND_STEPS, SEARCHERS
+from search.solve import SpaceSearcher
+from search.space.option import Space
+from search.stop import Stop
+from shardopt.measure.store import RowKind, RowsFile
+
+ABLATION = "ablation.csv"
+"""File of its rows beside those of the planners."""
+WHOLE = "all"
+"""The search with all that it has."""
+OPTUNA = "with optuna"
+Change = tuple[object, str, object]
+"""An object, the name in it, and what it has there without a stage."""
+
+
+def _nothing(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+PROPOSING: Mapping[str, Sequence[Change]] = {
+    "rounding": [(Rounding, "propose", _nothing)],
+    "packing": [(searchers, "pack_plans", _nothing)],
+    "neighbourhoods": [(searchers.Proposer, "_placed_anew", _nothing)],
+    "local search": [(SpaceSearcher, "_improve", _nothing)],
+    OPTUNA: [],
+}
+"""What is changed without a stage that proposes plans; the last one comes on top."""
+BOUNDING: Mapping[str, Sequence[Change]] = {
+    "whole options": [(lower_bound, "CHOOSING", 0.0)],
+    "patterns": [(ExchangeSet, "_is_coarse", lambda self: False)],
+    "placing": [(lower_bound, "SMALL", 0)],
+}
+"""The same for stages of the bound."""
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """One instance without one stage.
+
+    Args:
+        without: the stage; `WHOLE` where none is left out.
+        iteration_ms: of the best plan that is known.
+        found_by: who found it.
+        bound_ms: what is proven; None where the bound was not asked for.
+        seconds: of processor time.
+    """
+
+    instance: str
+    without: str
+    iteration_ms: float
+    found_by: str
+    bound_ms: float | None
+    seconds: float
+
+
+COLUMNS = tuple(field.name for field in fields(AblationRow))
+
+
+def _row(cells: Cells) -> AblationRow:
+    bound = number(cells, "bound_ms") if cells["bound_ms"] else None
+    times = number(cells, "iteration_ms"), cells["found_by"], bound, number(cells, "seconds")
+    return AblationRow(cells["instance"], cells["without"], *times)
+
+
+ABLATION_ROWS = RowKind(
+    what="row of the ablation",
+    keys=COLUMNS,
+    parse=_row,
+    fields=lambda row: {
+        name: "" if value is None else f"{value:.7g}" if isinstance(value, float) else value
+        for name, value in zip(COLUMNS, astuple(row), strict=True)
+    },
+    comment="# rows of `python -m lab ablate`; see docs/benchmarks.md\n",
+    remedy="delete this line to run it again",
+)
+
+
+def ablate(
+    instances: Sequence[Instance], rows: Path, effort: float, say: Callable[[str], None]
+) -> list[AblationRow]:
+    """Run the instances that are not among the rows yet, and write each as soon as it is known.
+
+    Args:
+        say: a line for each row.
+
+    Raises:
+        InputError: the rows cannot be read or written.
+        InfeasibleError: no plan of an instance fits.
+    """
+    file = RowsFile(rows, ABLATION_ROWS)
+    known = {(row.instance, row.without) for row in file.rows}
+    for instance in instances:
+        if all((instance.name, name) in known for name in (WHOLE, *PROPOSING, *BOUNDING)):
+            continue
+        for row in _rows(instance, effort):
+            if (row.instance, row.without) not in known:
+                file.append(row)
+            bound = "" if row.bound_ms is None else f", bound {row.bound_ms:.4g}"
+            say(f"{row.instance}, {row.without}: {row.iteration_ms:.5g} ms{bound}")
+    return file.rows
+
+
+def _rows(instance: Instance, effort: float) -> Iterator[AblationRow]:
+    """The rows of an instance. Every run has the problem anew, with nothing priced yet."""
+    found, space, seconds = _searched(problem_of(instance), (), effort)
+    best = found.iteration_ms, found.found_by
+    bound_ms, more = _bounded(problem_of(instance), space, (), found.iteration_ms, effort)
+    yield AblationRow(instance.name, WHOLE, *best, bound_ms, seconds + more)
+    for name, changes in BOUNDING.items():
+        problem = problem_of(instance)
+        bound_ms, seconds = _bounded(problem, space, changes, found.iteration_ms, effort)
+        yield AblationRow(instance.name, name, *best, bound_ms, seconds)
+    for name, changes in PROPOSING.items():
+        proposers = (*SEARCHERS, "optuna") if name == OPTUNA else SEARCHERS
+        other, _, seconds = _searched(problem_of(instance), changes, effort, proposers)
+        yield AblationRow(instance.name, name, other.iteration_ms, other.found_by, None, seconds)
+
+
+def _searched(
+    problem: Problem, changes: Sequence[Change], effort: float, proposers: Sequence[str] = SEARCHERS
+) -> tuple[RankedPlan, Space, float]:
+    """The fastest plan that is found, the space of its options, and the processor's seconds.
+
+    Plans in host memory are looked at only where no other fits.
+    """
+    spaces: list[Space] = []
+
+    def untightened(searcher: SpaceSearcher, best_ms: float) -> float:
+        spaces.append(searcher.objective.space)
+        return 0.0
+
+    start = time.process_time()
+    with _changed(
+        *changes,
+        (SpaceSearcher, "_tighten", untightened),
+        (spine, "_compare_host_memory", lambda found, *_: (found, "")),
+    ):
+        result = spine.solve(problem, Stop(effort), 0, searchers=proposers, tolerance=0.0)
+    return result.fastest or result.best, spaces[-1], time.process_time() - start
+
+
+def _bounded(
+    problem: Problem, space: Space, changes: Sequence[Change], best_ms: float, effort: float
+) -> tuple[float, float]:
+    """What is proven, and the processor's seconds."""
+    start, steps = time.process_time(), Stop(effort).work(BOUND_STEPS)
+    with _changed(*changes):
+        bound = LowerBound(problem, space, problem.scorer, effort)
+        bound.solve(steps, best_ms)
+        proven = bound.tighten(steps, best_ms, effort, lambda _: False)
+    return proven, time.process_time() - start
+
+
+@contextmanager
+def _changed(*changes: Change) -> Iterator[None]:
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(patch.object(*change))
+        yield
