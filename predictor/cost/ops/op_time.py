@@ -1,22 +1,10 @@
 """Kernel time of one op of the dense part on any profile, by the op's name and operands.
 
 Products, convolutions and attention take arithmetic (`predictor.cost.gemm`); every other op takes
-the bytes that its kernels touch (`predictor.cost.elementwise`), which follow from its operands:
-
-- pointwise ops, reductions, softmax: what is given and what is made, once each, operands that
-  broadcasting repeats once;
-- normalisations: the same, and what a second kernel reads again (statistics before the values, or
-  the gradients of scale and shift after those of the values);
-- gathers: as much of the table as is taken out; scatters read, add and write as much as is put in;
-- copies, concatenations and transposes: once in, once out, at the bandwidth of short stretches
-  where they take rows apart; unpacked quantised values at that of kernels that shift and scale.
-
-Attention runs ``4 B H T S D`` FLOP forward and, as it computes the scores again, ``10 B H T S D``
-backward (Dao 2023, arXiv 2307.08691, section 3.1 and 4), at a share of the rate of products that
-the profile states. An op that has no entry here is counted by its bytes and listed.
-
-`predictor/hardware/runtimes/aten.yaml` has the names of ops, PyTorch's, by kind, and how often a
-kernel reads its input again.
+the bytes that its kernels touch (`predictor.cost.elementwise`), which follow from its operands; the
+table of docs/model.md, chapter 5, has them. An op that has no entry is counted by its bytes and
+listed. `predictor/hardware/runtimes/aten.yaml` has the names of ops, PyTorch's, by kind, and how
+often a kernel reads its input again.
 
 Chains of memory-bound ops are one pass over memory where something joins them. A compiler writes
 pointwise ops and reductions that share data as one kernel, which reads what the chain is given and
