@@ -256,7 +256,7 @@ class PlanScorer:
         chosen, place = Selection(numbers, owners, None), np.arange(len(self.groups))
         total = self.rows.totals(chosen, 1, place, len(place))
         self._caches.add_sharing(total[filling_column(self.workload)], chosen, place, {})
-        self.rows.put_longest(total, chosen, self.rows.group(numbers))
+        self.rows.put_longest(total, chosen, place)
         return total
 
     def _times(self, job: _Job, alike: _Alike, base: _Base | None) -> Array:
@@ -304,7 +304,7 @@ class PlanScorer:
             groups, owners = np.nonzero(short)
             total[LONGEST][:, groups, :, owners] = 0.0
             owners = np.broadcast_to(plans[:, None], at.shape)[wanted]
-            self.rows.put_longest(total, Selection(numbers[wanted], owners, None), at[wanted])
+            self.rows.put_longest(total, Selection(numbers[wanted], owners, None), place)
 
 
 def _job_of(plans: Ints) -> _Job:

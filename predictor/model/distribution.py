@@ -50,11 +50,12 @@ class Bins:
 
         ``E[U] = sum_i 1 - (1 - p_i)^n``; exact for independent draws.
         """
-        if draws <= 0:
-            return 0.0
+        return float(self.counts @ self._seen(draws)) if draws > 0 else 0.0
+
+    def _seen(self, draws: float) -> Array:
+        """Probability of each row to be among ``draws`` draws."""
         with np.errstate(divide="ignore"):
-            seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
-        return float(self.counts @ seen)
+            return np.asarray(-np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0))))
 
     def once(self, draws: float, distinct: float) -> Bins:
         """The rows with the probabilities that they have among the distinct ids of many samples.
@@ -63,9 +64,7 @@ class Bins:
             draws: of each sample, over the whole table.
             distinct: rows of the whole table that they are expected to touch, > 0.
         """
-        with np.errstate(divide="ignore"):
-            seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
-        return Bins(self.counts, seen / distinct)
+        return Bins(self.counts, self._seen(draws) / distinct)
 
     def hit_rate(self, cache_rows: float) -> float:
         """Steady-state hit rate of an LRU cache of ``cache_rows`` rows, in [0, 1].

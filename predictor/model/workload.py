@@ -92,6 +92,9 @@ INDEX_BYTES = 8
 
 DATA_TYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
+DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Dense optimizer -> states as large as the parameters."""
+
 
 @dataclass(frozen=True)
 class Feature:

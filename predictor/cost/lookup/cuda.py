@@ -160,11 +160,7 @@ class CudaLookups(LookupModel):
         return units.us(numbering + constants.segment_us) + max(waiting, moving)
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
-        """Probe the cache, then fetch the misses while evicted rows are written back.
-
-        Args:
-            fetched_rows: rows to fetch; None: as if no other table shared the cache.
-        """
+        """Probe the cache, then fetch the misses while evicted rows are written back."""
         if not shard.kernel.is_cached or shard.ids <= 0:
             return 0.0
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows

@@ -10,6 +10,7 @@ from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackw
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
+from tests.builders import a_workload
 
 
 def tensor(storage: int, size: int) -> Operand:
@@ -30,8 +31,8 @@ def program(
 
 
 def peak(of: DenseProgram, *exchanges: Exchange, pipeline: str = "base") -> int:
-    made = Iteration(of, exchanges, pipeline, batch_bytes=0.0, on_device=False)
-    return made.run().allocated_bytes
+    workload = a_workload(train_pipeline=pipeline)
+    return Iteration(workload, of, exchanges, "cpu").run().allocated_bytes
 
 
 @st.composite
