@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+
+import numpy as np
 
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -118,6 +121,16 @@ def plan_of(workload: Workload, topology: Topology, candidate: Sequence[TablePla
     """The shardings of all tables, in the workload's order, as a plan."""
     tables = dict(zip(workload.keys, candidate, strict=True))
     return ShardingPlan(tables, topology.world_size, topology.local_world_size)
+
+
+def neighbours_ms(
+    batch: PlanScorer, base: Sequence[TablePlan], changes: Sequence[Mapping[int, TablePlan]]
+) -> np.ndarray:
+    """Iteration times of a plan with each of the changes, ``[changes]``."""
+    numbers = np.array([batch.number(i, plan) for i, plan in enumerate(base)])
+    return batch.score_changed(
+        numbers, [{i: batch.number(i, plan) for i, plan in c.items()} for c in changes]
+    )
 
 
 def random_workload(seed: int, train_pipeline: str = "base") -> Workload:

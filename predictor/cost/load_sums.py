@@ -124,12 +124,6 @@ class LoadSums:
         self.everywhere.append(np.zeros(len(usual), dtype=np.intp), usual)
         self.alone.append(ranks, per_rank)
 
-    def load(self, number: int) -> Array:
-        """Load of one sharding without its longest latencies, ``[ranks, COLUMNS]``."""
-        one = Selection(np.array([number]), np.zeros(1, dtype=np.intp), None)
-        nowhere_else = np.zeros(self._group.size, dtype=np.intp)
-        return np.asarray(self.totals(one, 1, nowhere_else, 1)[:, 0, :, 0].T)
-
     def group(self, numbers: Ints) -> Ints:
         """Lookup group of each numbered sharding, in the shape of ``numbers``."""
         return np.asarray(self._group.array[numbers])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
-from predictor.trace.read import read_traces, set_back
+from predictor.trace.read import load_traces, set_back
 from predictor.trace.simulate.host import Kind
 from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
 from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer
@@ -236,7 +236,7 @@ def test_odd_traces_are_replayed_or_refused(
 
 
 def single(name: str) -> list[RankTrace]:
-    return read_traces([TRACES / name])
+    return list(load_traces([TRACES / name]).traces)
 
 
 @needs_public_data
