@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -63,6 +64,14 @@ def a_workload(*tables: Table, batch_size: int = 1024, **more: object) -> Worklo
 def table_wise(table: Table, rank: int = 0) -> TablePlan:
     """The whole table on one rank."""
     return cut(table, ShardingType.TABLE_WISE, [rank])
+
+
+def in_turns(
+    workload: Workload, topology: Topology, kernel: ComputeKernel = ComputeKernel.FUSED
+) -> ShardingPlan:
+    """Every table whole, each on the rank behind that of the one before."""
+    whole = [table_wise(t, i % topology.world_size) for i, t in enumerate(workload.tables)]
+    return plan_of(workload, topology, [replace(one, compute_kernel=kernel) for one in whole])
 
 
 def data_parallel(table: Table, world: int) -> TablePlan:

@@ -22,16 +22,11 @@ from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import Curve
 from predictor.model.topology import NetworkLevel, Topology
 from predictor.units import MIB, us
+from tests.builders import a_topology
 
 
-def topology(world: int, local: int = 8, domain: int = 0) -> Topology:
-    return Topology.uniform(
-        world, min(world, local), hbm_bytes=1, ddr_bytes=1, nvlink_domain=domain
-    )
-
-
-def collectives(name: str, world: int, local: int = 8, domain: int = 0) -> Collectives:
-    return Collectives(load_hardware(name), topology(world, local, domain))
+def collectives(name: str, world: int, local: int | None = None, domain: int = 0) -> Collectives:
+    return Collectives(load_hardware(name), a_topology(world, local, domain))
 
 
 @pytest.mark.parametrize("name", list_hardware())
@@ -51,7 +46,7 @@ def any_topology(draw: st.DrawFn) -> Topology:
     spans = draw(st.sampled_from([n for n in range(1, hosts + 1) if hosts % n == 0]))
     part = draw(st.sampled_from([n for n in range(1, local + 1) if local % n == 0]))
     domain = part if spans == 1 else local * spans
-    return Topology.uniform(local * hosts, local, hbm_bytes=1, ddr_bytes=1, nvlink_domain=domain)
+    return a_topology(local * hosts, local, domain)
 
 
 @given(
@@ -179,8 +174,7 @@ def test_more_hosts_take_no_less_time(name: str, op: str) -> None:
     sizes = np.geomspace(1, 1e11, 40)
     before = np.zeros_like(sizes)
     for count in (1, 2, 4, 16, 64):
-        top = Topology.uniform(local * count, local, hbm_bytes=1, ddr_bytes=1)
-        times = getattr(Collectives(hardware, top), op)(sizes, "world")
+        times = getattr(Collectives(hardware, a_topology(local * count, local)), op)(sizes, "world")
         assert (times >= before * (1 - 1e-3)).all(), count
         assert times.max() < HOUR
         before = times
@@ -196,14 +190,10 @@ def test_ranks_between_the_measured_ones_lie_between_them(name: str, ranks: int,
     ranks = 2 + (ranks - 2) % (most - 1) if most > 1 else 2
     size = 2.0**32
     few, here, many = (
-        float(getattr(Collectives(hardware, host(n)), op)(size)) for n in (2, ranks, most)
+        float(getattr(Collectives(hardware, a_topology(n, n)), op)(size)) for n in (2, ranks, most)
     )
     if not hardware.collectives.intra.all_reduce.rank_cost:  # a cube mesh jumps
         assert 0.9 * min(few, many) <= here <= 1.25 * max(few, many)
-
-
-def host(ranks: int) -> Topology:
-    return Topology.uniform(ranks, ranks, hbm_bytes=1, ddr_bytes=1)
 
 
 def pods(nic: float, uplink: float, latency_us: float = 0.0) -> list[Level]:
@@ -250,7 +240,7 @@ def test_levels_that_take_nothing_away_change_nothing_and_others_only_cost(
     name: str, inner: int, outer: int, op: str, scope: str, over: float
 ) -> None:
     hardware, hosts = load_hardware(name), inner * outer
-    plain = Topology.uniform(8 * hosts, 8, hbm_bytes=1, ddr_bytes=1)
+    plain = a_topology(8 * hosts)
     places = [list(range(hosts)), [host // inner for host in range(hosts)]]
     sizes = np.geomspace(1, 1e11, 20)
 
