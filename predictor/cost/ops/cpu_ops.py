@@ -208,7 +208,7 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
         a, b = call.inputs[-2:]
         batch = a.shape[0] if len(a.shape) == 3 else 1
         sizes = (batch, a.shape[-2], b.shape[-1], a.shape[-1], int(call.name == "addmm"))
-        return f"{call.name} {_side(a)}{_side(b)}", sizes
+        return f"{call.name} {a.side}{b.side}", sizes
     if call.name in CONVOLUTIONS:
         return _convolution(call)
     written = call.inputs[:1] if call.mutates else call.outputs
@@ -244,11 +244,6 @@ def _convolution(call: OpCall) -> tuple[str, tuple[int, ...]]:
         math.prod(given.shape[2:]),
         math.prod(output.shape[2:]),
     )
-
-
-def _side(operand: Operand) -> str:
-    """``n`` for rows that lie together, ``t`` for columns that do."""
-    return "n" if operand.strides[-1] == 1 or operand.shape[-1] == 1 else "t"
 
 
 def _stretches(operand: Operand) -> int:

@@ -136,7 +136,7 @@ class OpTimes:
         a, b = call.inputs[:2] if name in ("linear", "_scaled_mm") else call.inputs[-2:]
         count, m, n, k = _product_shape(name, a, b)
         if count > 1:
-            layout = _side(a) + _side(b)
+            layout = a.side + b.side
             ms = batched_ms(self.hardware, count, m, n, k, self._type(a), layout)
         else:
             ms = gemm_ms(self.hardware, m, n, k, self._type(a))
@@ -224,12 +224,7 @@ def _lies(operand: Operand) -> str:
         expected *= n
     if not apart:
         return "whole"
-    return "sliced" if _side(operand) == "n" else "turned"
-
-
-def _side(operand: Operand) -> str:
-    """``n`` for rows that lie together, ``t`` for others."""
-    return "n" if operand.shape[-1] == 1 or operand.strides[-1] == 1 else "t"
+    return "sliced" if operand.side == "n" else "turned"
 
 
 def plain_name(call: OpCall) -> str:

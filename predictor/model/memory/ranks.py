@@ -325,15 +325,13 @@ class RankMemory:
 
     @property
     def missing_hbm_bytes(self) -> int:
-        if self.peak is not None and self.peak.on_device:
-            return self.peak.missing_bytes
-        return max(0, self.hbm_bytes - self.hbm_cap_bytes)
+        need, there = self.use("HBM")
+        return max(0, need - there)
 
     @property
     def missing_ddr_bytes(self) -> int:
-        if self.peak is not None and not self.peak.on_device:
-            return self.peak.missing_bytes
-        return max(0, self.ddr_bytes - self.ddr_cap_bytes)
+        need, there = self.use("DDR")
+        return max(0, need - there)
 
     @property
     def fits(self) -> bool:
