@@ -1,10 +1,9 @@
 """The ops of a DLRM that a model file describes: the short form of a dense program.
 
-Every layer is Linear then ReLU, but for the last of the top MLP; `dot`, `concat` or low-rank DCN v2
-(Wang et al. 2021, eq. 5) between the MLPs; binary cross-entropy; one step of a foreach optimizer.
-The ops are those that PyTorch 2 dispatches for such a module, in the order of TorchRec's own DLRM
-(torchrec/models/dlrm.py): bottom MLP, lookups, interaction, top MLP. Products in half precision are
-those of autocast: parameters stay in fp32 and are cast once an iteration.
+They are those that PyTorch 2 dispatches for such a module, in the order of TorchRec's own DLRM
+(torchrec/models/dlrm.py): bottom MLP, lookups, interaction, top MLP; low-rank DCN v2 is Wang et al.
+2021, eq. 5. Products in half precision are those of autocast: parameters stay in fp32 and are cast
+once an iteration.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Kernel model of FBGEMM's fused table-batched embedding (TBE) on a GPU: which bytes move where.
 
-Sources: the kernels of FBGEMM (codegen/training/forward/embedding_forward_split_template.cu,
-codegen/training/backward/embedding_backward_split_template.cu and its warp, cta, host and
-indice_weights templates, transpose_embedding_input.cu, lru_cache_populate.cu) for what is read and
-written and by how many warps; Lin et al. 2022, section on embedding lookups (arXiv 2201.07821), for
-charging hits to L2 and misses to HBM with a cold cache, and for the tables in flight. Where Lin et
-al. assume uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
+docs/model.md, chapter 6, has the formulas and names the kernels of FBGEMM that they follow; Lin et
+al. 2022 (arXiv 2201.07821) charge hits to L2 and misses to HBM with a cold cache. Where they assume
+uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
 
 Bytes of shards add up inside a launch. Two things do not add up and have functions of their own:
 the latency of the longest chain of dependent loads, which a launch pays once, and the share of the
