@@ -244,18 +244,12 @@ class ReuseHistogram:
 
     Args:
         lookups: ids in the sample, > 0.
-        fractions: share of the distinct ids that occur (0, 1], (1, 2], (2, 4], ... times; the
-            17 bins of Lin et al. or any prefix of them. Need not be normalised.
+        fractions: share of the distinct ids that occur (0, 1], (1, 2], (2, 4], ... times, >= 0 and
+            not all 0; the 17 bins of Lin et al. or any prefix of them. Need not be normalised.
     """
 
     lookups: float
     fractions: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if self.lookups <= 0 or not self.fractions or min(self.fractions) < 0:
-            raise InputError("reuse_histogram needs lookups > 0 and fractions >= 0, at least one")
-        if sum(self.fractions) <= 0:
-            raise InputError("reuse_histogram has no fraction above 0")
 
     def bins(self, num_embeddings: int) -> Bins:
         """One bin per repeat class; the mass of the ids seen once spreads over the unseen rows.
