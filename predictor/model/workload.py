@@ -43,12 +43,6 @@ class MeasuredDense:
     bucket_cap_mb: float = 25.0
     in_features: int = 0
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(
-                f"measured dense times are of a batch of {self.batch_size}; it must be at least 1"
-            )
-
     def at_batch_size(self, batch_size: int) -> MeasuredDense:
         """Forward, backward and activations in proportion to the samples; parameters stay.
 
