@@ -28,6 +28,7 @@ from predictor.cost.lookup.shard import (
     state_row_bytes,
 )
 from predictor.hardware.schema import CudaEmbedding, HardwareProfile
+from predictor.model.memory.ranks import OUTPUT_BYTES
 from predictor.model.plan import ComputeKernel
 
 Array = NDArray[np.float64]
@@ -218,7 +219,7 @@ class CudaLookups(LookupModel):
         ids = shard.ids
         id_bytes = self.constants.index_bytes + ID_WEIGHT_BYTES * shard.weighted
         streamed = ids * id_bytes + shard.bags * (
-            self.constants.bag_bytes + self._sectors(shard.dim * shard.output_bytes)
+            self.constants.bag_bytes + self._sectors(shard.dim * OUTPUT_BYTES)
         )
         row = self._row_cost(shard.dim * shard.element_bytes)
         managed = shard.kernel is ComputeKernel.FUSED_UVM

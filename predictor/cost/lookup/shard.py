@@ -41,7 +41,7 @@ class LookupShard:
         lengths: (sample, feature) pairs, whose ids are walked one after the other; `bags` if None.
         distinct: rows that an iteration touches, where the ids are no independent draws.
         rows, dim: size of the shard.
-        element_bytes, output_bytes: of one weight and one output element.
+        element_bytes: of one weight; outputs are fp32.
         optimizer: by FBGEMM's `EmbOptimType` value.
         mean: the lookup itself divides by the lengths.
         cache_load_factor: share of the rows in a cache, or on the device.
@@ -54,7 +54,6 @@ class LookupShard:
     rows: int
     dim: int
     element_bytes: int = 4
-    output_bytes: int = 4
     optimizer: str = Optimizer.ROWWISE_ADAGRAD
     weighted: bool = False
     pooled: bool = True
