@@ -110,11 +110,6 @@ class Topology:
         if not self.nvlink_domain:
             object.__setattr__(self, "nvlink_domain", self.local_world_size)
         self._check_domain()
-        for what, caps in (("hbm", self.hbm_cap_bytes), ("ddr", self.ddr_cap_bytes)):
-            if len(caps) != self.world_size:
-                raise InputError(
-                    f"{len(caps)} {what} caps for {self.world_size} ranks; give one per rank"
-                )
 
     def _check_domain(self) -> None:
         domain, local = self.nvlink_domain, self.local_world_size

@@ -321,8 +321,6 @@ class Scaling:
 def _transfer(hw: HardwareProfile, ranks: int, op: Op, size_bytes: float) -> tuple[float, float]:
     """Fixed time and time per byte of a collective, in ms."""
     local = min(ranks, GPUS_OF_A_HOST)
-    if ranks % local:
-        raise InputError(f"{ranks} ranks do not fill hosts of {local}")
     collectives = Collectives(hw, Topology(ranks, local, (0,) * ranks, (0,) * ranks))
     total, fixed = float(getattr(collectives, op)(size_bytes)), collectives.floor_ms(op)
     return fixed, total - fixed
