@@ -136,14 +136,14 @@ def predicted_parts(
     for op, without in zip(prediction.graph.ops, empty, strict=True):
         way, part = _way(op.phase), part_of(op)
         for rank in range(topology.world_size):
-            ms = _cost_ms(op, rank)
+            ms = op.cost_on(rank)
             if way is not None:
                 exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
                 what = f"{LOOKUPS}.{way} {exchange}"
                 _add(found[what, rank], tables.get((way, exchange, rank), {}), ms)
             else:
                 what = REST if hardware.inline and part in (COPIES, HOST, FIXED) else part
-                _split(found[what, rank], part, ms, _cost_ms(without, rank))
+                _split(found[what, rank], part, ms, without.cost_on(rank))
             if hardware.inline:
                 host = host_part_of(op, prediction.graph)
                 issued = what if host == part or way is not None else REST
@@ -160,10 +160,6 @@ def _without_bytes(hardware: HardwareProfile) -> HardwareProfile:
         model="", plans=(), machine="", steps=1, date="", factors=(none,), errors={}, evidence=()
     )
     return hardware.model_copy(update={"learned": learned})
-
-
-def _cost_ms(op: Op, rank: int) -> float:
-    return float(op.cost_ms[..., min(rank, op.cost_ms.shape[-1] - 1)].flat[0])
 
 
 def _split(total: Parts, part: str, ms: float, latency_ms: float) -> None:
@@ -228,5 +224,5 @@ def _step_parts(
             exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
             _add(found, tables.get((way, exchange, segment.rank), {}), ms)
         else:
-            _split(found, part_of(op), ms, _cost_ms(latencies[op.name], segment.rank))
+            _split(found, part_of(op), ms, latencies[op.name].cost_on(segment.rank))
     return found

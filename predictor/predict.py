@@ -200,7 +200,7 @@ def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
         busy = dict.fromkeys(PHASES, 0.0)
         computing = 0.0
         for op in graph.ops:
-            cost = float(op.cost_ms[..., min(rank, op.cost_ms.shape[-1] - 1)].flat[0])
+            cost = op.cost_on(rank)
             busy[op.phase] += cost
             computing += cost if op.stream == "compute" else 0.0
         kept = {phase: ms for phase, ms in busy.items() if ms > 0}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+
+import numpy as np
 
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
@@ -60,6 +64,14 @@ def a_workload(*tables: Table, batch_size: int = 1024, **more: object) -> Worklo
 def table_wise(table: Table, rank: int = 0) -> TablePlan:
     """The whole table on one rank."""
     return cut(table, ShardingType.TABLE_WISE, [rank])
+
+
+def in_turns(
+    workload: Workload, topology: Topology, kernel: ComputeKernel = ComputeKernel.FUSED
+) -> ShardingPlan:
+    """Every table whole, each on the rank behind that of the one before."""
+    whole = [table_wise(t, i % topology.world_size) for i, t in enumerate(workload.tables)]
+    return plan_of(workload, topology, [replace(one, compute_kernel=kernel) for one in whole])
 
 
 def data_parallel(table: Table, world: int) -> TablePlan:
@@ -118,6 +130,16 @@ def plan_of(workload: Workload, topology: Topology, candidate: Sequence[TablePla
     """The shardings of all tables, in the workload's order, as a plan."""
     tables = dict(zip(workload.keys, candidate, strict=True))
     return ShardingPlan(tables, topology.world_size, topology.local_world_size)
+
+
+def neighbours_ms(
+    batch: PlanScorer, base: Sequence[TablePlan], changes: Sequence[Mapping[int, TablePlan]]
+) -> np.ndarray:
+    """Iteration times of a plan with each of the changes, ``[changes]``."""
+    numbers = np.array([batch.number(i, plan) for i, plan in enumerate(base)])
+    return batch.score_changed(
+        numbers, [{i: batch.number(i, plan) for i, plan in c.items()} for c in changes]
+    )
 
 
 def random_workload(seed: int, train_pipeline: str = "base") -> Workload:

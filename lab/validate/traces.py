@@ -14,7 +14,7 @@ from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report
 from predictor.errors import ShardoptError
 from predictor.trace.events import RankTrace
-from predictor.trace.read import read_traces
+from predictor.trace.read import load_traces
 from predictor.trace.simulate.overheads import Overheads
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
 from predictor.trace.simulate.whatif import gemm_calls, traced_profile
@@ -46,11 +46,12 @@ def validate_traces(folder: Path) -> Report:
         InputError: one of the public files is no trace.
     """
     names = list(SUITE.tables)
-    found = {name: read_traces([folder / name]) for name in names if (folder / name).is_file()}
+    there = [name for name in names if (folder / name).is_file()]
+    found = {name: load_traces([folder / name]).traces for name in there}
     missing = [f"{name}: not there" for name in names if name not in found]
     for name in _further(folder):
         try:
-            found[name] = read_traces([folder / name])
+            found[name] = load_traces([folder / name]).traces
             simulate_trace(found[name])
         except ShardoptError as error:
             found.pop(name, None)
@@ -73,7 +74,7 @@ def _further(folder: Path) -> list[str]:
     return [name for name in names if name not in STEPS]
 
 
-def _single(found: dict[str, list[RankTrace]]) -> Iterator[ComparedRow]:
+def _single(found: dict[str, Sequence[RankTrace]]) -> Iterator[ComparedRow]:
     hosts = {name: TracedHosts.of(traces) for name, traces in found.items()}
     for name, traces in found.items():
         for step in simulate_trace(traces).steps:

@@ -1,51 +1,19 @@
-"""Time of collectives by message size, ranks and wiring.
+"""Time of collectives by message size, ranks and wiring (docs/model.md, chapter 8).
 
-Ranks nest: NVLink domain, host, world; the network between hosts may have levels of its own.
-
-All-to-all. Every level carries the share of the bytes whose receivers it joins, all levels at
-once, and the slowest decides.
-
-The reductions and all-gather of NCCL (src/graph/tuning.cc) run as rings or trees over all ranks:
-
-- *Ring.* Each of the rings passes every rank, so the bus bytes of ``n`` ranks flow within a domain,
-  and out of a domain of ``g`` ranks over its ``g`` NICs: ``(n-1)/n size / g`` past each, twice that
-  for an all-reduce, which is a reduce-scatter and an all-gather. A hop per rank, those between
-  hosts longer.
-- *Tree* (all-reduce alone). Domains reduce within, exchange over two binary trees, each with half
-  of the data, and spread within. A domain is a leaf of one tree and an inner node of the other:
-  ``2 size / g`` past each NIC in each direction, ``size / g`` where there are two domains, or where
-  the switches between hosts reduce (SHARP). Two hops per doubling of the domains.
-
-Within a domain an all-reduce is a ring, or the switch adds up (NVLS): then its time does not depend
-on the ranks.
-
-The transfers of the levels are pipelined, so the slowest counts; latencies add. NCCL takes the
-algorithm that it expects to be faster, here the faster one.
-
-The network between hosts may have levels of its own (`NetworkLevel`). Bytes that leave a part of
-such a level share its links to the others. Of an all-to-all those are all bytes for ranks
-outside, of a ring its bus bytes once for each time that it leaves the part, of a tree what a NIC
-carries. The fullest link decides, and every crossing adds the level's latency.
-
-Gloo has no such rings: there level ``i`` works on what the level inside has already reduced or will
-still spread.
+Ranks nest: NVLink domain, host, world; the network between hosts may have levels of its own, whose
+parts share their links to the others (`NetworkLevel`). NCCL's reductions and all-gather run as
+rings or trees over all ranks (src/graph/tuning.cc), whichever is faster. Gloo has no such rings:
+there a level works on what the one inside has already reduced or will still spread. Transfers of
+the levels are pipelined, so the slowest counts; latencies add.
 
 One link. A collective of ``n`` ranks moves ``w = size factor(n)`` bus bytes past the busiest link,
-with the factors of nccl-tests (doc/PERFORMANCE.md): ``(n-1)/n`` for all-to-all, reduce-scatter and
-all-gather, ``2 (n-1)/n`` for all-reduce. Its time is
+with the factors of nccl-tests (doc/PERFORMANCE.md). Its time is
 
     t(w, n) = latency + latency_per_doubling log2(n) + latency_per_rank (n - 1)
               + (1 + own_part / (n - 1)) rank_cost(n) sum_j c_j band_j(w)
 
 where ``band_j`` rises with slope one from edge ``e_j`` to edge ``e_(j+1)`` and ``c_j >= 0`` is the
-marginal cost of a byte in that band: continuous, and never falling with size. The joints are
-hyperbolas, ``band_j(w) = h(w, e_j) - h(w, e_(j+1))`` with ``h(w, e) = sqrt(w^2 + e^2) - e``. Lin et
-al. 2024 fit three pieces that do not meet; the bands replace them. Calibration fits ``c_j``.
-
-A ring takes a hop per rank (NCCL src/graph/tuning.cc: ``nsteps`` times the latency of the link), a
-tree a hop per doubling. Beside what a rank exchanges it copies or reduces its own ``1/n`` of the
-buffer, ``w / (n - 1)`` bytes, each at ``own_part`` of a bus byte's cost; one is an all-reduce in
-the switch (NVLS), whose time does not depend on the ranks.
+marginal cost of a byte in that band: continuous, and never falling with size.
 """
 
 from __future__ import annotations

@@ -20,18 +20,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from predictor.cost.elementwise import memory_ms
-from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
+from predictor.cost.ops.op_time import CONCATENATIONS, OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import DenseProgram, Event, Gradient, Lookup, LookupBackward, OpCall
-from predictor.model.workload import MeasuredDense
+from predictor.model.workload import DENSE_STATES, MeasuredDense
 from predictor.units import mib
 
 Array = NDArray[np.float64]
 
-OPTIMIZER_PASSES = {"sgd": 3, "adagrad": 5, "adam": 7}
-"""Reads and writes of a parameter-sized array per step: parameter, gradient, states."""
-CONCATENATIONS = frozenset(("cat", "stack"))
-"""They save nothing for their backward."""
 UNSEEN = frozenset(("detach", "alias", "lift_fresh"))
 """Views that only a recorder sees: autograd makes them without the dispatcher."""
 HostCost = Callable[[int, int], float]
@@ -112,8 +108,12 @@ class DenseWork:
 
 
 def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLike) -> Array:
-    """One optimizer step over ``parameters`` fp32 elements, in their shape; 0 for none."""
-    size = OPTIMIZER_PASSES[optimizer] * 4 * np.asarray(parameters, dtype=np.float64)
+    """One optimizer step over ``parameters`` fp32 elements, in their shape; 0 for none.
+
+    It reads parameter, gradient and states, and writes all but the gradient.
+    """
+    passes = 3 + 2 * DENSE_STATES[optimizer]
+    size = passes * 4 * np.asarray(parameters, dtype=np.float64)
     return np.where(size > 0, memory_ms(hardware, size), 0.0)
 
 
@@ -352,8 +352,9 @@ def _as_completed(events: Sequence[Event]) -> list[Event]:
 def _issue_points(program: DenseProgram) -> dict[str, frozenset[int]]:
     """Module -> memory that ops before its call used and, concatenations apart, no later op did.
 
-    Autograd runs what was recorded last first. The backward of a lookup was recorded when the
-    module was called, so it runs before the first op of the backward that uses such memory.
+    Concatenations save nothing for their backward. Autograd runs what was recorded last first. The
+    backward of a lookup was recorded when the module was called, so it runs before the first op of
+    the backward that uses such memory.
     """
     before: dict[str, set[int]] = {}
     used: set[int] = set()

@@ -238,8 +238,11 @@ class CostErrors:
     def _normal(self, name: str) -> Array:
         """Standard normal draws ``[draws]`` of one error."""
         rng = np.random.default_rng([self.seed, crc32(name.encode())])
-        half = rng.standard_normal(max(1, self.draws // 2))
+        half = self._half(rng, max(1, self.draws // 2))
         return np.concatenate((half, -half))[: self.draws]
+
+    def _half(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.standard_normal(count)
 
 
 class StratifiedErrors(CostErrors):
@@ -250,12 +253,9 @@ class StratifiedErrors(CostErrors):
     its own.
     """
 
-    def _normal(self, name: str) -> Array:
-        rng = np.random.default_rng([self.seed, crc32(name.encode())])
-        half = max(1, self.draws // 2)
-        upper = [_NORMAL.inv_cdf(0.5 + (i + 0.5) / (2 * half)) for i in range(half)]
-        signed = rng.permutation(upper) * rng.choice([-1.0, 1.0], half)
-        return np.concatenate((signed, -signed))[: self.draws]
+    def _half(self, rng: np.random.Generator, count: int) -> Array:
+        upper = [_NORMAL.inv_cdf(0.5 + (i + 0.5) / (2 * count)) for i in range(count)]
+        return np.asarray(rng.permutation(upper) * rng.choice([-1.0, 1.0], count))
 
 
 class GivenErrors(CostErrors):

@@ -7,7 +7,7 @@ its source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -71,9 +71,11 @@ class FixedCosts:
 
     @cached_property
     def dense(self) -> DenseWork:
-        if isinstance(self.workload.dense, CapturedDense):
-            return _work_of_captured(_Captured(self))
-        return self._dense()
+        of = self.workload
+        if not isinstance(of.dense, CapturedDense):
+            return self._dense()
+        sizes = of.batch_size, of.modules, of.position_weights, tuple(of.ids_per_sample.items())
+        return _work_of_captured(_Captured((id(of.dense), id(self.hardware), *sizes), self))
 
     def _dense(self) -> DenseWork:
         dense, modules = self.workload.dense, self.workload.modules
@@ -111,26 +113,17 @@ class FixedCosts:
         return us(ops * each + kernels * cost.launch_us)
 
 
+@dataclass(frozen=True)
 class _Captured:
     """Costs with a captured dense part of a thousand ops, which workloads share whose tables or
-    exchanges differ: equal where that part, its sizes and the profile are the same."""
+    exchanges differ.
 
-    def __init__(self, costs: FixedCosts) -> None:
-        workload = costs.workload
-        self.costs, self.dense, self.hardware = costs, workload.dense, costs.hardware
-        ids = tuple(workload.ids_per_sample.items())
-        self.sizes = workload.batch_size, workload.modules, workload.position_weights, ids
+    Args:
+        same: the part, its sizes and the profile, the large ones by their identity.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Captured)
-            and self.dense is other.dense
-            and self.hardware is other.hardware
-            and self.sizes == other.sizes
-        )
-
-    def __hash__(self) -> int:
-        return hash((id(self.dense), id(self.hardware), self.sizes))
+    same: tuple[object, ...]
+    costs: FixedCosts = field(compare=False)
 
 
 @lru_cache(maxsize=4)

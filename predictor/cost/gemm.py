@@ -1,27 +1,14 @@
-"""Dense matrix multiplication from tiles and waves.
+"""Dense matrix multiplication from tiles and waves (docs/model.md, chapter 4).
 
 A library cuts the output into tiles, runs as many as the device holds at once and repeats: a wave
 that is not full costs as much as a full one (tile and wave quantisation; NVIDIA's Matrix
-Multiplication Background guide). One SM spends on a tile of ``a x b`` outputs
+Multiplication Background guide). The library is taken to choose the best of the tiles, so the time
+never falls with m, n or k, but for tensor cores where rows become a multiple of 16 bytes
+(`TensorKernels.unaligned_share`). Operands and result cross HBM once: a GPU does that while it
+computes, a CPU core in addition, because it waits for its loads.
 
-    2 a b (K + prologue) (1 + overhead (1/a + 1/b)) / (peak / SMs)
-
-where ``1/a + 1/b`` is the operand traffic per multiply-add of a tile. K is padded to the step of
-the K loop and may be split over SMs when tiles are few. The library is taken to choose the best of
-the tiles, so the time never falls with m, n or k, but for tensor cores where rows become a multiple
-of 16 bytes (`TensorKernels.unaligned_share`). Operands and result cross HBM once: a GPU does
-that while it computes, a CPU core in addition, because it waits for its loads. Where the tiles of
-one wave spread over so many columns that their operands no longer share the L2 (a P100 with its
-4 MiB), arithmetic slows with the columns up to a limit; that factor is fitted.
-
-Tensor cores wait for operands before they are full: an ``a x b`` tile takes ``(a + b) e`` bytes an
-element of K, and an SM takes in 64 bytes a clock, more where SMs of a cluster share what one of
-them loads. Where a profile has the kernels of a data type, a choice of tiles and pieces takes
-
-    max(waves D max(2 a b / (peak / SMs), (a + b) e / sm), tiles (a + b) e K / l2)
-
-with ``D`` the padded depth, prologue and, if K is split, its cost; a share of one wave's loads and
-stores hides behind nothing.
+Tensor cores wait for operands before they are full: an SM takes in 64 bytes a clock, more where SMs
+of a cluster share what one of them loads.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ rows per table on any number of ranks, and the loads of many plans are sums over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,12 +124,6 @@ class LoadSums:
         self.everywhere.append(np.zeros(len(usual), dtype=np.intp), usual)
         self.alone.append(ranks, per_rank)
 
-    def load(self, number: int) -> Array:
-        """Load of one sharding without its longest latencies, ``[ranks, COLUMNS]``."""
-        one = Selection(np.array([number]), np.zeros(1, dtype=np.intp), None)
-        nowhere_else = np.zeros(self._group.size, dtype=np.intp)
-        return np.asarray(self.totals(one, 1, nowhere_else, 1)[:, 0, :, 0].T)
-
     def group(self, numbers: Ints) -> Ints:
         """Lookup group of each numbered sharding, in the shape of ``numbers``."""
         return np.asarray(self._group.array[numbers])
@@ -145,25 +139,30 @@ class LoadSums:
             place: lookup group -> its position on the second axis; ``groups`` for groups left out.
         """
         total = np.zeros((COLUMNS, groups, self.world_size, plans))
-        at = place[self.group(chosen.numbers)]
-        self._add(total, self.alone, chosen, at, self.world_size)
-        self._add(total, self.everywhere, chosen, at, 1)
+        both = self.alone, self.everywhere
+        for rows, width, owner, found, target in self._entries(both, chosen, place, plans):
+            signs = None if chosen.signs is None else chosen.signs[owner]
+            size = (groups + 1) * width * plans
+            for column in rows.columns:
+                values = rows.column(column)[found]
+                if signs is not None:
+                    values *= signs
+                sums = np.bincount(target, values, size).reshape(groups + 1, width, plans)
+                total[column] += sums[:groups]
         return total
 
-    def _add(self, total: Array, rows: RankRows, chosen: Selection, at: Ints, width: int) -> None:
-        _, groups, _, plans = total.shape
-        owner, ranks, found = rows.of(chosen.numbers)
-        if not len(owner):
-            return
-        target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
-        signs = None if chosen.signs is None else chosen.signs[owner]
-        size = (groups + 1) * width * plans
-        for column in rows.columns:
-            values = rows.column(column)[found]
-            if signs is not None:
-                values *= signs
-            sums = np.bincount(target, values, size).reshape(groups + 1, width, plans)
-            total[column] += sums[:groups]
+    def _entries(
+        self, both: tuple[RankRows, RankRows], chosen: Selection, place: Ints, plans: int
+    ) -> Iterator[tuple[RankRows, int, Ints, Ints, Ints]]:
+        """Of the rows by rank, then of those of all ranks alike: the rows, the ranks that they tell
+        apart, and of each chosen one its sharding, index and place in ``[groups, ranks, plans]``.
+        """
+        at = place[self.group(chosen.numbers)]
+        for rows, width in zip(both, (self.world_size, 1), strict=True):
+            owner, ranks, found = rows.of(chosen.numbers)
+            if len(owner):
+                target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
+                yield rows, width, owner, found, target
 
     def added(
         self,
@@ -188,12 +187,8 @@ class LoadSums:
         groups, plans = shape
         draws = shares.shape[1]
         total = np.zeros((len(columns), groups, self.world_size, draws, plans))
-        at = place[self.group(chosen.numbers)]
-        for rows, width in ((self.alone, self.world_size), (self.everywhere, 1)):
-            owner, ranks, found = rows.of(chosen.numbers)
-            if not len(owner):
-                continue
-            target = (at[owner] * width + ranks) * plans + chosen.owners[owner]
+        both = self.alone, self.everywhere
+        for rows, width, owner, found, target in self._entries(both, chosen, place, plans):
             kind = kinds[owner]
             for way, column in enumerate(columns):
                 values = rows.column(column)[found]
@@ -202,19 +197,18 @@ class LoadSums:
                     total[way, :, :, draw] += sums.reshape(groups, width, plans)
         return total
 
-    def put_longest(self, total: Array, chosen: Selection, at: Ints) -> None:
+    def put_longest(self, total: Array, chosen: Selection, place: Ints) -> None:
         """Enter the longest latencies of shardings into ``[COLUMNS, groups, ranks, plans]``.
 
         Args:
-            at: position of each sharding's lookup group on the second axis.
+            place: lookup group -> its position on the second axis.
         """
         _, groups, _, plans = total.shape
-        for rows, width in ((self._longest, self.world_size), (self._longest_everywhere, 1)):
-            owner, ranks, found = rows.of(chosen.numbers)
-            where = (at[owner] * width + ranks) * plans + chosen.owners[owner]
-            for column in range(LATENCIES if len(owner) else 0):
+        both = self._longest, self._longest_everywhere
+        for rows, width, _, found, target in self._entries(both, chosen, place, plans):
+            for column in range(LATENCIES):
                 most = np.zeros(groups * width * plans)
-                np.maximum.at(most, where, rows.column(column)[found])
+                np.maximum.at(most, target, rows.column(column)[found])
                 known = total[LONGEST.start + column]
                 np.maximum(known, most.reshape(groups, width, plans), out=known)
 

@@ -296,7 +296,6 @@ class ShardLoads:
             rows=shard.size[0],
             dim=shard.size[1],
             element_bytes=table.element_bytes,
-            output_bytes=4,
             optimizer=table.optimizer,
             weighted=table.weighted,
             pooled=table.is_pooled,

@@ -1,11 +1,9 @@
 """One profile for a job on GPUs of several generations: the slowest decides.
 
-An iteration is full of exchanges in which every rank waits for every other one. Work that is spread
-evenly then takes as long as on the slowest device, and a collective as long as over the slowest
-link. The kernels are those of the device with the least memory bandwidth, as most of them are bound
-by it; links and host are the slowest of all, each for itself.
-
-It is an upper bound: a plan could give faster devices more work, and here it has no reason to.
+An iteration is full of exchanges in which every rank waits for every other one. The kernels are
+those of the device with the least memory bandwidth, as most of them are bound by it; links and host
+are the slowest of all, each for itself. It is an upper bound: a plan could give faster devices more
+work, and here it has no reason to.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PrivateAttr, model_validator
@@ -617,15 +618,7 @@ class HardwareProfile(StrictModel):
     def groups(self) -> dict[str, Group]:
         """Group name -> group; collectives as ``collectives.intra`` and ``collectives.inter``.
         Of what was learned, the errors are those that are left."""
-        found: dict[str, Group] = {
-            "memory": self.memory,
-            "gemm": self.gemm,
-            "embedding": self.embedding,
-            "elementwise": self.elementwise,
-            "overheads": self.overheads,
-            "collectives.intra": self.collectives.intra,
-            "collectives.inter": self.collectives.inter,
-        }
+        found: dict[str, Group] = {name: attrgetter(name)(self) for name in GROUP_NAMES}
         if self.learned is not None:
             found |= {n: _after(self.learned, n, found[n]) for n in self.learned.errors}
         return found

@@ -60,10 +60,6 @@ def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
         segments.append(_segment(graph, visit, horizon))
         if visit.start_ms <= horizon + TOLERANCE_MS:
             break
-    else:
-        if segments and segments[-1].start_ms > horizon:  # the walk ran out of kept iterations
-            rest = Visit(None, 0, segments[-1].rank, horizon, segments[-1].start_ms)
-            segments.append(_segment(graph, rest, horizon))
     return [s for s in reversed(segments) if s.duration_ms > 0]
 
 
@@ -92,13 +88,13 @@ def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, 
 def _free_host_ms(graph: Graph, rank: int) -> float:
     """Time that the busiest thread of a rank spends issuing work."""
     threads: dict[str, float] = {}
-    for op, gone in zip(graph.ops, _absent(graph), strict=True):
+    for op, gone in zip(graph.ops, absent_ranks(graph), strict=True):
         if not gone[rank]:
             threads[op.thread] = threads.get(op.thread, 0.0) + op.host_ms
     return max(threads.values())
 
 
-def _absent(graph: Graph) -> list[NDArray[np.bool_]]:
+def absent_ranks(graph: Graph) -> list[NDArray[np.bool_]]:
     """Of every operation of the first plan: where it does not exist, ``[ranks]``."""
     everywhere = np.zeros(graph.world_size, dtype=np.bool_)
     gone = (op.absent(graph.world_size) for op in graph.ops)
@@ -114,20 +110,13 @@ def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
 
 
 def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:
-    """From the last thing that ends, step by step, to what let it start."""
+    """From the last thing that ends, step by step, to what let it start.
+
+    No operation ends before it is issued, so no host is still busy when all streams are empty.
+    """
     walker = _Walker(graph, timeline)
     iteration = len(timeline.steps) - 1
-    op, rank = walker.last("end", iteration)
-    finish = float(timeline.finish_ms[0])
-    end = walker.time("end", iteration, op, rank)
-    if end < finish - TOLERANCE_MS:  # a host still issues when all streams are empty
-        issued, rank = walker.last("issue", iteration)
-        where = walker.host_release(iteration, len(graph.ops), rank, graph.ops[issued].thread)
-        released = 0.0 if where is None else walker.time("end", *where, rank)
-        yield Visit(None, iteration, rank, released, finish)
-        if where is None:
-            return
-        iteration, op = where
+    op, rank = walker.last(iteration)
     while True:
         end = walker.time("end", iteration, op, rank)
         cause = None
@@ -151,7 +140,7 @@ class _Walker:
     def __init__(self, graph: Graph, timeline: Timeline) -> None:
         self.graph = graph
         self.steps = timeline.steps
-        self.absent = _absent(graph)
+        self.absent = absent_ranks(graph)
         self.in_stream: dict[str, list[int]] = {}
         self.holding: dict[str, list[int]] = {}
         for index, op in enumerate(graph.ops):
@@ -162,9 +151,9 @@ class _Walker:
     def time(self, name: str, iteration: int, op: int, rank: int) -> float:
         return float(getattr(self.steps[iteration], name)[op, 0, rank])
 
-    def last(self, name: str, iteration: int) -> tuple[int, int]:
-        """Operation and rank with the latest ``end``, or ``issue``, in an iteration."""
-        times = np.where(np.array(self.absent), -np.inf, getattr(self.steps[iteration], name)[:, 0])
+    def last(self, iteration: int) -> tuple[int, int]:
+        """Operation and rank with the latest end in an iteration."""
+        times = np.where(np.array(self.absent), -np.inf, self.steps[iteration].end[:, 0])
         op, rank = np.unravel_index(int(np.argmax(times)), times.shape)
         return int(op), int(rank)
 

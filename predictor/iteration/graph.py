@@ -77,6 +77,10 @@ class Op:
     ranks: tuple[int, ...] | None = None
     fills: bool | None = None
 
+    def cost_on(self, rank: int) -> float:
+        """``cost_ms`` on a rank, in the first plan."""
+        return float(self.cost_ms[..., min(rank, self.cost_ms.shape[-1] - 1)].flat[0])
+
     def absent(self, world_size: int) -> Mask | None:
         """Where it does not exist, ``[plans or 1, ranks]``; None if it exists everywhere."""
         if self.ranks is None:

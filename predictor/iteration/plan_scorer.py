@@ -27,8 +27,6 @@ from predictor.model.workload import Workload
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
-Change = Mapping[int, TablePlan]
-"""How a neighbour differs from a plan: table index -> its new sharding."""
 
 CHUNK_ELEMENTS = 8192
 """Plans x ranks simulated together; larger arrays leave the processor's cache."""
@@ -142,14 +140,6 @@ class PlanScorer:
         """What a number stands for."""
         return self._shardings[number]
 
-    def table(self, index: int, plan: TablePlan) -> tuple[int, Array]:
-        """Lookup group and load of one table's sharding, ``[ranks, COLUMNS]``.
-
-        The longest latencies, which do not add up, are left out, and UVM caches count as if no
-        other table shared them.
-        """
-        return self.group_index(index, plan), self.rows.load(self.number(index, plan))
-
     def used_groups(self, plans: Ints) -> Ints:
         """Positions of the lookup groups that plans ``[plans, tables]`` use, in a graph's order."""
         return self._sort_groups(np.unique(self.rows.group(plans)))
@@ -185,15 +175,9 @@ class PlanScorer:
         """As `score`, of plans ``[plans, tables]`` given by the numbers of their shardings."""
         return self._score(_job_of(plans))
 
-    def score_neighbours(self, base: Sequence[TablePlan], changes: Sequence[Change]) -> Array:
-        """Predicted iteration time in ms of ``base`` with each of the changes, ``[changes]``."""
-        numbers = np.array([self.number(i, plan) for i, plan in enumerate(base)])
-        return self.score_changed(
-            numbers, [{i: self.number(i, plan) for i, plan in c.items()} for c in changes]
-        )
-
     def score_changed(self, base: Ints, changes: Sequence[Mapping[int, int]]) -> Array:
-        """As `score_neighbours`, of shardings given by their numbers."""
+        """Predicted iteration time in ms of a plan ``[tables]`` with each of the changes (table ->
+        its new sharding), ``[changes]``; shardings are given by their numbers."""
         owners = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
         tables = np.array([table for change in changes for table in change], dtype=np.intp)
         numbers = np.array([n for change in changes for n in change.values()], dtype=np.intp)
@@ -256,7 +240,7 @@ class PlanScorer:
         chosen, place = Selection(numbers, owners, None), np.arange(len(self.groups))
         total = self.rows.totals(chosen, 1, place, len(place))
         self._caches.add_sharing(total[filling_column(self.workload)], chosen, place, {})
-        self.rows.put_longest(total, chosen, self.rows.group(numbers))
+        self.rows.put_longest(total, chosen, place)
         return total
 
     def _times(self, job: _Job, alike: _Alike, base: _Base | None) -> Array:
@@ -304,7 +288,7 @@ class PlanScorer:
             groups, owners = np.nonzero(short)
             total[LONGEST][:, groups, :, owners] = 0.0
             owners = np.broadcast_to(plans[:, None], at.shape)[wanted]
-            self.rows.put_longest(total, Selection(numbers[wanted], owners, None), at[wanted])
+            self.rows.put_longest(total, Selection(numbers[wanted], owners, None), place)
 
 
 def _job_of(plans: Ints) -> _Job:

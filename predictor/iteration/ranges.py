@@ -1,16 +1,11 @@
 """Checks whether a prediction goes beyond the measurements behind its profile.
 
 The largest message, multiplication and lookup are compared with the upper ends of the measured
-ranges. Lower ends do not matter: for small sizes every cost model has a fitted floor, such as the
-latency of an empty message, the shortest kernel, one whole tile or ``row_overhead_bytes``. Above
-the largest measured size the last slope is extrapolated, and what changes there (another protocol
-of NCCL, another kernel, a cache that is too small) is in no constant. Rank counts are checked on
-both sides, since fewer ranks use other rings and trees too.
-
-Batches of small products are not checked, because none of the products is large. Nor are
-elementwise kernels and bulk copies: beyond their ramp they stream at the bandwidth of the
-``memory`` group at any size. Groups without ranges (datasheets, single figures) are not checked;
-their provenance says what they are.
+ranges. Lower ends do not matter: for small sizes every cost model has a fitted floor. Above the
+largest measured size the last slope is extrapolated, and what changes there (another protocol of
+NCCL, another kernel, a cache that is too small) is in no constant. Rank counts are checked on both
+sides, since fewer ranks use other rings and trees too. Batches of small products, elementwise
+kernels, bulk copies and groups without ranges are not checked.
 """
 
 from __future__ import annotations

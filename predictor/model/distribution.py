@@ -50,11 +50,12 @@ class Bins:
 
         ``E[U] = sum_i 1 - (1 - p_i)^n``; exact for independent draws.
         """
-        if draws <= 0:
-            return 0.0
+        return float(self.counts @ self._seen(draws)) if draws > 0 else 0.0
+
+    def _seen(self, draws: float) -> Array:
+        """Probability of each row to be among ``draws`` draws."""
         with np.errstate(divide="ignore"):
-            seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
-        return float(self.counts @ seen)
+            return np.asarray(-np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0))))
 
     def once(self, draws: float, distinct: float) -> Bins:
         """The rows with the probabilities that they have among the distinct ids of many samples.
@@ -63,9 +64,7 @@ class Bins:
             draws: of each sample, over the whole table.
             distinct: rows of the whole table that they are expected to touch, > 0.
         """
-        with np.errstate(divide="ignore"):
-            seen = -np.expm1(draws * np.log1p(-np.minimum(self.probs, 1.0)))
-        return Bins(self.counts, seen / distinct)
+        return Bins(self.counts, self._seen(draws) / distinct)
 
     def hit_rate(self, cache_rows: float) -> float:
         """Steady-state hit rate of an LRU cache of ``cache_rows`` rows, in [0, 1].
@@ -245,18 +244,12 @@ class ReuseHistogram:
 
     Args:
         lookups: ids in the sample, > 0.
-        fractions: share of the distinct ids that occur (0, 1], (1, 2], (2, 4], ... times; the
-            17 bins of Lin et al. or any prefix of them. Need not be normalised.
+        fractions: share of the distinct ids that occur (0, 1], (1, 2], (2, 4], ... times, >= 0 and
+            not all 0; the 17 bins of Lin et al. or any prefix of them. Need not be normalised.
     """
 
     lookups: float
     fractions: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if self.lookups <= 0 or not self.fractions or min(self.fractions) < 0:
-            raise InputError("reuse_histogram needs lookups > 0 and fractions >= 0, at least one")
-        if sum(self.fractions) <= 0:
-            raise InputError("reuse_histogram has no fraction above 0")
 
     def bins(self, num_embeddings: int) -> Bins:
         """One bin per repeat class; the mass of the ids seen once spreads over the unseen rows.

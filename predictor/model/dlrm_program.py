@@ -1,10 +1,9 @@
 """The ops of a DLRM that a model file describes: the short form of a dense program.
 
-Every layer is Linear then ReLU, but for the last of the top MLP; `dot`, `concat` or low-rank DCN v2
-(Wang et al. 2021, eq. 5) between the MLPs; binary cross-entropy; one step of a foreach optimizer.
-The ops are those that PyTorch 2 dispatches for such a module, in the order of TorchRec's own DLRM
-(torchrec/models/dlrm.py): bottom MLP, lookups, interaction, top MLP. Products in half precision are
-those of autocast: parameters stay in fp32 and are cast once an iteration.
+They are those that PyTorch 2 dispatches for such a module, in the order of TorchRec's own DLRM
+(torchrec/models/dlrm.py): bottom MLP, lookups, interaction, top MLP; low-rank DCN v2 is Wang et al.
+2021, eq. 5. Products in half precision are those of autocast: parameters stay in fp32 and are cast
+once an iteration.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ from predictor.model.op_calls import (
     Operand,
     operands_of,
 )
-from predictor.model.workload import DATA_TYPE_BYTES, DcnV2, Table, Workload
+from predictor.model.workload import DATA_TYPE_BYTES, DENSE_STATES, DcnV2, Table, Workload
 
 ITEM_BYTES = DATA_TYPE_BYTES | {"int64": 8}
-
-STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-"""Dense optimizer -> states as large as the parameters."""
 
 
 class OpWriter:
@@ -114,7 +110,7 @@ class OpWriter:
     def optimizer_step(self, kind: str) -> list[Operand]:
         """One step of torch.optim's foreach form; returns the states."""
         p, g = self.parameters, self.gradients
-        states = [[self.like(of) for of in p] for _ in range(STATES[kind])]
+        states = [[self.like(of) for of in p] for _ in range(DENSE_STATES[kind])]
         if kind == "sgd":
             self.each("_foreach_add_", p, g)
         elif kind == "adagrad":
@@ -181,7 +177,7 @@ def dense_program(workload: Workload) -> DenseProgram:
         found = dense.program(workload)
     else:
         found = _Dlrm(workload).write()
-    return found.with_parameters(workload.position_weights, STATES[dense.optimizer])
+    return found.with_parameters(workload.position_weights, DENSE_STATES[dense.optimizer])
 
 
 class _Dlrm(OpWriter):

@@ -47,6 +47,11 @@ class Operand:
         return math.prod(sizes) * self.item_bytes
 
     @property
+    def side(self) -> str:
+        """``n`` for rows that lie together, ``t`` for others."""
+        return "n" if self.shape[-1] == 1 or self.strides[-1] == 1 else "t"
+
+    @property
     def span(self) -> tuple[int, int]:
         """First and last byte within its memory, the last exclusive."""
         steps = zip(self.shape, self.strides, strict=True)

@@ -59,17 +59,6 @@ class NetworkLevel:
         crossings = len(stretches) if len(sizes) > 1 else 0
         return cls(name, len(sizes), min(sizes.values()), ring_ranks, crossings, **links)  # type: ignore[arg-type]
 
-    def check(self, world_size: int) -> None:
-        if not 1 <= self.ranks * self.parts <= world_size:
-            raise InputError(
-                f"level '{self.name}' joins {self.parts} parts of at least {self.ranks} ranks, "
-                f"which {world_size} ranks do not make up"
-            )
-        positive = {"oversubscription": self.oversubscription, "gbit_s": self.gbit_s}
-        for what, value in positive.items():
-            if value is not None and not value > 0:
-                raise InputError(f"level '{self.name}': {what} is {value:g}; it must be above 0")
-
     def rate(self, nic_gbit_s: float) -> float:
         """What a rank's share of its part's links carries, in Gbit/s, no more than its NIC."""
         shared = nic_gbit_s / self.oversubscription
@@ -121,13 +110,6 @@ class Topology:
         if not self.nvlink_domain:
             object.__setattr__(self, "nvlink_domain", self.local_world_size)
         self._check_domain()
-        for level in self.network:
-            level.check(self.world_size)
-        for what, caps in (("hbm", self.hbm_cap_bytes), ("ddr", self.ddr_cap_bytes)):
-            if len(caps) != self.world_size:
-                raise InputError(
-                    f"{len(caps)} {what} caps for {self.world_size} ranks; give one per rank"
-                )
 
     def _check_domain(self) -> None:
         domain, local = self.nvlink_domain, self.local_world_size

@@ -43,12 +43,6 @@ class MeasuredDense:
     bucket_cap_mb: float = 25.0
     in_features: int = 0
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(
-                f"measured dense times are of a batch of {self.batch_size}; it must be at least 1"
-            )
-
     def at_batch_size(self, batch_size: int) -> MeasuredDense:
         """Forward, backward and activations in proportion to the samples; parameters stay.
 
@@ -91,6 +85,9 @@ INDEX_BYTES = 8
 """TBE always takes 64-bit indices."""
 
 DATA_TYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Dense optimizer -> states as large as the parameters."""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import inf
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,18 +51,13 @@ class Intervals:
         return inside
 
     def __or__(self, other: Intervals) -> Intervals:
-        pairs = np.concatenate(
-            (np.column_stack((self.starts, self.ends)), np.column_stack((other.starts, other.ends)))
-        )
-        return Intervals.merged([(float(a), float(b)) for a, b in pairs])
+        return self._where(other, np.logical_or)
 
     def __and__(self, other: Intervals) -> Intervals:
-        points = self._points(other)
-        return _from_pieces(points, self.covers(points) & other.covers(points))
+        return self._where(other, np.logical_and)
 
     def __sub__(self, other: Intervals) -> Intervals:
-        points = self._points(other)
-        return _from_pieces(points, self.covers(points) & ~other.covers(points))
+        return self._where(other, np.greater)
 
     @property
     def length(self) -> float:
@@ -74,14 +70,14 @@ class Intervals:
         starts = np.maximum(self.starts[low:high], start)
         return float(np.sum(np.minimum(self.ends[low:high], end) - starts))
 
-    def _points(self, other: Intervals) -> Times:
-        return np.unique(np.concatenate((self.starts, self.ends, other.starts, other.ends)))
-
-
-def _from_pieces(points: Times, inside: NDArray[np.bool_]) -> Intervals:
-    """Intervals of the pieces between neighbouring points; ``inside`` says which belong."""
-    change = np.diff(np.concatenate(([False], inside)).astype(np.int8))
-    return Intervals(points[change == 1], points[change == -1])
+    def _where(
+        self, other: Intervals, belongs: Callable[[NDArray[np.bool_], NDArray[np.bool_]], Any]
+    ) -> Intervals:
+        """The moments that belong to the result, by whether they are in either."""
+        points = np.unique(np.concatenate((self.starts, self.ends, other.starts, other.ends)))
+        inside = belongs(self.covers(points), other.covers(points))
+        change = np.diff(np.concatenate(([False], inside)).astype(np.int8))
+        return Intervals(points[change == 1], points[change == -1])
 
 
 PARTS = ("compute", "exposed_communication", "memcpy", "host_bound", "idle")

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-import numpy as np
-
-from predictor.iteration.critical_path import HOST_NAME, Segment
+from predictor.iteration.critical_path import HOST_NAME, Segment, absent_ranks
 from predictor.iteration.graph import MAIN, Graph, Op
 from predictor.iteration.timeline import Step
 from predictor.predict import Prediction
@@ -108,10 +106,9 @@ def step_events(
     critical: dict[tuple[str, int], list[Segment]] = {}
     for segment in path:
         critical.setdefault((segment.name, segment.rank), []).append(segment)
-    absent = [op.absent(graph.world_size) for op in graph.ops]
+    absent = absent_ranks(graph)
     for rank, (index, op) in product(range(graph.world_size), enumerate(graph.ops)):
-        gone = absent[index]
-        if gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]:
+        if absent[index][rank]:
             continue
         issue, ready, start, end = (
             float(times[index, 0, rank]) for times in (step.issue, step.ready, step.start, step.end)

@@ -331,17 +331,6 @@ class TraceSet:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_traces(paths: Sequence[str | Path]) -> list[RankTrace]:
-    """The Kineto traces among these files, folders and archives, by rank."""
-    found = load_traces(paths)
-    if not found.traces:
-        sources = ", ".join(e.source for e in found.executions[:2])
-        raise InputError(
-            f"{sources}: execution traces hold no times; give the Kineto traces of the run too"
-        )
-    return list(found.traces)
-
-
 def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> TraceSet:
     """Read everything under these paths and match the traces of each rank.
 

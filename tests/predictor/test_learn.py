@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from predictor.hardware.learned import (
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.learn import learn, predicted_parts
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
 from predictor.predict import predict
@@ -32,6 +33,7 @@ from search.expected_gain import expected_gain
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
+from tests.builders import cut, data_parallel, plan_of, table_wise
 from tests.public_data import TRACES, needs_public_data
 
 DIM = 64
@@ -47,30 +49,25 @@ TRUE = {
 }
 
 
+TABLES = tuple(
+    Table(f"t{i}", rows, DIM, (Feature(f"f{i}", 4.0 + 4 * i),)) for i, rows in enumerate(ROWS)
+)
+
+
 def workload(name: str = "small") -> Workload:
-    tables = tuple(
-        Table(f"t{i}", rows, DIM, (Feature(f"f{i}", 4.0 + 4 * i),)) for i, rows in enumerate(ROWS)
-    )
-    return Workload(name, 1024, tables, DenseArch(13, (64, DIM), (64, 1)))
+    return Workload(name, 1024, TABLES, DenseArch(13, (64, DIM), (64, 1)))
 
 
-def whole(index: int, rank: int) -> TablePlan:
-    shard = Shard(rank, (0, 0), (ROWS[index], DIM))
-    return TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
+def placed(*ranks: int | None) -> ShardingPlan:
+    """Each table whole on a rank, or half of its rows on either."""
+    plans = [
+        cut(table, ShardingType.ROW_WISE, [0, 1]) if rank is None else table_wise(table, rank)
+        for table, rank in zip(TABLES, ranks, strict=True)
+    ]
+    return plan_of(workload(), RANKS, plans)
 
 
-def halves(index: int) -> TablePlan:
-    half = ROWS[index] // 2
-    shards = tuple(Shard(r, (r * half, 0), (half, DIM)) for r in range(2))
-    return TablePlan(ShardingType.ROW_WISE, ComputeKernel.FUSED, shards)
-
-
-MIXED = ShardingPlan(
-    {"t0": halves(0), "t1": whole(1, 0), "t2": whole(2, 1), "t3": whole(3, 0)}, 2, 2
-)
-OTHER = ShardingPlan(
-    {"t0": whole(0, 0), "t1": halves(1), "t2": whole(2, 1), "t3": whole(3, 1)}, 2, 2
-)
+MIXED, OTHER = placed(None, 0, 1, 0), placed(0, None, 1, 1)
 
 
 def profile(factors: dict[str, float]) -> HardwareProfile:
@@ -105,12 +102,20 @@ def measure(plan: ShardingPlan, hardware: HardwareProfile) -> list[Measured]:
     return [*found, Measured(STEP, None, predict(workload(), RANKS, hardware, plan).iteration_ms)]
 
 
+SAID: dict[str, Any] = {"name": "p", "steps": 8, "machine": "m", "date": "2026-11-24"}
+
+
 def lesson(plan: ShardingPlan, base: HardwareProfile, measured: list[Measured]) -> HardwareProfile:
-    found, unmatched = learn(
-        workload(), RANKS, base, plan, measured, name="p", steps=8, machine="m", date="2026-11-24"
-    )
+    found, unmatched = learn(workload(), RANKS, base, plan, measured, **SAID)
     assert not unmatched
     return base.model_copy(update={"learned": found})
+
+
+def learned_of(plan: ShardingPlan, truth: HardwareProfile) -> Learned:
+    """What a job on a machine of that profile teaches of cpu-gloo."""
+    found = lesson(plan, load_hardware("cpu-gloo"), measure(plan, truth)).learned
+    assert found is not None
+    return found
 
 
 def test_the_update_is_the_posterior_that_integration_gives() -> None:
@@ -130,24 +135,9 @@ def test_the_update_is_the_posterior_that_integration_gives() -> None:
     assert covariance[0, 1] < 0  # what one factor takes, the other cannot
 
 
-def test_one_update_of_all_is_an_update_by_each() -> None:
-    prior, shares = np.array([0.3, 0.2]), np.array([[1.0, 1.0]])
-    mean, covariance = update(prior, np.tile(shares, (2, 1)), np.full(2, 0.2), np.full(2, 0.1))
-    once = update(prior, shares, np.array([0.2]), np.array([0.1 / math.sqrt(2)]))
-    np.testing.assert_allclose(mean, once[0])
-    np.testing.assert_allclose(covariance, once[1])
-
-
-def test_no_evidence_leaves_the_prior() -> None:
-    mean, covariance = update(np.array([0.3]), np.zeros((1, 1)), np.array([0.7]), np.array([0.1]))
-    assert mean == 0
-    assert covariance == pytest.approx(0.09)
-
-
 def test_known_factors_come_back() -> None:
     base, truth = load_hardware("cpu-gloo"), profile(TRUE)
-    learned = lesson(MIXED, base, measure(MIXED, truth)).learned
-    assert learned is not None
+    learned = learned_of(MIXED, truth)
     assert truth.learned is not None
     for part in (
         lookup_part("forward", "fused", "row_wise", DIM, "t0"),
@@ -165,8 +155,7 @@ def test_known_factors_come_back() -> None:
 
 def test_copies_of_outputs_do_not_teach_dense_work() -> None:
     base, truth = load_hardware("cpu-gloo"), profile({COPIES: 3.0, "dense.forward": 1.5})
-    learned = lesson(MIXED, base, measure(MIXED, truth)).learned
-    assert learned is not None
+    learned = learned_of(MIXED, truth)
     assert truth.learned is not None
     assert learned.factor("dense.forward") == pytest.approx(1.5, rel=0.06)
     # what is left of a step holds host work, too, which may as well be the slower part
@@ -197,8 +186,7 @@ def test_what_one_plan_taught_predicts_another() -> None:
 MIXED_MODULES = replace(
     MIXED, tables={**MIXED.tables, "t0": replace(MIXED.tables["t0"], module="ec")}
 )
-TABLE_WISE = ShardingPlan({f"t{i}": whole(i, i % 2) for i in range(4)}, 2, 2)
-ROW_WISE = ShardingPlan({f"t{i}": halves(i) for i in range(4)}, 2, 2)
+TABLE_WISE, ROW_WISE = placed(0, 1, 0, 1), placed(None, None, None, None)
 
 
 def test_a_slow_network_is_slow_for_exchanges_that_no_plan_has_run() -> None:
@@ -217,15 +205,12 @@ def test_slow_lookups_without_pooling_are_so_under_another_sharding_type() -> No
     truth = profile({"lookups.backward.sequence": 3.0})
     parts = predicted_parts(some, RANKS, profile({}), MIXED_MODULES)
     assert truth.learned is not None
-    found, _ = learn(
-        some, RANKS, load_hardware("cpu-gloo"), MIXED_MODULES,
-        [
-            Measured(what, rank, sum(ms * truth.learned.factor(p) for p, ms in of.items()))
-            for (what, rank), of in parts.items()
-            if what.startswith("lookups")
-        ],
-        name="p", steps=8, machine="m", date="2026-11-24",
-    )  # fmt: skip
+    measured = [
+        Measured(what, rank, sum(ms * truth.learned.factor(p) for p, ms in of.items()))
+        for (what, rank), of in parts.items()
+        if what.startswith("lookups")
+    ]
+    found, _ = learn(some, RANKS, load_hardware("cpu-gloo"), MIXED_MODULES, measured, **SAID)
     for kind in ("row_wise", "table_wise"):
         part = lookup_part("backward", "fused", kind, DIM, "t0", pooled=False)
         assert found.factor(part) == pytest.approx(3.0, rel=0.2), kind
@@ -245,9 +230,7 @@ def test_a_gain_is_less_sure_for_exchanges_that_no_plan_has_run() -> None:
 
 def test_a_table_that_is_slower_than_its_like_is_known_by_its_rank() -> None:
     """Ranks 0 and 1 differ in their tables alone."""
-    truth = profile({"lookups.backward/t2": 1.5})
-    learned = lesson(MIXED, load_hardware("cpu-gloo"), measure(MIXED, truth)).learned
-    assert learned is not None
+    learned = learned_of(MIXED, profile({"lookups.backward/t2": 1.5}))
     factors = {f.name: f.factor for f in learned.factors}
     assert factors["lookups.backward/t2"] > 1.1
     assert factors["lookups.backward/t2"] > factors["lookups.backward/t1"]
@@ -273,27 +256,19 @@ def test_factors_of_tables_hold_for_their_model_alone() -> None:
     assert learned.for_model("small").factor(part) == pytest.approx(2.4)
     assert learned.for_model("another").factor(part) == pytest.approx(1.2)
     with pytest.raises(InputError, match="learned from model 'small'"):
-        learn(
-            workload("another"), RANKS, profile({}), MIXED, [], name="p", steps=1, machine="m",
-            date="d",
-        )  # fmt: skip
+        learn(workload("another"), RANKS, profile({}), MIXED, [], **SAID)
 
 
 def test_what_is_not_predicted_is_unmatched() -> None:
-    truth = profile({})
-    strange = Measured("lookups.forward ebc.GRID", 0, 3.0)
-    _, unmatched = learn(
-        workload(), RANKS, load_hardware("cpu-gloo"), MIXED, [*measure(MIXED, truth), strange],
-        name="p", steps=1, machine="m", date="d",
-    )  # fmt: skip
+    measured = [*measure(MIXED, profile({})), Measured("lookups.forward ebc.GRID", 0, 3.0)]
+    _, unmatched = learn(workload(), RANKS, load_hardware("cpu-gloo"), MIXED, measured, **SAID)
     assert [(one.name, one.ms) for one in unmatched] == [
         ("lookups.forward ebc.GRID of rank 0", 3.0)
     ]
 
 
 def test_an_overlay_is_read_back_and_dropped_with_its_constants(tmp_path: Path) -> None:
-    learned = lesson(MIXED, load_hardware("cpu-gloo"), measure(MIXED, profile(TRUE))).learned
-    assert learned is not None
+    learned = learned_of(MIXED, profile(TRUE))
     data = {"base": "cpu-gloo", "learned": learned.model_dump(mode="json")}
     (tmp_path / "learned.yaml").write_text(yaml.safe_dump(data))
     read = load_hardware(str(tmp_path / "learned.yaml"))
@@ -361,16 +336,10 @@ def dlrm_of_the_traces() -> tuple[Workload, ShardingPlan]:
     dense = DenseArch(
         13, (512, 256, 16), (1024, 1024, 512, 256, 1), DcnV2(3, 512), optimizer="adagrad"
     )
-    plan = {}
-    for i in range(26):
-        ranks = range(8) if i >= 24 else (i // 3,)
-        kind, kernel = (
-            (ShardingType.DATA_PARALLEL, ComputeKernel.DENSE)
-            if i >= 24
-            else (ShardingType.TABLE_WISE, ComputeKernel.FUSED)
-        )
-        plan[f"t{i}"] = TablePlan(kind, kernel, tuple(Shard(r, (0, 0), SMALL) for r in ranks))
-    return Workload("dlrm", 16, tables, dense), ShardingPlan(plan, 8, 8)
+    workload = Workload("dlrm", 16, tables, dense)
+    copied = [data_parallel(table, 8) for table in tables[24:]]
+    placed = [table_wise(table, i // 3) for i, table in enumerate(tables[:24])]
+    return workload, plan_of(workload, V100, placed + copied)
 
 
 @needs_public_data
@@ -392,10 +361,7 @@ def test_half_of_the_ranks_of_a_v100_job_tell_the_dense_part_of_the_others() -> 
 
     before, after = [], []
     for half in ({0, 1, 2, 3}, {4, 5, 6, 7}, {0, 2, 4, 6}, {1, 3, 5, 7}):
-        learned, _ = learn(
-            workload, V100, hardware, plan, dense(half),
-            name="p", steps=1, machine="V100", date="2023-09-08",
-        )  # fmt: skip
+        learned, _ = learn(workload, V100, hardware, plan, dense(half), **SAID)
         others = dense(set(range(8)) - half)
         for rank in set(range(8)) - half:
             of_rank = [one for one in others if one.rank == rank]

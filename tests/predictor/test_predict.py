@@ -24,11 +24,11 @@ from tests.builders import (
     a_workload,
     device_bound,
     hardware,
+    in_turns,
     plan_of,
     random_candidate,
     random_workload,
     sharded,
-    table_wise,
 )
 from tests.quick import quick_first, quick_only
 
@@ -189,7 +189,6 @@ def test_a_pipeline_changes_the_graph_and_hides_the_input_distribution() -> None
 @pytest.mark.parametrize("ranks", quick_only((1, 16), [1, 2, 8, 16]))
 def test_every_shipped_model_has_a_time(path: Path, ranks: int) -> None:
     workload, topology = load_model(path), a_topology(ranks)
-    plan = tuple(table_wise(t, i % ranks) for i, t in enumerate(workload.tables))
-    found = run(workload, topology, plan, hardware())
+    found = predict(workload, topology, hardware(), in_turns(workload, topology))
     assert 0.1 < found.iteration_ms < 1000
     assert len(found.memory) == len(found.per_rank) == ranks

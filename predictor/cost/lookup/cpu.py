@@ -1,18 +1,10 @@
-"""Kernel model of FBGEMM's TBE on one CPU thread: cost per distinct row, then per lookup.
+"""Kernel model of FBGEMM's TBE on one CPU thread (docs/model.md, chapter 7).
 
-Fitted on microbenchmarks: a distinct row costs a cache miss and, where the rows spread over
-more memory than the TLB reaches, an address translation, which grows with the logarithm of the
-working set. The backward adds one pass of the radix sort per digit of the row number. `calibrate`
-fits the constants on your machine.
-
-The backward of a dense gradient (data-parallel tables) is another kernel, which does not sort: it
-writes zeros over the whole gradient, then adds the gradient of each output to the rows that were
-looked up, in the order of the ids (FBGEMM, embedding_backward_split_cpu_template.cpp,
-`split_embedding_backward_exact_cpu_dense_kernel`). A row touched for the first time misses the
-caches.
-
-Lookups without pooling have two more kernels: the forward copies rows, the backward finds the ids
-of each distinct row, adds their gradients and steps it, row by row.
+A distinct row costs a cache miss and, where the rows spread over more memory than the TLB reaches,
+an address translation. The backward adds one pass of the radix sort per digit of the row number;
+that of a dense gradient (data-parallel tables) is another kernel, which does not sort. Lookups
+without pooling have two more kernels: the forward copies rows, the backward finds the ids of each
+distinct row, adds their gradients and steps it, row by row.
 """
 
 from __future__ import annotations

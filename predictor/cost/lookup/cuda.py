@@ -1,11 +1,8 @@
 """Kernel model of FBGEMM's fused table-batched embedding (TBE) on a GPU: which bytes move where.
 
-Sources: the kernels of FBGEMM (codegen/training/forward/embedding_forward_split_template.cu,
-codegen/training/backward/embedding_backward_split_template.cu and its warp, cta, host and
-indice_weights templates, transpose_embedding_input.cu, lru_cache_populate.cu) for what is read and
-written and by how many warps; Lin et al. 2022, section on embedding lookups (arXiv 2201.07821), for
-charging hits to L2 and misses to HBM with a cold cache, and for the tables in flight. Where Lin et
-al. assume uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
+docs/model.md, chapter 6, has the formulas and names the kernels of FBGEMM that they follow; Lin et
+al. 2022 (arXiv 2201.07821) charge hits to L2 and misses to HBM with a cold cache. Where they assume
+uniform ids, distinct rows and hits come from the index distribution (Che et al. 2002).
 
 Bytes of shards add up inside a launch. Two things do not add up and have functions of their own:
 the latency of the longest chain of dependent loads, which a launch pays once, and the share of the
@@ -31,6 +28,7 @@ from predictor.cost.lookup.shard import (
     state_row_bytes,
 )
 from predictor.hardware.schema import CudaEmbedding, HardwareProfile
+from predictor.model.memory.ranks import OUTPUT_BYTES
 from predictor.model.plan import ComputeKernel
 
 Array = NDArray[np.float64]
@@ -160,11 +158,7 @@ class CudaLookups(LookupModel):
         return units.us(numbering + constants.segment_us) + max(waiting, moving)
 
     def prefetch_ms(self, shard: LookupShard, fetched_rows: float | None = None) -> float:
-        """Probe the cache, then fetch the misses while evicted rows are written back.
-
-        Args:
-            fetched_rows: rows to fetch; None: as if no other table shared the cache.
-        """
+        """Probe the cache, then fetch the misses while evicted rows are written back."""
         if not shard.kernel.is_cached or shard.ids <= 0:
             return 0.0
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
@@ -225,7 +219,7 @@ class CudaLookups(LookupModel):
         ids = shard.ids
         id_bytes = self.constants.index_bytes + ID_WEIGHT_BYTES * shard.weighted
         streamed = ids * id_bytes + shard.bags * (
-            self.constants.bag_bytes + self._sectors(shard.dim * shard.output_bytes)
+            self.constants.bag_bytes + self._sectors(shard.dim * OUTPUT_BYTES)
         )
         row = self._row_cost(shard.dim * shard.element_bytes)
         managed = shard.kernel is ComputeKernel.FUSED_UVM

@@ -1,13 +1,11 @@
 """The lookups of one shard, as the embedding kernels see them, and its optimizer state.
 
-FBGEMM makes one software cache per launch, which its ``fused_uvm_caching`` tables share: 32-way LRU
-sets, ``cache_load_factor`` times the rows of all cached tables together, to which rows of every
-table hash (`_apply_cache_state` in split_table_batched_embeddings_ops_training.py,
-lru_cache_populate.cu). TorchRec averages the load factors of a launch, weighted by rows
-(`_get_weighted_avg_cache_load_factor` in embedding_sharding.py), so tables that set one each bring
-in their share. In Che's approximation (Che, Tung, Wang 2002) all rows of an LRU cache have one
-characteristic time, in which a row that is not looked up again leaves. Time is counted in
-iterations here, since tables draw at other rates.
+FBGEMM makes one software cache per launch, which its ``fused_uvm_caching`` tables share, of
+``cache_load_factor`` times the rows of all of them (docs/model.md, chapter 6). TorchRec averages
+the load factors of a launch, weighted by rows (`_get_weighted_avg_cache_load_factor` in
+embedding_sharding.py), so tables that set one each bring in their share. In Che's approximation all
+rows of an LRU cache have one characteristic time, counted in iterations here, since tables draw at
+other rates.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class LookupShard:
         lengths: (sample, feature) pairs, whose ids are walked one after the other; `bags` if None.
         distinct: rows that an iteration touches, where the ids are no independent draws.
         rows, dim: size of the shard.
-        element_bytes, output_bytes: of one weight and one output element.
+        element_bytes: of one weight; outputs are fp32.
         optimizer: by FBGEMM's `EmbOptimType` value.
         mean: the lookup itself divides by the lengths.
         cache_load_factor: share of the rows in a cache, or on the device.
@@ -56,7 +54,6 @@ class LookupShard:
     rows: int
     dim: int
     element_bytes: int = 4
-    output_bytes: int = 4
     optimizer: str = Optimizer.ROWWISE_ADAGRAD
     weighted: bool = False
     pooled: bool = True

@@ -1,25 +1,14 @@
 """Ops of a framework on one CPU core: matrix products, and what goes through memory.
 
-The calls of one group share a kernel model, which is linear in the work of a call:
+The calls of one group share a kernel model, which is linear in the work of a call and in the bytes
+that miss a near and a far cache (docs/model.md, chapter 22): the core's own, and the part of the
+shared last-level cache that this core gets to keep. Convolutions have one model per direction;
+oneDNN keeps channels in blocks as wide as a vector and pads the last block.
 
-    t = sum_i c_i x_i + e_near sum_j h_near(j) B_j + e_far sum_j h_far(j) B_j
-
-with work ``x`` (a call, multiply-adds and the sides of a product; elements and rows of others), and
-bytes ``B_j`` that were last touched a distance of bin j ago (`reuse_bytes`). A byte
-misses a cache of ``size`` bytes with the probability ``h(d) = 1 / (1 + (size / d)^2)``: the near
-one is the core's own, the far one the part of the shared last-level cache that this core gets to
-keep.
-
-Products share one model, since a library packs their operands whatever their layout; it pads them
-to its kernel's tile (Goto and van de Geijn 2008). Convolutions have one model per direction; oneDNN
-keeps channels in blocks as wide as a vector and pads the last block. Every other op has one model
-per layout of its tensors.
-
-What a kernel reads costs more the longer ago it was last touched: a cache of S bytes that evicts
-the least recently used holds what was touched less than S distinct bytes ago (stack distance,
-Mattson et al. 1970). Distances follow from the ops of a step alone: their operands, and where the
-allocator puts them. It is taken to fill the smallest free gap that is large enough and to merge
-gaps that touch, as glibc does with large blocks.
+A cache of S bytes that evicts the least recently used holds what was touched less than S distinct
+bytes ago (stack distance, Mattson et al. 1970). Distances follow from the ops of a step alone:
+their operands, and where the allocator puts them. It is taken to fill the smallest free gap that is
+large enough and to merge gaps that touch, as glibc does with large blocks.
 """
 
 from __future__ import annotations
@@ -219,7 +208,7 @@ def kind_and_sizes(call: OpCall) -> tuple[str, tuple[int, ...]]:
         a, b = call.inputs[-2:]
         batch = a.shape[0] if len(a.shape) == 3 else 1
         sizes = (batch, a.shape[-2], b.shape[-1], a.shape[-1], int(call.name == "addmm"))
-        return f"{call.name} {_side(a)}{_side(b)}", sizes
+        return f"{call.name} {a.side}{b.side}", sizes
     if call.name in CONVOLUTIONS:
         return _convolution(call)
     written = call.inputs[:1] if call.mutates else call.outputs
@@ -257,11 +246,6 @@ def _convolution(call: OpCall) -> tuple[str, tuple[int, ...]]:
     )
 
 
-def _side(operand: Operand) -> str:
-    """``n`` for rows that lie together, ``t`` for columns that do."""
-    return "n" if operand.strides[-1] == 1 or operand.shape[-1] == 1 else "t"
-
-
 def _stretches(operand: Operand) -> int:
     if not operand.shape or not operand.elements:
         return 1
@@ -289,7 +273,8 @@ def name_of(kind: str) -> str:
 
 @dataclass(frozen=True)
 class Caches:
-    """Sizes in bytes; see the module."""
+    """Sizes in bytes. What was touched a distance ``d`` ago misses a cache with the probability
+    ``1 / (1 + (size / d)^2)``."""
 
     near_bytes: float
     far_bytes: float

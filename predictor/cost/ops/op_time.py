@@ -1,22 +1,10 @@
 """Kernel time of one op of the dense part on any profile, by the op's name and operands.
 
 Products, convolutions and attention take arithmetic (`predictor.cost.gemm`); every other op takes
-the bytes that its kernels touch (`predictor.cost.elementwise`), which follow from its operands:
-
-- pointwise ops, reductions, softmax: what is given and what is made, once each, operands that
-  broadcasting repeats once;
-- normalisations: the same, and what a second kernel reads again (statistics before the values, or
-  the gradients of scale and shift after those of the values);
-- gathers: as much of the table as is taken out; scatters read, add and write as much as is put in;
-- copies, concatenations and transposes: once in, once out, at the bandwidth of short stretches
-  where they take rows apart; unpacked quantised values at that of kernels that shift and scale.
-
-Attention runs ``4 B H T S D`` FLOP forward and, as it computes the scores again, ``10 B H T S D``
-backward (Dao 2023, arXiv 2307.08691, section 3.1 and 4), at a share of the rate of products that
-the profile states. An op that has no entry here is counted by its bytes and listed.
-
-`predictor/hardware/runtimes/aten.yaml` has the names of ops, PyTorch's, by kind, and how often a
-kernel reads its input again.
+the bytes that its kernels touch (`predictor.cost.elementwise`), which follow from its operands; the
+table of docs/model.md, chapter 5, has them. An op that has no entry is counted by its bytes and
+listed. `predictor/hardware/runtimes/aten.yaml` has the names of ops, PyTorch's, by kind, and how
+often a kernel reads its input again.
 
 Chains of memory-bound ops are one pass over memory where something joins them. A compiler writes
 pointwise ops and reductions that share data as one kernel, which reads what the chain is given and
@@ -148,7 +136,7 @@ class OpTimes:
         a, b = call.inputs[:2] if name in ("linear", "_scaled_mm") else call.inputs[-2:]
         count, m, n, k = _product_shape(name, a, b)
         if count > 1:
-            layout = _side(a) + _side(b)
+            layout = a.side + b.side
             ms = batched_ms(self.hardware, count, m, n, k, self._type(a), layout)
         else:
             ms = gemm_ms(self.hardware, m, n, k, self._type(a))
@@ -236,12 +224,7 @@ def _lies(operand: Operand) -> str:
         expected *= n
     if not apart:
         return "whole"
-    return "sliced" if _side(operand) == "n" else "turned"
-
-
-def _side(operand: Operand) -> str:
-    """``n`` for rows that lie together, ``t`` for others."""
-    return "n" if operand.shape[-1] == 1 or operand.strides[-1] == 1 else "t"
+    return "sliced" if operand.side == "n" else "turned"
 
 
 def plain_name(call: OpCall) -> str:

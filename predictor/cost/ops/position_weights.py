@@ -1,16 +1,11 @@
 """Feature processors: weights that a model learns by the position of an id in its bag.
 
 What `ShardedFeatureProcessedEmbeddingBagCollection` (torchrec/distributed/fp_embeddingbag.py) runs
-with a `PositionWeightedModuleCollection` (modules/feature_processor_.py) beside a weighted lookup.
-Bytes are those of each op's operands, ids and positions of 8 bytes, weights of 4:
-
-- before ids are sent, where rows of a table of the module are split, as a position would be lost
-  then: zeros, the range of positions, its cast and copy into the weights that travel with the ids;
-- on the ranks that look up: positions, a gather a feature out of its weights, a concatenation;
-- backward, behind that of the lookup: the weights' gradients are scaled, then a zero, a scatter and
-  an addition a feature;
-- the sum of all parameters times zero is added to the outputs, so that every rank has a gradient
-  of each: a pass over them, and one over their gradient.
+with a `PositionWeightedModuleCollection` (modules/feature_processor_.py) beside a weighted lookup:
+before ids are sent, where rows of a table of the module are split, as a position would be lost
+then; on the ranks that look up, and backward behind the lookup's own; and the sum of all parameters
+times zero, which is added to the outputs so that every rank has a gradient of each. Bytes are those
+of each op's operands, ids and positions of 8 bytes, weights of 4.
 """
 
 from __future__ import annotations

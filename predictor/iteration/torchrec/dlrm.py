@@ -1,28 +1,21 @@
 """Builds the graph of one training iteration from workload, topology and summed loads.
 
-The order is that of TorchRec's train pipelines (train_pipelines.py):
-`TrainPipelineBase`, `TrainPipelineSparseDist` (ids of the next batch travel while this one
-computes), `PrefetchTrainPipelineSparseDist` (UVM caches are filled one batch ahead, too) and
-`TrainPipelineSemiSync` (lookups run one batch ahead, before the rows are updated).
-The dense part is that of `predictor.cost.dense`: lookups are issued where their module is called,
-and what first reads their outputs waits for them.
+The order is that of TorchRec's train pipelines (train_pipelines.py; docs/model.md, chapter 11):
+`TrainPipelineBase`, `TrainPipelineSparseDist`, `PrefetchTrainPipelineSparseDist` and
+`TrainPipelineSemiSync`. The dense part is that of `predictor.cost.dense`: lookups are issued where
+their module is called, and what first reads their outputs waits for them.
 
-Copies of tables are averaged by `DMPCollection.sync` of TorchRec 1.7 to 1.9. The training loop
-calls it behind the optimizer step (torchrec/distributed/model_parallel.py). It averages in place,
-one ``allreduce_coalesced`` a data type of weights, then one a data type of optimizer states (all
-fp32), each over the replica group and each waited for before the next. So nothing of the rank's
-compute overlaps with it, and it needs no memory.
-
-Tables under ``data_parallel`` are not part of it: their gradients are all-reduced over all ranks.
+Copies of tables are averaged by `DMPCollection.sync` of TorchRec 1.7 to 1.9 behind the optimizer
+step (torchrec/distributed/model_parallel.py; chapter 26), one collective after the other, each
+waited for before the next, so nothing of the rank's compute overlaps with it. Under
+``ShardingStrategy.FULLY_SHARDED`` each launch's weights are averaged behind its forward instead, by
+a reduce-scatter on a stream of its own, and gathered before its backward. Tables under
+``data_parallel`` are not part of it: their gradients are all-reduced over all ranks.
 
 Weights that are stashed (`MemoryStashingManager` in torchrec/distributed/memory_stashing.py) are
 copied to the host behind their lookup and back before its backward, which waits for them; states of
 the dense optimizer behind its step, and back before the next one. What is brought back is asked for
 where the backward begins: a script chooses the place.
-
-Under ``ShardingStrategy.FULLY_SHARDED`` it is not called. Each launch's weights are averaged behind
-its forward by a reduce-scatter on a stream of its own, and gathered before its backward, which the
-compute stream waits for (`ShardedBatchedFusedEmbeddingBag` in batched_embedding_kernel.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Blocks of memory in the order in which an iteration takes and gives them, and their sums.
 
 One list serves both sums: the bytes that are taken at once, and what the caching allocator reserves
-for them.
-
-PyTorch's caching allocator is simulated after c10/cuda/CUDACachingAllocator.cpp: sizes are rounded
-to 512 bytes; a request takes the smallest free block of its stream that is large enough, which is
-split where enough is left over; neighbours in one segment are joined when they are given back; else
-a new segment is taken from the device, and none is returned. A block that another stream used comes
-back when the device is done with it, which the host learns late, as it runs ahead.
+for them, simulated after c10/cuda/CUDACachingAllocator.cpp (docs/model.md, chapter 14). A block
+that another stream used comes back when the device is done with it, which the host learns late, as
+it runs ahead.
 """
 
 from __future__ import annotations

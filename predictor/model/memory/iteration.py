@@ -33,10 +33,9 @@ from predictor.model.op_calls import (
 )
 from predictor.model.plan import ROW_SPLITS, ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
-from predictor.model.workload import INDEX_BYTES, Table, Workload
+from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES, Table, Workload
 
 POSITION_BYTES = INDEX_BYTES + WEIGHT_BYTES
-WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,8 @@ def _group(
             elements * OUTPUT_BYTES,
             output,
             replica,
-            forward_wire=WIRE_BYTES[workload.qcomm.forward] / 4,
-            backward_wire=WIRE_BYTES[workload.qcomm.backward] / 4,
+            forward_wire=DATA_TYPE_BYTES[workload.qcomm.forward] / 4,
+            backward_wire=DATA_TYPE_BYTES[workload.qcomm.backward] / 4,
             positions=POSITION_BYTES * ids * (module in workload.processed),
         )
 
@@ -206,11 +205,8 @@ class Iteration:
     Args:
         program: its dense part.
         exchanges: its embedding modules, in order.
-        pipeline: of `BATCHES_AHEAD`.
-        batch_bytes: of a batch on the device.
-        on_device: False for ranks on CPUs, where gloo copies what it reduces and gathers, and
-            batches lie in host memory anyway.
-        trains: False if only the forward runs.
+        device: ``cpu`` for ranks where gloo copies what it reduces and gathers, and batches lie in
+            host memory anyway.
         cached: modules with a cached table.
         stashed: bytes of weights that are on the host from the last lookup to the backward, and of
             optimizer states that are there from the step to the backward.
@@ -218,32 +214,29 @@ class Iteration:
 
     def __init__(
         self,
+        workload: Workload,
         program: DenseProgram,
         exchanges: Sequence[Exchange],
-        pipeline: str,
-        *,
-        batch_bytes: float,
-        on_device: bool = True,
-        trains: bool = True,
+        device: str,
         cached: frozenset[str] = frozenset(),
         stashed: tuple[int, int] = (0, 0),
     ) -> None:
         self.program = program
         self.exchanges = exchanges
         self.distributed = [e for e in exchanges if not e.local]
-        self.pipeline = pipeline
-        self.prefetches = pipeline == "prefetch_sparse_dist"
-        self.looks_ahead = pipeline == "semi_sync"
-        self.batch_bytes = batch_bytes if on_device else 0.0
-        self.on_device = on_device
-        self.trains = trains
+        self.pipeline = workload.train_pipeline
+        self.prefetches = self.pipeline == "prefetch_sparse_dist"
+        self.looks_ahead = self.pipeline == "semi_sync"
+        self.on_device = device != "cpu"
+        self.batch_bytes = batch_bytes(workload) if self.on_device else 0.0
+        self.trains = workload.training
         self.cached = cached
         self.stashed = stashed
-        self.ledger = Ledger(simulate=on_device)
+        self.ledger = Ledger(simulate=self.on_device)
         self.kept = {operand.storage for operand in program.resident}
         self.own_gradients = _dense_gradients(program)
         self.fresh: list[int] = []
-        self.last_uses = _last_uses(program, trains=trains)
+        self.last_uses = _last_uses(program, trains=self.trains)
         self.waiting: list[str] = []
         self.ahead: list[str] = []
         self.unreturned: list[Exchange] = []

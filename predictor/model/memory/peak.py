@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from predictor.errors import InfeasibleError
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.memory.blocks import Peak
-from predictor.model.memory.iteration import Exchange, Iteration, batch_bytes, exchanges, unplaced
+from predictor.model.memory.iteration import Iteration, exchanges, unplaced
 from predictor.model.memory.ranks import (
     RankMemory,
     RankPeak,
@@ -20,7 +19,7 @@ from predictor.model.memory.ranks import (
 from predictor.model.op_calls import DenseProgram, Event, Lookup, LookupBackward, OpCall
 from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
-from predictor.model.workload import MeasuredDense, Workload
+from predictor.model.workload import DENSE_STATES, MeasuredDense, Workload
 from predictor.units import format_bytes
 
 DEFAULT_RESERVE = 0.05
@@ -93,7 +92,7 @@ def rank_peaks(
         stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
         key = stashed, *of
         if key not in known:
-            known[key] = _peak(workload, program, of, device, cached, stashed)
+            known[key] = Iteration(workload, program, of, device, cached, stashed).run()
         peak, stays = known[key], fixed + shards[rank] - sum(stashed)
         found.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
     return found
@@ -167,7 +166,7 @@ def dense_bytes(program: DenseProgram) -> int:
 def activation_bytes(workload: Workload, program: DenseProgram) -> int:
     """Most that the dense part has at once beside what stays, outputs of lookups included."""
     alone = replace(workload, train_pipeline="base")
-    return _peak(alone, program, (), "cpu", frozenset()).allocated_bytes
+    return Iteration(alone, program, (), "cpu").run().allocated_bytes
 
 
 @lru_cache(maxsize=64)
@@ -200,33 +199,11 @@ def _measured_program(workload: Workload, dense: MeasuredDense) -> DenseProgram:
         *writer.events,
         *(LookupBackward(m, (g,)) for m, g in zip(outputs, gradients, strict=True)),
     )
-    states = {"sgd": 0, "adagrad": 1}.get(dense.optimizer, 2)
-    return DenseProgram(
-        workload.batch_size, forward, backward, (), (parameter,), states * dense.gradient_bytes
-    )
+    states = DENSE_STATES[dense.optimizer] * dense.gradient_bytes
+    return DenseProgram(workload.batch_size, forward, backward, (), (parameter,), states)
 
 
 @lru_cache(maxsize=64)
 def _unplaced_peak(workload: Workload, device: str) -> int:
     of = unplaced(workload)
-    return _peak(workload, program_of(workload), of, device, frozenset()).reserved_bytes
-
-
-def _peak(
-    workload: Workload,
-    program: DenseProgram,
-    of: Sequence[Exchange],
-    device: str,
-    cached: frozenset[str],
-    stashed: tuple[int, int] = (0, 0),
-) -> Peak:
-    return Iteration(
-        program,
-        of,
-        workload.train_pipeline,
-        batch_bytes=batch_bytes(workload),
-        on_device=device != "cpu",
-        trains=workload.training,
-        cached=cached,
-        stashed=stashed,
-    ).run()
+    return Iteration(workload, program_of(workload), of, device).run().reserved_bytes

@@ -2,22 +2,8 @@
 
 The rules of single shards are those of TorchRec's planner (`calculate_shard_storages` in
 planner/shard_estimators.py), but where FBGEMM allocates something else
-(split_table_batched_embeddings_ops_training.py, `SplitTableBatchedEmbeddingBagsCodegen`):
-
-* Optimizer state is known from the workload. TorchRec sees it only when it was attached with
-  ``apply_optimizer_in_backward`` and counts zero when it is given through ``fused_params``.
-* State is fp32 for weights of any dtype; TorchRec counts it in the dtype of the weights.
-* Row-wise Adagrad holds one value a row *of the shard*; TorchRec divides by the table's dim, so a
-  column shard's share is too small. Partial row-wise Adam and LAMB have second moments that
-  TorchRec's multiplier of 1 leaves out.
-* State of a UVM table lies in host memory, and is not cached (``cacheable=False``); one value a row
-  stays on the device (`construct_split_state`). TorchRec counts all of it in DDR, and a share of a
-  cached table's in HBM too.
-* ``enforce_hbm`` moves weights and first moment of a UVM table to HBM.
-* Outputs and their gradients are there under every train pipeline; TorchRec leaves them out where
-  ids are exchanged ahead, as if they were gone before the peak.
-* A table with a dense kernel (every `data_parallel` one) has a dense gradient and is stepped by
-  the dense optimizer.
+(split_table_batched_embeddings_ops_training.py, `SplitTableBatchedEmbeddingBagsCodegen`);
+docs/model.md, chapter 14, lists the differences.
 """
 
 from __future__ import annotations
@@ -28,7 +14,7 @@ from dataclasses import dataclass
 
 from predictor.model.plan import ROW_SPLITS, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
-from predictor.model.workload import INDEX_BYTES, Optimizer, Table, Workload
+from predictor.model.workload import DENSE_STATES, INDEX_BYTES, Optimizer, Table, Workload
 from predictor.units import format_bytes, mib
 
 Size = tuple[int, int]
@@ -75,8 +61,6 @@ STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     Optimizer.PARTIAL_ROWWISE_ADAM: ((1, 0), (0, 1)),
 }
 """Optimizer -> values per element and values per row, of the first and of the second moment."""
-_DENSE_STATES = {"sgd": 0, "exact_sgd": 0, "adagrad": 1, "exact_adagrad": 1, "adam": 2, "adamw": 2}
-"""Values of state per parameter of the dense optimizers, in the parameter's dtype."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +114,7 @@ def shard_memory(
         first = second = dense = 0
         if kernel is ComputeKernel.DENSE:
             # dense gradient (DDP's bucket is a view of it) and dense optimizer state
-            dense = weights * (1 + _DENSE_STATES.get(workload.dense.optimizer, 2))
+            dense = weights * (1 + DENSE_STATES[workload.dense.optimizer])
         else:
             first, second = (
                 (element * columns + row) * rows * STATE_BYTES
@@ -341,15 +325,13 @@ class RankMemory:
 
     @property
     def missing_hbm_bytes(self) -> int:
-        if self.peak is not None and self.peak.on_device:
-            return self.peak.missing_bytes
-        return max(0, self.hbm_bytes - self.hbm_cap_bytes)
+        need, there = self.use("HBM")
+        return max(0, need - there)
 
     @property
     def missing_ddr_bytes(self) -> int:
-        if self.peak is not None and not self.peak.on_device:
-            return self.peak.missing_bytes
-        return max(0, self.ddr_bytes - self.ddr_cap_bytes)
+        need, there = self.use("DDR")
+        return max(0, need - there)
 
     @property
     def fits(self) -> bool:

@@ -1,12 +1,8 @@
 """A traced step as a graph: what each rank issued, on which stream, and what it waited for.
 
-Only structure and durations enter: the order in which threads issued work, the streams, the
-durations of kernels and copies. When anything started or ended comes from the simulation.
-
-A trace lists ``cudaStreamWaitEvent`` without the event. Two uses make up nearly all of them: a
-collective waits for what its thread's current stream was given before, and a consumer waits for a
-collective or for another stream. The second is resolved here (Lin et al. 2024, Algorithm 1, syncs
-on the consumer of the last collective; here several may be in flight).
+Only structure and durations enter (docs/model.md, chapter 18). A trace lists
+``cudaStreamWaitEvent`` without the event: what a consumer waits for is found out here (Lin et al.
+2024, Algorithm 1, syncs on the consumer of the last collective; here several may be in flight).
 The graph of several ranks has the nodes of each in order, and its collectives are shared.
 """
 

@@ -1,9 +1,6 @@
 """Host overheads from traces: the five kinds of Lin et al. 2022 (section on overheads; code
-owensgroup/ml_perf_model) by operator, and the latency from a call to the device.
-
-Besides T1 to T5 (`predictor.trace.simulate.host`) a table holds, by the kind of work: from a launch
-call's end to the start on an idle stream, the gap between work that queued, and what a blocking
-call takes before its copy starts and after what it waited for is over.
+owensgroup/ml_perf_model) by operator, and what calls take on the device's side (docs/model.md,
+chapter 17).
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Predicts traced steps from their structure: the synchronized critical path on real traces.
 
-Of a step only this is used: which thread issued what in which order, on which stream, what waited
-for what, and how long kernels and copies ran. Host times come from other steps or ranks. Start and
-end times are not used, except for when each rank began the first operation, and for pauses in
-which the host waited for something else than the device, which are the step's own.
-
-Of a step that begins before the trace does, part of what it waited for is not in it.
+Host times come from other steps or ranks. Start and end times are not used, except for when each
+rank began the first operation, and for pauses in which the host waited for something else than the
+device, which are the step's own. Of a step that begins before the trace does, part of what it
+waited for is not in it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""What a traced job would take on other hardware, links or batch sizes.
+"""What a traced job would take on other hardware, links or batch sizes, or under another plan.
 
-The structure and the host's times stay; kernels, copies and collectives are scaled. Multiplications
-whose shapes the trace carries and collectives whose sizes it carries take the ratio of the models
-of both devices; everything else keeps its measured time, scaled by the resource that it uses.
-
-Of another sharding plan, the lookups and exchanges change rank by rank: the trace has their times
-under the plan it was recorded with; `predictor.predict` gives the ratio of the same phases between
-both plans. Kernels of fused lookups and all-to-alls are scaled by that
-ratio. Work that only the new plan has, such as a reduce-scatter, is not in the trace and is not
-added; `PlanSwap.notes` lists it.
+The structure and the host's times stay; kernels, copies and collectives are scaled (docs/model.md,
+chapter 19). Of another sharding plan, the lookups and exchanges change rank by rank, by the ratio
+of the same phases that `predictor.predict` gives for both plans. Work that only the new plan has,
+such as a reduce-scatter, is not in the trace and is not added; `PlanSwap.notes` lists it.
 """
 
 from __future__ import annotations
@@ -326,8 +321,6 @@ class Scaling:
 def _transfer(hw: HardwareProfile, ranks: int, op: Op, size_bytes: float) -> tuple[float, float]:
     """Fixed time and time per byte of a collective, in ms."""
     local = min(ranks, GPUS_OF_A_HOST)
-    if ranks % local:
-        raise InputError(f"{ranks} ranks do not fill hosts of {local}")
     collectives = Collectives(hw, Topology(ranks, local, (0,) * ranks, (0,) * ranks))
     total, fixed = float(getattr(collectives, op)(size_bytes)), collectives.floor_ms(op)
     return fixed, total - fixed

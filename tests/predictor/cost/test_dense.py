@@ -23,6 +23,7 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.workload import DcnV2, DenseArch, Workload
 from tests.builders import a_table, a_topology, a_workload, hardware
+from tests.predictor.cost.ops.operands import tensor
 
 BATCH = 4096
 
@@ -64,30 +65,20 @@ def test_what_reads_a_lookup_waits_for_it_once() -> None:
     ]
 
 
-def an_operand(storage: int, *shape: int) -> Operand:
-    strides = [1]
-    for size in shape[:0:-1]:
-        strides.insert(0, strides[0] * size)
-    elements = 1
-    for size in shape:
-        elements *= size
-    return Operand(storage, 4 * elements, 0, shape, tuple(strides), 4, "fp32")
-
-
 def mm(a: Operand, b: Operand, out: int) -> OpCall:
-    return OpCall("mm", (a, b), (an_operand(out, a.shape[0], b.shape[1]),))
+    return OpCall("mm", (a, b), (tensor(out, a.shape[0], b.shape[1]),))
 
 
 def sequences() -> DenseProgram:
     """Lookups first, a layer that does not need them, one that does; the reverse backward."""
-    ids, given, weight = an_operand(1, 512, 64), an_operand(2, 512, 64), an_operand(3, 64, 64)
-    own, joined = an_operand(4, 512, 64), an_operand(6, 512, 64)
-    grad = an_operand(7, 512, 64)
+    ids, given, weight = tensor(1, 512, 64), tensor(2, 512, 64), tensor(3, 64, 64)
+    own, joined = tensor(4, 512, 64), tensor(6, 512, 64)
+    grad = tensor(7, 512, 64)
     forward = (Lookup("ec", (ids,)), mm(given, weight, 4), OpCall("mul", (own, ids), (joined,)))
     backward = (
-        OpCall("mul", (grad, own), (an_operand(8, 512, 64),)),
-        LookupBackward("ec", (an_operand(8, 512, 64),)),
-        mm(an_operand(9, 64, 512), grad, 10),
+        OpCall("mul", (grad, own), (tensor(8, 512, 64),)),
+        LookupBackward("ec", (tensor(8, 512, 64),)),
+        mm(tensor(9, 64, 512), grad, 10),
         Gradient(64 * 64),
     )
     return DenseProgram(512, forward, backward, ())
@@ -125,7 +116,7 @@ def test_buckets_are_sent_when_they_are_full() -> None:
     layers = tuple(
         event
         for at in range(6)
-        for event in (mm(an_operand(1, 8, 8), an_operand(2, 8, 8), 10 + at), Gradient(2**18))
+        for event in (mm(tensor(1, 8, 8), tensor(2, 8, 8), 10 + at), Gradient(2**18))
     )
     found = priced(DenseProgram(8, (), layers, ()), (), cap=2.0)
     assert [step for step in found.backward if isinstance(step, Bucket)] == [Bucket(2**21)] * 3
@@ -136,8 +127,8 @@ def test_buckets_are_sent_when_they_are_full() -> None:
 def test_a_slow_host_parts_a_segment_where_it_decides() -> None:
     """Small ops first, a long one last: the long one starts when the host has issued it."""
     small, long = (
-        mm(an_operand(1, 8, 8), an_operand(2, 8, 8), 3),
-        mm(an_operand(4, 8192, 4096), an_operand(5, 4096, 4096), 6),
+        mm(tensor(1, 8, 8), tensor(2, 8, 8), 3),
+        mm(tensor(4, 8192, 4096), tensor(5, 4096, 4096), 6),
     )
     program = DenseProgram(8, (*[small] * 20, long), (), ())
     times = OpTimes(hardware(), "fp32")

@@ -18,6 +18,7 @@ from tests.builders import (
     a_topology,
     device_bound,
     hardware,
+    neighbours_ms,
     plan_of,
     random_candidate,
     random_workload,
@@ -84,7 +85,7 @@ def test_neighbours_equal_plans_scored_anew(pipeline: str, topology: Topology, s
         for other in others:
             tables = pick.sample(range(len(base)), pick.randint(1, len(base)))
             changes.append({t: other[t] for t in tables})
-        found = batch.score_neighbours(base, changes)
+        found = neighbours_ms(batch, base, changes)
         full = [tuple(c.get(t, p) for t, p in enumerate(base)) for c in changes]
         fresh = PlanScorer(batch.workload, topology, device_bound())
         assert found == pytest.approx(fresh.score(full), rel=1e-9)
@@ -96,7 +97,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("predictor.iteration.plan_scorer.CHUNK_ELEMENTS", 4)
     assert batch.score(candidates) == pytest.approx(whole, rel=1e-9)
     assert batch.score([]).shape == (0,)
-    assert batch.score_neighbours(candidates[0], []).shape == (0,)
+    assert neighbours_ms(batch, candidates[0], []).shape == (0,)
 
 
 @pytest.mark.parametrize("pipeline", quick_first(1, PIPELINES))
@@ -111,7 +112,7 @@ def test_a_graph_of_their_own_does_not_matter(
         together = batch.score(candidates)
         monkeypatch.setattr("predictor.iteration.plan_scorer.OWN_GRAPH", 1)
         assert batch.score(candidates) == pytest.approx(together, rel=1e-9)
-        assert batch.score_neighbours(candidates[0], changes) == pytest.approx(together, rel=1e-9)
+        assert neighbours_ms(batch, candidates[0], changes) == pytest.approx(together, rel=1e-9)
 
 
 def test_renaming_ranks_does_not_change_the_time() -> None:

@@ -9,10 +9,9 @@ import pytest
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.ranges import OutOfRange, ranks_outside
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.predict import predict
+from tests.builders import a_topology, in_turns
 
 H100 = load_hardware("h100-sxm")
 ROWS, DIM = 10_000, 64
@@ -21,20 +20,6 @@ ROWS, DIM = 10_000, 64
 def workload(batch_size: int = 512) -> Workload:
     tables = tuple(Table(f"t{i}", ROWS, DIM, (Feature(f"f{i}", 4.0),)) for i in range(2))
     return Workload("two", batch_size, tables, DenseArch(13, (64, 64), (32, 1)))
-
-
-def topology(ranks: int = 2, local: int | None = None) -> Topology:
-    return Topology.uniform(ranks, local, hbm_bytes=2**36, ddr_bytes=2**36)
-
-
-def plan(ranks: int = 2) -> ShardingPlan:
-    tables = {
-        f"t{i}": TablePlan(
-            ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(i, (0, 0), (ROWS, DIM)),)
-        )
-        for i in range(2)
-    }
-    return ShardingPlan(tables, ranks, ranks)
 
 
 def measured(group: str, **ranges: tuple[float, float]) -> HardwareProfile:
@@ -56,7 +41,8 @@ def measured(group: str, **ranges: tuple[float, float]) -> HardwareProfile:
 
 
 def found(hw: HardwareProfile, batch_size: int = 512, ranks: int = 2) -> tuple[OutOfRange, ...]:
-    return predict(workload(batch_size), topology(ranks), hw, plan(ranks)).out_of_range
+    of, on = workload(batch_size), a_topology(ranks)
+    return predict(of, on, hw, in_turns(of, on)).out_of_range
 
 
 def test_nothing_is_said_of_groups_without_ranges() -> None:
@@ -97,9 +83,9 @@ def test_the_largest_asked_is_held_against_the_upper_end(
 def test_rank_counts_have_two_sides() -> None:
     hw = measured("collectives.intra", ranks=(4.0, 8.0))
     assert [item.asked for item in found(hw, ranks=2)] == [2]
-    assert [item.asked for item in ranks_outside(hw, topology(16, 16))] == [16]
-    assert ranks_outside(hw, topology(8)) == []
-    assert ranks_outside(hw, topology(1)) == []
+    assert [item.asked for item in ranks_outside(hw, a_topology(16, 16))] == [16]
+    assert ranks_outside(hw, a_topology(8)) == []
+    assert ranks_outside(hw, a_topology(1)) == []
     between = measured("collectives.inter", ranks=(2.0, 16.0))
-    assert [i.asked for i in ranks_outside(between, topology(32, 8))] == [32]
-    assert ranks_outside(between, topology(8)) == []
+    assert [i.asked for i in ranks_outside(between, a_topology(32, 8))] == [32]
+    assert ranks_outside(between, a_topology(8)) == []

@@ -140,19 +140,6 @@ def test_optimizers_that_torchrec_cannot_average() -> None:
     assert workload.sharding_group(job(2, 2)).job is None, "one copy needs no averaging"
 
 
-@pytest.mark.parametrize(
-    ("level", "words"),
-    [
-        (NetworkLevel("pod", 2, 16, 16, 2), "2 parts of at least 16 ranks"),
-        (NetworkLevel("pod", 2, 8, 8, 2, oversubscription=0.0), "oversubscription is 0"),
-        (NetworkLevel("pod", 2, 8, 8, 2, gbit_s=-1.0), "gbit_s is -1"),
-    ],
-)
-def test_levels_that_no_ranks_make_up(level: NetworkLevel, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Topology(16, 8, (1,) * 16, (1,) * 16, network=(level,))
-
-
 def test_groups_that_lie_unevenly_on_hosts() -> None:
     with pytest.raises(InputError, match="lie unevenly on hosts of 8"):
         ReplicaGroups(8).sharding_group(job(24, 8))

@@ -11,7 +11,7 @@ from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import simulate
 from predictor.predict import Prediction
 from predictor.trace.chrome import chrome_trace, comparison_trace
-from predictor.trace.read import read_traces
+from predictor.trace.read import load_traces
 from predictor.trace.simulate.step import simulate_trace
 from tests.predictor.trace.synthetic import kineto, write
 
@@ -111,7 +111,7 @@ def test_tracks_never_overlap_and_start_at_zero(iterations: int) -> None:
 
 def test_both_begin_the_last_step_at_zero(tmp_path: Path) -> None:
     paths = [write(tmp_path, f"rank{r}.json", kineto(r, steps=3)) for r in (0, 1)]
-    traces = read_traces(paths)
+    traces = load_traces(paths).traces
     drawn = comparison_trace(traces, simulate_trace(traces), meta={"plan": "x"})
     assert drawn["otherData"] == {"plan": "x"}
     events = drawn["traceEvents"]

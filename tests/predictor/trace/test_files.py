@@ -65,7 +65,13 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "cut.tar.gz": (tar[: len(tar) // 2], "cut off; copy it again|damaged"),
         "cut.tar": (plain[: len(plain) // 2], "damaged tar|cut off"),
         "cut.json": (CONTENT[: len(CONTENT) // 2], "cut off"),
+        "open.json": (b'{"traceEvents": [{"a": "b', "not JSON"),
+        "comma.json": (b'{"traceEvents": [1 2]}', "at character 19"),
+        "two.json": (b"{} {}", "not JSON"),
+        "deep.json": (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+        "digits.json": (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         "empty.json": (b"", "is empty"),
+        "blank.json": (b"  \n", "is empty"),
         "empty.json.gz": (gzip.compress(b""), "is empty"),
         "picture.json": (b"\x89PNG\r\n\x1a\n\x00\x00", "not a trace: starts with"),
         "text.json": (b"PK\x03\x04", "not a trace: starts with 'P'"),
@@ -80,7 +86,7 @@ def broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     found["folder"] = (tmp_path / "folder", "no trace files in this folder")
     none = archive(tmp_path / "none.tar.gz", {"readme.txt": b"x"})
     found["none.tar.gz"] = (none, "no trace files in this archive")
-    found["missing"] = (tmp_path / "rank0.jsn", "no such trace file")
+    found["missing"] = (tmp_path / "othr.json", r"no such trace file.*did you mean 'other.json'")
     return found
 
 
@@ -88,33 +94,7 @@ def test_every_broken_file_is_named_with_its_reason(tmp_path: Path) -> None:
     for name, (path, words) in broken(tmp_path).items():
         with pytest.raises(InputError, match=words) as caught:
             load_traces([path])
-        assert str(path) in str(caught.value), name
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b"  \n", "is empty"),
-        (b'{"traceEvents": [1, 2', "cut off"),
-        (b'{"traceEvents": [{"a": "b', "not JSON"),
-        (b'{"traceEvents": [1 2]}', "at character 19"),
-        (b"{} {}", "not JSON"),
-        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
-    ],
-)
-def test_what_is_no_json_is_named(tmp_path: Path, text: bytes, words: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(text)
-    with pytest.raises(InputError, match=words) as caught:
-        load_traces([path])
-    assert str(caught.value).startswith(f"{path}: ")
-
-
-def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
-    write(tmp_path, "rank0.json", kineto())
-    with pytest.raises(InputError, match=r"did you mean 'rank0.json'"):
-        load_traces([tmp_path / "rank0.jsn"])
+        assert str(caught.value).startswith(str(path)), name
 
 
 def test_a_file_without_an_end_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from predictor.trace.breakdown import Intervals, breakdown
 from predictor.trace.events import RankTrace, TraceStep
-from predictor.trace.read import TraceSet, load_traces, read_traces
+from predictor.trace.read import TraceSet, load_traces
 from tests.public_data import FULL, OF_FULL_DATA, TRACES
 
 HTA = {
@@ -111,7 +111,7 @@ def test_steps(device_and_rank: str) -> None:
         for row in rows("trace_hta_steps.csv")
         if f"{row['gpu']} {row['rank']}" == device_and_rank
     ]
-    (trace,) = read_traces([TRACES / HTA[device_and_rank]])
+    (trace,) = load_traces([TRACES / HTA[device_and_rank]]).traces
     assert (trace.device_name, trace.world_size) == (
         measured[0]["gpu"],
         int(measured[0]["world_size"]),

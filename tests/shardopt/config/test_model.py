@@ -222,11 +222,6 @@ def test_measured_times_are_written(tmp_path: Path, activations: int | None) -> 
     assert replace(load_model(path), sha256="") == made
 
 
-def test_a_batch_of_none_is_refused() -> None:
-    with pytest.raises(InputError, match="of a batch of 0"):
-        MeasuredDense(0, 1.0, 1.0, 1.0, 0)
-
-
 def test_where_layers_are_needed_the_message_says_so() -> None:
     workload = a_workload(dense=MeasuredDense(512, 1.5, 2.5, 0.25, 0))
     with pytest.raises(InputError, match="in_features, bottom_mlp"):

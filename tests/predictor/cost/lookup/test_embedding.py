@@ -89,34 +89,32 @@ def test_uniform_ids_cost_at_least_as_much_as_skewed_ones(name: str, kernel: Com
 @pytest.mark.parametrize("name", GPUS)
 def test_uvm_is_bound_by_the_host_link(name: str) -> None:
     hw = load_hardware(name)
+    model = lookup_model(hw)
     fused, uvm = shard(), shard(kernel=ComputeKernel.FUSED_UVM)
     caching = shard(alpha=1.05, kernel=ComputeKernel.FUSED_UVM_CACHING)
     rows_over_link = uvm.ids * 512 / hw.memory.host_link
-    assert (
-        lookup_model(hw).forward_ms(uvm) >= rows_over_link > 5 * lookup_model(hw).forward_ms(fused)
-    )
-    assert lookup_model(hw).prefetch_ms(fused) == 0.0
-    assert 0 < lookup_model(hw).prefetch_ms(caching) < lookup_model(hw).forward_ms(caching)
+    assert model.forward_ms(uvm) >= rows_over_link > 5 * model.forward_ms(fused)
+    assert model.prefetch_ms(fused) == 0.0
+    assert 0 < model.prefetch_ms(caching) < model.forward_ms(caching)
     # all rows cached: only the probe is left
     warm = replace(caching, cache_load_factor=1.0)
     assert isinstance(hw.embedding, CudaEmbedding)
     probe = 1e-6 * hw.embedding.prefetch_ns_per_lookup * warm.ids
-    assert lookup_model(hw).prefetch_ms(warm) == pytest.approx(probe)
+    assert model.prefetch_ms(warm) == pytest.approx(probe)
     # rows over PCIe outlast it; over NVLink-C2C they need not
-    assert probe < (0.6 if hw.memory.host_link_gb_s < 64 else 1.0) * lookup_model(hw).prefetch_ms(
-        caching
-    )
+    assert probe < (0.6 if hw.memory.host_link_gb_s < 64 else 1.0) * model.prefetch_ms(caching)
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_rows_of_host_memory_repeat_in_the_l1_alone(name: str) -> None:
     """A table that fits into the L2 is read over the link again and again, but not a hot row."""
     hw = load_hardware(name)
+    model = lookup_model(hw)
     small = shard(rows=10_000, draws=1e6, bags=1e6, kernel=ComputeKernel.FUSED_UVM)
-    over_link = lookup_model(hw).forward_ms(small) * hw.memory.host_link / 512
+    over_link = model.forward_ms(small) * hw.memory.host_link / 512
     assert small.distinct_rows < 10_001 < 0.5 * small.ids < over_link < 1.2 * small.ids
     skewed = shard(rows=10_000, alpha=1.3, draws=1e6, bags=1e6, kernel=ComputeKernel.FUSED_UVM)
-    assert lookup_model(hw).forward_ms(skewed) < 0.7 * lookup_model(hw).forward_ms(small)
+    assert model.forward_ms(skewed) < 0.7 * model.forward_ms(small)
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -165,13 +163,12 @@ def test_never_falls_with_the_rows_of_the_table(
 def test_hot_rows_do_not_serialise_for_free(name: str) -> None:
     """One row that all ids hit is not updated faster than a thread block can add it up."""
     hw = load_hardware(name)
+    model = lookup_model(hw)
     hot, hotter = (shard(rows=1, draws=n, bags=n) for n in (1024, 1 << 20))
     spread = shard(rows=1024, draws=1024, bags=1024)
-    assert (
-        lookup_model(hw).backward_longest_ms(hot) > lookup_model(hw).backward_longest_ms(spread) > 0
-    )
+    assert model.backward_longest_ms(hot) > model.backward_longest_ms(spread) > 0
     # a block adds up 1024 ids at most; more blocks share what is beyond
-    assert lookup_model(hw).backward_longest_ms(hotter) == lookup_model(hw).backward_longest_ms(hot)
+    assert model.backward_longest_ms(hotter) == model.backward_longest_ms(hot)
 
 
 gpu_shards = st.tuples(
@@ -186,18 +183,15 @@ def test_latencies_never_fall_with_ids_or_dim(
 ) -> None:
     name, s = drawn
     hw = load_hardware(name)
-    base = np.array(
-        [lookup_model(hw).forward_longest_ms(s), lookup_model(hw).backward_longest_ms(s)]
-    )
+    model = lookup_model(hw)
+    base = np.array([model.forward_longest_ms(s), model.backward_longest_ms(s)])
     assert (base > 0).all()
     for more in (replace(s, draws=s.draws * factor), replace(s, dim=s.dim + 4)):
-        found = np.array(
-            [lookup_model(hw).forward_longest_ms(more), lookup_model(hw).backward_longest_ms(more)]
-        )
+        found = np.array([model.forward_longest_ms(more), model.backward_longest_ms(more)])
         assert (found >= base * (1 - 1e-12)).all()
     # more bags alike: no bag waits longer, and the L2 helps some
     wider = replace(s, draws=s.draws * factor, bags=s.bags * factor)
-    assert lookup_model(hw).forward_longest_ms(wider) <= base[0] * (1 + 1e-12)
+    assert model.forward_longest_ms(wider) <= base[0] * (1 + 1e-12)
 
 
 def test_a_row_of_many_ids_takes_a_block_of_its_own() -> None:
@@ -218,22 +212,24 @@ def test_a_row_of_many_ids_takes_a_block_of_its_own() -> None:
 
 def test_a_launch_sorts_the_bits_of_all_its_rows() -> None:
     hw = load_hardware("h100-sxm")
+    model = lookup_model(hw)
     rows = [1, 255, 256, 65535, 65536, 1 << 24]
-    assert lookup_model(hw).sort_passes(rows).tolist() == [1, 1, 2, 2, 3, 4]
-    one = lookup_model(hw).sort_pass_ms(weighted=False, pooled=True)
+    assert model.sort_passes(rows).tolist() == [1, 1, 2, 2, 3, 4]
+    one = model.sort_pass_ms(weighted=False, pooled=True)
     narrow, wide = shard(rows=65535), shard(rows=65536)
-    assert lookup_model(hw).backward_ms(wide) - lookup_model(hw).backward_ms(
-        narrow
-    ) == pytest.approx(one * wide.ids, rel=0.2)
+    assert model.backward_ms(wide) - model.backward_ms(narrow) == pytest.approx(
+        one * wide.ids, rel=0.2
+    )
     assert lookup_model(load_hardware("cpu-gloo")).sort_passes(rows).tolist() == [0] * len(rows)
 
 
 def test_a_dense_gradient_is_written_whole_even_without_ids() -> None:
     hw = load_hardware("a100-40gb")
+    model = lookup_model(hw)
     idle = shard(draws=0.0, kernel=ComputeKernel.DENSE)
-    assert lookup_model(hw).backward_ms(idle) > 10_000_000 * 512 / (hw.memory.hbm * 1.01)
-    assert lookup_model(hw).forward_ms(idle) == 0.0
-    assert lookup_model(hw).backward_ms(shard(draws=0.0)) == 0.0
+    assert model.backward_ms(idle) > 10_000_000 * 512 / (hw.memory.hbm * 1.01)
+    assert model.forward_ms(idle) == 0.0
+    assert model.backward_ms(shard(draws=0.0)) == 0.0
 
 
 def test_optimizer_states_are_fp32() -> None:

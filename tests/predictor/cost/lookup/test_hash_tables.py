@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.memory.ranks import ShardMemory, shard_memory
-from predictor.model.plan import HASHED, ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, MeasuredDense, Table, Workload
 from predictor.predict import predict
@@ -22,6 +21,7 @@ from predictor.units import GIB
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
+from tests.builders import cut, plan_of
 
 HW = load_hardware("h100-sxm")
 WORLD = 8
@@ -97,22 +97,9 @@ def collection(storage: str, dedup: bool) -> float:
         for i, rows in enumerate(ROWS)
     )
     workload = Workload("collection", 65536 // WORLD, tables, DENSE)
-    plan = ShardingPlan(
-        {key: by_rows(table, kernel) for key, table in zip(workload.keys, tables, strict=True)},
-        WORLD,
-        WORLD,
-    )
+    by_rows = [cut(table, ShardingType.ROW_WISE, range(WORLD)) for table in tables]
+    plan = plan_of(workload, ranks(80), [replace(one, compute_kernel=kernel) for one in by_rows])
     return predict(workload, ranks(80), HW, plan).iteration_ms
-
-
-def by_rows(table: Table, kernel: ComputeKernel, factor: float | None = None) -> TablePlan:
-    block, rows = -(-table.num_embeddings // WORLD), table.num_embeddings
-    shards = tuple(
-        Shard(rank, (min(rows, rank * block), 0), (max(0, min(block, rows - rank * block)), 128))
-        for rank in range(WORLD)
-    )
-    told: Mapping[str, Any] = {} if factor is None else {"cache_params": {"load_factor": factor}}
-    return TablePlan(ShardingType.ROW_WISE, kernel, shards, "ebc", told)
 
 
 def ranks(gib: float, **more: Any) -> Topology:

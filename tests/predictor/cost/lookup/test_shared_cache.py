@@ -23,6 +23,7 @@ from tests.builders import (
     a_workload,
     device_bound,
     hardware,
+    neighbours_ms,
     plan_of,
     table_wise,
 )
@@ -95,7 +96,7 @@ def test_tables_that_meet_on_a_rank_share_and_others_do_not(pipeline: str) -> No
     if pipeline == "base":
         column, other = other, column
     apart = batch.totals(cached(workload, (0, 1, 2)))[0]
-    alone = [batch.table(i, p)[1][0] for i, p in enumerate(cached(workload, (0, 0, 0)))]
+    alone = [batch.shards.of_table(i, p)[1][0] for i, p in enumerate(cached(workload, (0, 0, 0)))]
     assert apart[:, column] == pytest.approx([load[column] for load in alone], rel=1e-12)
     met = batch.totals(cached(workload, (0, 0, 1)))[0, 0]
     lookups = [
@@ -136,4 +137,4 @@ def test_scores_equal_single_predictions(pipeline: str) -> None:
         changes = [dict(enumerate(plan)) for plan in plans]
         changes += [{1: plan[1]} for plan in plans]
         full = [[c.get(t, p) for t, p in enumerate(base)] for c in changes]
-        assert batch.score_neighbours(base, changes) == pytest.approx(batch.score(full), rel=1e-9)
+        assert neighbours_ms(batch, base, changes) == pytest.approx(batch.score(full), rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,21 +24,16 @@ from predictor.cost.ops.cpu_ops import (
 )
 from predictor.errors import InputError
 from predictor.model.op_calls import OpCall, Operand
+from tests.predictor.cost.ops.operands import tensor
 
 CACHES = Caches(2.0**20, 2.0**26)
 NOWHERE = (0.0,) * BINS
 
 
-def tensor(storage: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Operand:
-    if strides is None:
-        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-    return Operand(storage, 4 * int(np.prod(shape)), 0, shape, strides, 4)
-
-
 def test_products_are_told_apart_by_layout() -> None:
-    a, b, out = tensor(0, (8, 16)), tensor(1, (16, 32), (1, 16)), tensor(2, (8, 32))
+    a, b, out = tensor(0, 8, 16), replace(tensor(1, 16, 32), strides=(1, 16)), tensor(2, 8, 32)
     assert kind_and_sizes(OpCall("mm", (a, b), (out,))) == ("mm nt", (1, 8, 32, 16, 0))
-    bias = tensor(3, (32,))
+    bias = tensor(3, 32)
     assert kind_and_sizes(OpCall("addmm", (bias, a, b), (out,)))[1] == (1, 8, 32, 16, 1)
 
 
@@ -64,16 +60,16 @@ def test_an_op_without_any_model_is_named() -> None:
 
 
 def test_convolutions_are_told_apart_by_what_they_give() -> None:
-    x, w, y = tensor(0, (2, 5, 8, 8)), tensor(1, (24, 5, 3, 3)), tensor(2, (2, 24, 8, 8))
-    bias = tensor(3, (24,))
+    x, w, y = tensor(0, 2, 5, 8, 8), tensor(1, 24, 5, 3, 3), tensor(2, 2, 24, 8, 8)
+    bias = tensor(3, 24)
     sizes = (2, 5, 24, 9, 64, 64)
     assert kind_and_sizes(OpCall("convolution", (x, w, bias), (y,))) == ("convolution >", sizes)
-    gradients = (tensor(4, x.shape), tensor(5, w.shape))
+    gradients = (tensor(4, *x.shape), tensor(5, *w.shape))
     backward = kind_and_sizes(OpCall("convolution_backward", (y, x, w), gradients))
     assert backward == ("convolution_backward xw", sizes)
     first = kind_and_sizes(OpCall("convolution_backward", (y, x, w), gradients[1:]))
     assert first == ("convolution_backward w", sizes)
-    image = tensor(6, (2, 3, 8, 8)), tensor(7, (24, 3, 3, 3))
+    image = tensor(6, 2, 3, 8, 8), tensor(7, 24, 3, 3, 3)
     assert kind_and_sizes(OpCall("convolution", image, (y,)))[0] == "convolution image>"
 
 
@@ -81,8 +77,7 @@ MIB = 2**20
 
 
 def operand(storage: int, mib: int) -> Operand:
-    elements = mib * MIB // 4
-    return Operand(storage, mib * MIB, 0, (elements,), (1,), 4)
+    return tensor(storage, mib * MIB // 4)
 
 
 def copies(storage: int, mib: int, made: int, freed: tuple[int, ...] = ()) -> OpCall:

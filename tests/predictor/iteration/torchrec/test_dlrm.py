@@ -30,7 +30,7 @@ def graph(pipeline: str, world: int = 2, profile: str = "h100-sxm") -> Graph:
     batch = PlanScorer(workload, topology, device_bound(profile))
     candidate = mixed(workload) if world == 2 else sharded(workload, topology, T.TABLE_WISE)
     for index, plan in enumerate(candidate):
-        batch.table(index, plan)
+        batch.number(index, plan)
     return batch.graph(batch.totals(candidate)[None])
 
 

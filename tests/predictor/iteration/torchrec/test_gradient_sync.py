@@ -33,7 +33,7 @@ def graph(profile: str, topology: Topology = TOPOLOGY) -> Graph:
     batch = PlanScorer(WORKLOAD, topology, hardware(profile))
     plans = [whole(kind, topology) for kind in (TW, DP)]
     for plan in plans:
-        batch.table(0, plan[0])
+        batch.number(0, plan[0])
     return batch.graph(np.stack([batch.totals(plan) for plan in plans]))
 
 

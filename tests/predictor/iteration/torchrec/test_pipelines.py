@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from predictor.hardware.loader import load_hardware
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ComputeKernel
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Workload
 from predictor.predict import Prediction, predict
@@ -15,6 +15,7 @@ from predictor.units import GIB
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
+from tests.builders import in_turns
 from tests.search.problems import a_table, a_workload
 
 H100 = load_hardware("h100-sxm")
@@ -25,18 +26,8 @@ MODEL = a_workload(
 RANKS = Topology.uniform(WORLD, WORLD, hbm_bytes=80 * GIB, ddr_bytes=100 * GIB)
 
 
-def table_wise(workload: Workload, kernel: str = "fused") -> ShardingPlan:
-    """Table ``i`` on rank ``i``."""
-    tables = {}
-    for rank, table in enumerate(workload.tables):
-        shard = Shard(rank, (0, 0), (table.num_embeddings, table.embedding_dim))
-        kinds = ShardingType.TABLE_WISE, ComputeKernel(kernel)
-        tables[table.name] = TablePlan(*kinds, (shard,))
-    return ShardingPlan(tables, WORLD, WORLD)
-
-
 def predicted(workload: Workload, kernel: str = "fused") -> Prediction:
-    return predict(workload, RANKS, H100, table_wise(workload, kernel))
+    return predict(workload, RANKS, H100, in_turns(workload, RANKS, ComputeKernel(kernel)))
 
 
 def under(pipeline: str) -> Workload:

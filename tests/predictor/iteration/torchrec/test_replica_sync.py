@@ -11,12 +11,13 @@ import pytest
 from predictor.errors import InputError, PlanError
 from predictor.hardware.loader import load_hardware
 from predictor.model.memory.peak import leave_for_shards
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ComputeKernel
 from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
 from predictor.predict import Prediction, predict
 from predictor.units import GIB
 from search.bound.lower_bound import LowerBound
 from search.problem import Problem
+from tests.builders import in_turns
 from tests.search.problems import a_table, a_workload, objective_of, random_plan
 
 H100 = load_hardware("h100-sxm")
@@ -34,18 +35,8 @@ def problem(size: int, interval: int = 1, world: int = 16, **groups: Any) -> Pro
     return Problem(workload, leave_for_shards(workload, job, 0.05), H100)
 
 
-def table_wise(of: Problem) -> ShardingPlan:
-    """Table ``i`` whole on rank ``i``."""
-    tables = {}
-    for i, table in enumerate(of.workload.tables):
-        size = table.num_embeddings, table.embedding_dim
-        shard = Shard(i % of.topology.world_size, (0, 0), size)
-        tables[table.name] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
-    return ShardingPlan(tables, of.topology.world_size, of.topology.local_world_size)
-
-
 def predicted(of: Problem) -> Prediction:
-    return predict(of.workload, of.topology, of.hardware, table_wise(of))
+    return predict(of.workload, of.topology, of.hardware, in_turns(of.workload, of.topology))
 
 
 def test_weights_and_the_states_of_adagrad_are_averaged() -> None:
@@ -84,24 +75,25 @@ def test_kernels_that_torchrec_does_not_average_are_neither_offered_nor_predicte
     kernels = {o.compute_kernel for options in space.options for o in options}
     assert kernels == {ComputeKernel.FUSED, ComputeKernel.DENSE}
     alone = problem(4, world=4)
-    cached = table_wise(alone)
-    tables = {
-        key: replace(table, compute_kernel=ComputeKernel.FUSED_UVM)
-        for key, table in cached.tables.items()
-    }
+    managed = in_turns(alone.workload, alone.topology, ComputeKernel.FUSED_UVM)
     with pytest.raises(PlanError, match="kernel fused_uvm, which replica groups do not average"):
-        predict(of.workload, of.topology, of.hardware, replace(cached, tables=tables))
+        predict(of.workload, of.topology, of.hardware, managed)
+
+
+def bound_below_random_plans(of: Problem) -> float:
+    objective, _ = objective_of(of)
+    rng = random.Random(2)
+    times = objective.score([random_plan(objective, rng) for _ in range(100)])
+    bound = LowerBound(of, objective.space, objective.scorer).solve(300)
+    assert 0 < bound <= times.min() * (1 + 1e-9)
+    return bound
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 8])
 def test_no_plan_is_below_the_bound(size: int) -> None:
     of = problem(size, 3)
-    objective, _ = objective_of(of)
-    rng = random.Random(size)
-    times = objective.score([random_plan(objective, rng) for _ in range(100)])
-    bound = LowerBound(of, objective.space, objective.scorer).solve(300)
-    assert 0 < bound <= times.min() * (1 + 1e-9)
+    bound = bound_below_random_plans(of)
     free = replace(of.workload, replica_groups=ReplicaGroups(size, 10**9))
     rare, _ = objective_of(replace(of, workload=free))
     less = LowerBound(rare.problem, rare.space, rare.scorer).solve(300)
@@ -135,12 +127,7 @@ def test_parts_of_weights_are_scattered_behind_the_lookup_and_gathered_before_it
 
 
 def test_no_plan_of_scattered_copies_is_below_the_bound() -> None:
-    of = scattered(2)
-    objective, _ = objective_of(of)
-    rng = random.Random(2)
-    times = objective.score([random_plan(objective, rng) for _ in range(100)])
-    bound = LowerBound(of, objective.space, objective.scorer).solve(300)
-    assert 0 < bound <= times.min() * (1 + 1e-9)
+    bound_below_random_plans(scattered(2))
 
 
 def test_what_fully_sharded_copies_cannot_be_is_refused() -> None:
@@ -151,7 +138,7 @@ def test_what_fully_sharded_copies_cannot_be_is_refused() -> None:
     cpu = load_hardware("cpu-gloo")
     of = scattered()
     with pytest.raises(InputError, match="runs on CUDA streams"):
-        predict(of.workload, of.topology, cpu, table_wise(of))
+        predict(of.workload, of.topology, cpu, in_turns(of.workload, of.topology))
 
 
 def test_dense_gradients_meet_over_all_ranks() -> None:

@@ -32,7 +32,7 @@ def exchange_of(
     batch = PlanScorer(workload, topology, hardware(profile))
     candidate = sharded(workload, topology, kind, kernel)
     for index, plan in enumerate(candidate):
-        batch.table(index, plan)
+        batch.number(index, plan)
     totals = batch.totals(candidate)
     return exchanges(batch.costs, batch.groups, totals[None])[0]
 
@@ -213,8 +213,8 @@ def test_exchanges_run_module_by_module() -> None:
     batch = PlanScorer(workload, HOSTS, hardware())
     rw, tw = (sharded(workload, HOSTS, k) for k in (T.ROW_WISE, T.TABLE_WISE))
     for index in range(3):
-        batch.table(index, rw[index])
-        batch.table(index, tw[index])
+        batch.number(index, rw[index])
+        batch.number(index, tw[index])
     found = exchanges(batch.costs, batch.groups, batch.totals(rw)[None])
     assert [e.name for e in found] == [
         "second.TW", "second.RW", "first.TW", "first.RW", "ebc.TW", "ebc.RW",

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from predictor.model.memory.iteration import Exchange, Iteration, exchanges
 from predictor.model.op_calls import DenseProgram, Gradient, Lookup, LookupBackward, OpCall, Operand
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.model.plan import ShardingType, TablePlan
+from tests.builders import a_workload, cut, plan_of, table_wise
+from tests.predictor.model.memory import one_table
+from tests.predictor.model.memory.one_table import BATCH, IDS, LENGTHS, OUT, TOPOLOGY, WORLD
 
 
 def tensor(storage: int, size: int) -> Operand:
@@ -30,8 +31,8 @@ def program(
 
 
 def peak(of: DenseProgram, *exchanges: Exchange, pipeline: str = "base") -> int:
-    made = Iteration(of, exchanges, pipeline, batch_bytes=0.0, on_device=False)
-    return made.run().allocated_bytes
+    workload = a_workload(train_pipeline=pipeline)
+    return Iteration(workload, of, exchanges, "cpu").run().allocated_bytes
 
 
 @st.composite
@@ -130,22 +131,16 @@ def test_outputs_and_gradients_under_every_pipeline() -> None:
     assert peak(of, wide) == 300
 
 
-ROWS, DIM, BATCH, WORLD = 1000, 64, 32, 2
-TOPOLOGY = Topology.uniform(WORLD, hbm_bytes=1, ddr_bytes=1)
-TABLE = Table("t", ROWS, DIM, (Feature("f", 2.0),))
-WORKLOAD = Workload("w", BATCH, (TABLE,), DenseArch(4, (8,), (2, 1), "concat"))
-RECEIVED = 2 * BATCH * 8 + BATCH * 8
-OUT = BATCH * DIM * 4
+WORKLOAD = one_table.a_workload()
+RECEIVED = IDS + LENGTHS
 
 
-def plan_of(kind: ShardingType, *shards: Shard) -> ShardingPlan:
-    kernel = ComputeKernel.DENSE if kind is ShardingType.DATA_PARALLEL else ComputeKernel.FUSED
-    return ShardingPlan({"t": TablePlan(kind, kernel, shards)}, WORLD, WORLD)
+def exchanges_of(plan: TablePlan) -> list[list[Exchange]]:
+    return exchanges(WORKLOAD, TOPOLOGY, plan_of(WORKLOAD, TOPOLOGY, [plan]))
 
 
 def test_a_table_on_one_rank_gets_all_ids_and_looks_all_samples_up() -> None:
-    plan = plan_of(ShardingType.TABLE_WISE, Shard(1, (0, 0), (ROWS, DIM)))
-    (without,), (holder,) = exchanges(WORKLOAD, TOPOLOGY, plan)
+    (without,), (holder,) = exchanges_of(table_wise(WORKLOAD.tables[0], 1))
     assert (without.received, without.looked_up, without.ids) == (0, 0, 0)
     assert without.sent == holder.sent == RECEIVED
     assert without.output == holder.output == OUT
@@ -154,9 +149,7 @@ def test_a_table_on_one_rank_gets_all_ids_and_looks_all_samples_up() -> None:
 
 
 def test_row_shards_get_their_part_of_the_ids_and_write_every_sample() -> None:
-    half = (ROWS // 2, DIM)
-    shards = Shard(0, (0, 0), half), Shard(1, (ROWS // 2, 0), half)
-    for (e,) in exchanges(WORKLOAD, TOPOLOGY, plan_of(ShardingType.ROW_WISE, *shards)):
+    for (e,) in exchanges_of(cut(WORKLOAD.tables[0], ShardingType.ROW_WISE, [0, 1])):
         assert e.ids == 2 * BATCH
         assert e.received == 2 * BATCH * 8 + WORLD * BATCH * 8
         assert e.looked_up == WORLD * OUT

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from predictor.errors import InputError
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace, TraceStep
-from predictor.trace.read import read_traces, set_back
+from predictor.trace.read import load_traces, set_back
 from predictor.trace.simulate.host import Kind
 from predictor.trace.simulate.step import SimulatedTrace, simulate_trace
 from tests.predictor.trace.handmade import AUTOGRAD, PAGEABLE, Recorder, joined, longer
@@ -236,7 +236,7 @@ def test_odd_traces_are_replayed_or_refused(
 
 
 def single(name: str) -> list[RankTrace]:
-    return read_traces([TRACES / name])
+    return list(load_traces([TRACES / name]).traces)
 
 
 @needs_public_data
@@ -265,17 +265,6 @@ def test_eight_ranks_end_when_they_did() -> None:
     assert len(found.collectives) == 64
 
 
-def queues_a_kernel(steps: int = 3) -> RankTrace:
-    """Steps of 400 us, each with a kernel launched at 20 that runs from 32 to 232."""
-    record = Recorder()
-    for number in range(steps):
-        at = 400.0 * number
-        record.step(at, at + 400)
-        record.op("aten::mm", at + 10, at + 35)
-        record.launch((at + 20, at + 30), (at + 32, at + 232))
-    return record.trace()
-
-
 def loads_data(pauses: Sequence[float], loader: bool = False) -> RankTrace:
     """Steps of 1 ms of host work and a pause, before it or in the loader's own operator."""
     record, at = Recorder(), 0.0
@@ -301,7 +290,7 @@ def test_waiting_for_data_is_the_steps_own(loader: bool) -> None:
 
 
 def test_a_first_step_that_began_before_the_trace_is_marked() -> None:
-    trace = queues_a_kernel()
+    trace = reads_the_loss()
     assert not any(step.outside for step in simulate_trace([trace]).steps)
     assert not simulate_trace([trace]).notes
     unlaunched = DeviceEvent("kernel", "kernel", 7, 5, 30, correlation=999)

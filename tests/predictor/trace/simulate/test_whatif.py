@@ -11,7 +11,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import Table
 from predictor.trace.events import CollectiveCall, DeviceEvent, HostEvent, RankTrace
-from predictor.trace.read import read_traces
+from predictor.trace.read import load_traces
 from predictor.trace.simulate.whatif import PlanSwap, gemm_calls, plan_swap, what_if
 from tests.builders import a_table, a_topology, a_workload, device_bound, table_wise
 from tests.predictor.trace.handmade import PAGEABLE, Recorder
@@ -102,7 +102,7 @@ def test_a_device_without_a_profile_is_said() -> None:
 
 @needs_public_data
 def test_a_host_bound_job_gains_little_from_a_faster_device() -> None:
-    traces = read_traces([TRACES / "dlrm_kineto.tar.gz"])
+    traces = load_traces([TRACES / "dlrm_kineto.tar.gz"]).traces
     found = what_if(traces, hardware=load_hardware("h100-sxm"))
     for step in found.steps:
         assert 0.9 < step.predicted_ms / step.measured_ms <= 1.001
