@@ -59,7 +59,7 @@ GAVE = "gave constants"
 def validate_collectives(folder: Path) -> Report:
     """Predict every row of the tables in ``folder``."""
     measured, problems = read_links(folder)
-    rows = [_compared(row) for row in measured]
+    rows = [compare_link(row) for row in measured]
     form, skipped, notes = form_of_the_curve(folder)
     by_gpu = grouped(rows, lambda row: (row.part, str(row.name["profile"])))
     sizes = {
@@ -101,7 +101,7 @@ def _collectives(wiring: Wiring) -> Collectives:
     return Collectives(hardware, topology)
 
 
-def _compared(row: LinkRow) -> ComparedRow:
+def compare_link(row: LinkRow) -> ComparedRow:
     """Under the shipped profile of its GPU, with the copy that its timer counts too."""
     wiring, engine = row.wiring, _collectives(row.wiring)
     copied = 2 * row.copied_bytes / engine.hardware.streaming

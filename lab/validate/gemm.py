@@ -9,7 +9,6 @@ the others (``unseen``) are predicted from their datasheets alone. One of the fi
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from lab.validate.tables import (
 from predictor.cost.gemm import batched_ms, gemm_ms
 from predictor.csv_rows import ParsedRows, Row, count, number
 from predictor.hardware.loader import load_hardware
-from predictor.hardware.schema import HardwareProfile
 from predictor.units import us
 from shardopt.calibrate.products import GemmRows, predict_ms
 
@@ -44,7 +42,6 @@ FP8 = "tensor cores: fp8"
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
 DATA_TYPE = "fp32"
-GFLOP = 1e9
 
 PROFILES = {
     "NVIDIA A100-PCIE-40GB": "a100-40gb",
@@ -87,7 +84,6 @@ OPERANDS = {
 def validate_gemm(folder: Path) -> Report:
     """Predict every row in ``folder`` with the shipped constants."""
     rows, skipped = compare_tables(folder, {BF16_FILE: bf16_row, MATMUL_FILE: _product})
-    rows = [replace(row, part=WARM) if row.part.startswith("bf16") else row for row in rows]
     products = [row for row in rows if row.part != WARM]
     linears, problems = _linears(read_gemm(folder))
     noise = {
@@ -104,29 +100,20 @@ def validate_gemm(folder: Path) -> Report:
     )
 
 
-def compare_bf16(
-    hw: HardwareProfile, shape: tuple[int, int, int], measured_ms: float
-) -> ComparedRow:
-    """A measured product ``[m, k] @ [k, n]`` in bf16 with its prediction; the part is its size."""
-    m, n, k = shape
-    work = 2 * m * n * k / GFLOP
+def bf16_row(row: Row) -> ComparedRow:
+    """A measured product ``[m, k] @ [k, n]`` in bf16, a row of `BF16_FILE`, with its prediction."""
+    hw = profile_of_row(row)
+    m, n, k = (count(row, column, 2**40) for column in "mnk")
     time = gemm_ms(hw, m, n, k, "bf16")
-    band = "below 2 GFLOP" if work < 2 else "2 to 50 GFLOP" if work < 50 else "from 50 GFLOP"
     return ComparedRow(
         {"profile": hw.name, "m": m, "n": n, "k": k},
-        measured_ms,
+        us(number(row, "time_us")),
         time,
         family=hw.name,
-        part=f"bf16 products, {band}",
+        part=WARM,
         source="ai-dynamo/aiconfigurator",
         interval_ms=kernel_interval(hw, ["gemm"], time),
     )
-
-
-def bf16_row(row: Row) -> ComparedRow:
-    """A row of `BF16_FILE` with its prediction."""
-    m, n, k = (count(row, column, 2**40) for column in "mnk")
-    return compare_bf16(profile_of_row(row), (m, n, k), us(number(row, "time_us")))
 
 
 def _product(row: Row) -> ComparedRow:

@@ -132,7 +132,7 @@ Key: TypeAlias = tuple[str, str, str]
 def read_collectives(folder: Path) -> tuple[dict[Key, CollectiveRows], list[str]]:
     """Tables by platform, wiring and collective, whether a profile describes them or not, and a
     line of text for every row that cannot be read; files that are not there are left out."""
-    rows, problems = _read(folder, lambda timing: timing)
+    rows, problems = _read(folder, _timing)
     rows = [row for row in rows if LAYOUTS[row.file].platform]
     return {
         key: CollectiveRows.of([(r.size_bytes, float(r.ranks), r.time_us) for r in of])
@@ -147,13 +147,9 @@ def _key(row: Timing) -> Key:
     return platform, wires, NAMES.get(row.collective, row.collective)
 
 
-def _parsed(file: str, of: Callable[[Timing], T], row: Row) -> T:
-    return of(_timing(file, row))
-
-
-def _read(folder: Path, of: Callable[[Timing], T]) -> tuple[list[T], list[str]]:
+def _read(folder: Path, of: Callable[[str, Row], T]) -> tuple[list[T], list[str]]:
     """What each row of every table in a folder is, and a line of text for each left out."""
-    tables = [read(folder, name, partial(_parsed, name, of)) for name in LAYOUTS]
+    tables = [read(folder, name, partial(of, name)) for name in LAYOUTS]
     return [row for t in tables for row in t.rows], [text for t in tables for text in t.problems]
 
 
@@ -244,10 +240,16 @@ class LinkRow:
 
 def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
     """Rows of every table in ``folder``, and a line of text for each that is left out."""
-    return _read(folder, _link)
+    return _read(folder, link_of)
 
 
-def _link(row: Timing) -> LinkRow:
+def link_of(file: str, cells: Row) -> LinkRow:
+    """A row of a table.
+
+    Raises:
+        ValueError: it cannot be predicted, and why.
+    """
+    row = _timing(file, cells)
     op = (NAMES | UNCLEAR).get(row.collective)
     if op is None:
         raise ValueError(f"collective is '{row.collective}', which no predicted iteration runs")
