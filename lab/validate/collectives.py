@@ -23,13 +23,12 @@ from lab.validate.links import (
     read_collectives,
     read_links,
 )
-from lab.validate.tables import kernel_interval
+from lab.validate.tables import kernel_interval, ranks_of
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.networks import Network
 from predictor.hardware.schema import Curve
-from predictor.model.topology import Topology
 from predictor.units import mib, us
 from shardopt.calibrate.collectives import CollectiveRows, fit_curve, predict_us
 from shardopt.calibrate.fitting import Array, mape
@@ -91,14 +90,9 @@ def _collectives(wiring: Wiring) -> Collectives:
         hardware = Network(wiring.kind, wiring.nic_gbit_s).joins(hardware)
     elif wiring.nic_gbit_s is not None:
         hardware = hardware.with_nic(wiring.nic_gbit_s)
-    topology = Topology.uniform(
-        wiring.ranks,
-        wiring.ranks // wiring.hosts if wiring.ranks % wiring.hosts == 0 else wiring.ranks,
-        hbm_bytes=hardware.hbm_bytes,
-        ddr_bytes=hardware.ddr_bytes,
-        nvlink_domain=wiring.domain,
-    )
-    return Collectives(hardware, topology)
+    whole = wiring.ranks % wiring.hosts == 0
+    local = wiring.ranks // wiring.hosts if whole else wiring.ranks
+    return Collectives(hardware, ranks_of(hardware, wiring.ranks, local, wiring.domain))
 
 
 def compare_link(row: LinkRow) -> ComparedRow:

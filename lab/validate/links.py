@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from lab.statistics import grouped
-from lab.validate.tables import profile_of_row, read
+from lab.validate.tables import joined_ranks, profile_of_row, read
 from predictor.cost.collectives import Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number
 from predictor.hardware.networks import Network
@@ -266,8 +266,7 @@ def _wiring(row: Timing) -> Wiring:
     if ranks % hosts:
         raise ValueError(f"{ranks} ranks do not fill {hosts} equal hosts")
     local = ranks // hosts
-    rack = hardware.nvlink_domain > hardware.gpus_per_host
-    domain = joined_ranks(hardware.nvlink_domain, hosts if rack else 1, local)
+    domain = joined_ranks(hardware, hosts, local)
     if PAIRS in network.upper():
         domain = min(2, local)
     if hosts == 1:
@@ -279,17 +278,6 @@ def _wiring(row: Timing) -> Wiring:
         usual = Network(wiring.kind).joins(hardware).collectives.inter.nic_gbit_s
         return replace(wiring, nic_gbit_s=usual)
     return wiring
-
-
-def joined_ranks(most: int, hosts: int, local: int) -> int:
-    """Ranks of an NVLink domain of up to ``most``: whole hosts in equal domains, or part of one.
-
-    Args:
-        hosts: that one domain may span; 1 but for racks.
-    """
-    if local >= most:
-        return max(n for n in range(1, most + 1) if local % n == 0)
-    return local * max(k for k in range(1, hosts + 1) if hosts % k == 0 and k * local <= most)
 
 
 def line_rate(network: str, local: int) -> float | None:

@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import NamedTuple
 
 from lab.suites import Cell
+from lab.validate.tables import ranks_of
 from predictor.hardware.loader import context_bytes, load_hardware
 from predictor.model.dlrm_program import OpWriter, free_after_last_use
 from predictor.model.memory.peak import rank_peaks
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ShardingPlan
-from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
 from predictor.units import GIB
 
@@ -32,10 +32,8 @@ class StepMemory(NamedTuple):
 def memory_of(workload: Workload, profile: str, ranks: int, plan: ShardingPlan) -> StepMemory:
     """What the fullest rank of a run is predicted to need."""
     hardware = load_hardware(profile)
-    topology = Topology.uniform(
-        ranks, ranks, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
-    )
-    peaks = rank_peaks(workload, topology, plan, _Benchmark(workload).write(), hardware.device)
+    program = _Benchmark(workload).write()
+    peaks = rank_peaks(workload, ranks_of(hardware, ranks, ranks), plan, program, hardware.device)
     return StepMemory(
         max(peak.allocated_bytes for peak in peaks),
         max(peak.reserved_bytes for peak in peaks),

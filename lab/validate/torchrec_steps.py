@@ -20,14 +20,13 @@ from statistics import median
 from lab.planners.reservation import torchrec_default_plan
 from lab.statistics import grouped
 from lab.suites import COLUMNS, SUITES, Cell, ComparedRow, Report, Summary, noise_of
-from lab.validate.tables import known, profile_of_row, read
+from lab.validate.tables import known, profile_of_row, ranks_of, read
 from lab.validate.torchrec_memory import MAX_SEQUENCE, StepMemory, memory_of, memory_rows
 from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number
 from predictor.errors import ShardoptError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Optimizer, Table, Workload
 from predictor.predict import predict
 from predictor.units import MIB
@@ -408,9 +407,7 @@ def plan_of(
         tables = _from_groups(workload, ranks, printed[name])
         if tables is not None:
             return f"printed in {name}", ShardingPlan(tables, ranks, ranks)
-    machine = Topology.uniform(
-        ranks, ranks, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
-    )
+    machine = ranks_of(hardware, ranks, ranks)
     return RULE, torchrec_default_plan(workload, machine, hardware.device)[1]
 
 
@@ -482,13 +479,7 @@ def _compared(run: Run, groups: tuple[Group, ...]) -> ComparedRow:
         lookups = hw.embedding.model_copy(update={"weight_gradient": 0.0})
         hw = hw.model_copy(update={"embedding": lookups})
     source, plan = _plan(run, groups)
-    topology = Topology.uniform(
-        run.ranks,
-        min(run.ranks, hw.gpus_per_host),
-        hbm_bytes=hw.hbm_bytes,
-        ddr_bytes=hw.ddr_bytes,
-    )
-    prediction = predict(run.workload, topology, hw, plan)
+    prediction = predict(run.workload, ranks_of(hw, run.ranks), hw, plan)
     return ComparedRow(
         {
             "commit": run.commit,
