@@ -137,21 +137,3 @@ def test_a_damaged_table_is_reported_or_refused(
         assert found["skipped"]["count"] == len(report.skipped)
         return
     assert str(tmp_path) in message
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_files_that_are_no_tables(tmp_path: Path, suite: str) -> None:
-    files = SUITES[suite]
-    first = next(iter(files))
-    for other, text in files.items():
-        (tmp_path / other).write_text(text)
-    for bad, words in ((b"", "is empty"), (b"\xff\xfe", "cannot be read"), (b"a,b\n", "no column")):
-        (tmp_path / first).write_bytes(bad)
-        with pytest.raises(InputError, match=words) as caught:
-            LISTED[suite].run(tmp_path)
-        assert first in str(caught.value)
-    (tmp_path / first).unlink()
-    (tmp_path / first).mkdir()
-    if len(files) == 1:
-        with pytest.raises(InputError, match=first):
-            LISTED[suite].run(tmp_path)

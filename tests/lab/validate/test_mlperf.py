@@ -28,7 +28,6 @@ from lab.validate.mlperf import (
     parts_of,
     validate_mlperf_dlrm,
 )
-from predictor.hardware.device_names import profile_of_device
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import table_problem
 from tests.public_data import every_table
@@ -65,20 +64,6 @@ def system(**changes: object) -> System:
         "measured_ms": 2.0,
     }
     return System(**(values | changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "profile"),
-    [
-        ("NVIDIA A100-SXM-80GB CTS", "a100-80gb"),
-        ("NVIDIA H200-NVL-141GB", "h200-nvl"),
-        ("NVIDIA B200-SXM-180GB", "b200"),
-        ("NVIDIA L40", "l40"),
-        ("TPU-v4", None),
-    ],
-)
-def test_accelerators_find_their_profile(accelerator: str, profile: str | None) -> None:
-    assert profile_of_device(accelerator) == profile
 
 
 def test_runtimes_by_round() -> None:
