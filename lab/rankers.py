@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lab.architecture import Architecture
@@ -193,20 +194,6 @@ class GatedBlock(nn.Module):
         return x + self.out(self.norms[1](seen) * gate)
 
 
-class TransformerBody(HistoryBody):
-    """SASRec-like: a causal transformer over the history."""
-
-    def __init__(self, architecture: Architecture, keys: Keys) -> None:
-        super().__init__(architecture, keys, TransformerBlock)
-
-
-class GatedBody(HistoryBody):
-    """HSTU-like: gated attention over the history."""
-
-    def __init__(self, architecture: Architecture, keys: Keys) -> None:
-        super().__init__(architecture, keys, GatedBlock)
-
-
 class ExpertsBody(Body):
     """MMoE (Ma et al. 2018): every task weighs the outputs of all experts by a gate of its own.
 
@@ -258,13 +245,13 @@ class TowersBody(Body):
         return self.top(torch.cat(towers, dim=1))
 
 
-BODIES: Mapping[str, type[Body]] = {
+BODIES: Mapping[str, Callable[[Architecture, Keys], Body]] = {
     "dcn_v2": CrossBody,
     "deepfm": FactorizationBody,
     "mmoe": ExpertsBody,
     "two_dims": TowersBody,
-    "sasrec": TransformerBody,
-    "hstu": GatedBody,
+    "sasrec": partial(HistoryBody, block=TransformerBlock),
+    "hstu": partial(HistoryBody, block=GatedBlock),
 }
 """By `Architecture.kind`."""
 

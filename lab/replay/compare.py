@@ -12,7 +12,6 @@ import json
 import os
 import random
 import shutil
-import statistics
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 from lab.replay.calls import FIT, TEST, ModelCalls
 from lab.replay.models import ORIGINALS, needs_group, ranks_of
+from lab.suites import Summary
 from predictor.errors import ShardoptError
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import Usage, other_cores, usage
@@ -384,11 +384,11 @@ def folder_of(work: Path, name: str) -> Path:
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Errors of all models: geometric mean and worst of how far replays are off, as fractions."""
-    errors = [abs(row["ratio"] - 1) for row in rows]
+    found = Summary.of_errors([row["ratio"] - 1 for row in rows])
     return {
-        "n": len(rows),
-        "mape": statistics.mean(errors),
-        "geomean": statistics.geometric_mean(max(error, 1e-4) for error in errors),
-        "worst": max(errors),
+        "n": found.n,
+        "mape": found.mape,
+        "geomean": found.geomean,
+        "worst": found.worst,
         "least_coverage": min(row["coverage"] for row in rows),
     }

@@ -147,18 +147,15 @@ _LARGE = 2.0**36
 """A message so large that only the bandwidth counts."""
 
 
-def direct(links: Collectives, size_bytes: ArrayLike, scope: str = "intra") -> Array:
+def direct(links: Collectives, size_bytes: ArrayLike) -> Array:
     """ms of a kernel that loads from or stores to the other ranks' memory, all pairs alike.
 
     It has neither NCCL's protocols nor its staging buffers: the all-to-all's latency and the
     bandwidth of its largest messages. Sizes as of an all-to-all.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    first, last = (
-        links.all_to_all(_LARGE, scope),
-        links.all_to_all(2 * _LARGE, scope),
-    )
-    return np.asarray(links.floor_ms("all_to_all", scope) + size * (last - first) / _LARGE)
+    first, last = (links.all_to_all(large, "intra") for large in (_LARGE, 2 * _LARGE))
+    return np.asarray(links.floor_ms("all_to_all", "intra") + size * (last - first) / _LARGE)
 
 
 def rail(links: Collectives, size_bytes: ArrayLike) -> Array:

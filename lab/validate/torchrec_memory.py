@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
-from lab.suites import Cell
 from lab.validate.tables import ranks_of
 from predictor.hardware.loader import context_bytes, load_hardware
 from predictor.model.dlrm_program import OpWriter, free_after_last_use
@@ -14,7 +12,6 @@ from predictor.model.memory.peak import rank_peaks
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table, Workload
-from predictor.units import GIB
 
 MAX_SEQUENCE = 20
 """Ids to which `TestMixedEmbeddingSparseArch` pads a sequence."""
@@ -39,30 +36,6 @@ def memory_of(workload: Workload, profile: str, ranks: int, plan: ShardingPlan) 
         max(peak.reserved_bytes for peak in peaks),
         hardware.hbm_bytes - context_bytes(hardware),
     )
-
-
-Measured = tuple[str, str, float | None, float | None, StepMemory]
-"""Commit, run, bytes allocated and reserved, and what was predicted."""
-Lines = list[tuple[Cell, ...]]
-
-
-def memory_rows(found: Sequence[Measured]) -> tuple[Lines, Lines]:
-    """Mean errors, and every row; nothing of no rows."""
-    every: Lines = []
-    errors: tuple[list[float], list[float]] = ([], [])
-    for commit, run, allocated, reserved, predicted in found:
-        cells: list[Cell] = []
-        pairs = ((allocated, predicted.allocated), (reserved, predicted.reserved))
-        for sizes, (measured, needed) in zip(errors, pairs, strict=True):
-            error = None if measured is None else needed / measured - 1.0
-            sizes += [] if error is None else [abs(error)]
-            cells += [None if measured is None else measured / GIB, needed / GIB, error]
-        every.append((commit, run, *cells))
-    if not every:
-        return [], []
-    misfits = sum(memory.reserved > memory.capacity for *_, memory in found)
-    means = (fmean(sizes) if sizes else None for sizes in errors)
-    return [("all", len(found), *means, misfits)], every
 
 
 Backward = Callable[[Operand], Operand]
