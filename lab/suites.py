@@ -25,6 +25,8 @@ from shardopt.calibrate.fitting import mape
 
 COMMITTED = Path(__file__).resolve().parents[1] / "configs" / "bench"
 ALL = "all"
+GAVE = "gave constants"
+"""Part of the rows that gave a profile a constant."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ class Suite:
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
     every_table: bool = False
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gave: tuple[Mapping[str, str | int | float], ...] = ()
     committed: bool = False
     readme: tuple[Mapping[str, str], ...] = ()
 
@@ -232,6 +235,10 @@ class Suite:
                 f"{folder}: holds no {' and no '.join(missing)}; docs/data.md says where to get it",
                 inputs=("data",),
             )
+
+    def part_of(self, named: Mapping[str, object], usual: str) -> str:
+        """`GAVE`, or the usual part of a row, by its cells or by what names it."""
+        return GAVE if any(of.items() <= named.items() for of in self.gave) else usual
 
     def table(self, name: str, rows: Iterable[Sequence[Cell]], **about: object) -> Scores:
         """One of the suite's further tables.

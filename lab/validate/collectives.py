@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.statistics import geomean, grouped
-from lab.suites import SUITES, ComparedRow, Report, noise_of
+from lab.suites import GAVE, SUITES, ComparedRow, Report, noise_of
 from lab.validate.curves import FINE_EDGES_MIB, ROBUST, every_second, predict_ranks
 from lab.validate.links import (
     Key,
@@ -52,7 +52,6 @@ ACROSS_SMALL = "across hosts, below 8 MiB"
 BAD_NETWORK = "across hosts, network said to be poorly configured"
 UNSTATED = "across hosts, line rate of the network not stated"
 PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
-GAVE = "gave constants"
 
 
 def validate_collectives(folder: Path) -> Report:

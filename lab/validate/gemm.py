@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.statistics import grouped
-from lab.suites import SUITES, ComparedRow, Report, noise_of
+from lab.suites import GAVE, SUITES, ComparedRow, Report, noise_of
 from lab.validate.tables import (
     compare_tables,
     kernel_interval,
@@ -37,7 +37,6 @@ GEMM_FILE = "neusight_linear_gemm_measured.csv"
 WARM = "tensor cores: bf16, warm operands"
 TENSOR = "tensor cores: tf32"
 COLD = "tensor cores: bf16, cold operands"
-GAVE = "gave constants"
 FP8 = "tensor cores: fp8"
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"

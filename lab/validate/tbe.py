@@ -37,7 +37,6 @@ MEASURED_FILE = "fbgemm_tbe_h100_measured.csv"
 PR_FILE = "tbe_measured_prs.csv"
 
 LOOKUPS = "lookups on stated GPUs"
-GAVE = "gave constants"
 EVAL = "eval: the forward again"
 FLOOR = "launches of a few ids"
 SHAPE = "shape of sweeps, GPU not stated"
@@ -62,18 +61,9 @@ FLOORED = 0.5
 ``x^-alpha`` from k to k + 1 is about ``(k + 1/2)^-alpha``."""
 HITS = 0.48
 """Share of a batch's distinct rows that a cache as large as the working set holds. The files do not
-record it; it is what the forward of one row implies (`GIVING`), with the link's measured rate."""
-GIVING = frozenset(
-    {
-        ("h100-sxm", "hbm", "adam", "backward", ""),
-        ("h100-sxm", "hbm", "sgd", "backward", ""),
-        ("h100-sxm", "uvm", "sgd", "forward", ""),
-        ("h100-sxm", "uvm", "sgd", "backward", ""),
-        ("h100-sxm", "uvm_caching", "sgd", "forward", "1.0"),
-    }
-)
-"""Rows that gave a constant, where they have `GIVING_SHAPE`; all others did not."""
-GIVING_SHAPE = (10, 1048570.0, 128)
+record it; it is what the forward of one row implies (`Suite.gave`), with the link's measured
+rate."""
+SUITE = SUITES["tbe"]
 PASSES = ("forward", "backward", "eval")
 KINDS = {
     "fwd+bwd": ("forward", "backward"),
@@ -177,7 +167,7 @@ def validate_tbe(folder: Path) -> Report:
         ratios = [launch.time_ms / launch.predicted_ms for launch in members]
         factor = math.exp(sum(map(math.log, ratios)) / len(ratios))
         rows += [launch.compared(factor) for launch in members]
-    return SUITES["tbe"].report(
+    return SUITE.report(
         rows,
         skipped,
         parts=dict(sorted(by_location.items())),
@@ -226,20 +216,12 @@ def _measured(row: Row) -> list[Launch]:
             (shard,) * int(tables),
             ("backward",) if timed == "backward" else (*fills, "forward"),
             time,
-            _part(hardware.name, {**name, "pass": timed}),
+            EVAL if timed == "eval" else SUITE.part_of({**name, "pass": timed}, LOOKUPS),
             row["source"],
             number(row, "cache_ratio") if row["cache_ratio"].strip() else 1.0,
         )
         for timed, time in times.items()
     ]
-
-
-def _part(profile: str, name: Mapping[str, str | int | float]) -> str:
-    if name["pass"] == "eval":
-        return EVAL
-    key = (profile, name["location"], name["optimizer"], name["pass"], name["cache"])
-    shape = (name["tables"], name["ids"], name["dim"])
-    return GAVE if key in GIVING and shape == GIVING_SHAPE else LOOKUPS
 
 
 def _bins(row: Row, rows: int, ids: float, tables: float) -> Bins:
