@@ -84,7 +84,6 @@ def scores(path: Path) -> Iterator[tuple[str, Summary]]:
 
 
 def read_scores() -> list[dict[str, str]]:
-    """The rows of first_scores.csv."""
     with FILE.open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 

@@ -84,7 +84,6 @@ class CrossBody(Body):
         self.over = dlrm.OverArch(width, [*architecture.widths("top"), 1])
 
     def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """Of crosses of all outputs."""
         sparse = torch.stack(self.pooled(found, self.module), dim=1)
         return self.over(self.interaction(self.bottom(dense), sparse))
 
@@ -132,7 +131,6 @@ class HistoryBody(Body):
         self.top = MLP(width, [*architecture.widths("top"), 1], activation_on_last=False)
 
     def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """Of the last item's encoding and the rest."""
         rows = found[COLLECTION]
         x = self.positions + sum(self._padded(rows[key], self.length) for key in self.histories)
         encoded = self.blocks(x)
@@ -239,7 +237,6 @@ class TowersBody(Body):
         self.top = MLP(sum(layers[-1] for layers in widths), top, activation_on_last=False)
 
     def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """Of all towers side by side."""
         pooled = (torch.cat(self.pooled(found, module), dim=1) for module in self.keys)
         towers = [tower(x) for tower, x in zip(self.towers, (dense, *pooled), strict=True)]
         return self.top(torch.cat(towers, dim=1))
@@ -274,7 +271,6 @@ class RankerBuilder:
     architecture: Architecture
 
     def __call__(self, workload: Workload, device: str) -> Ranker:
-        """The whole model, unsharded."""
         return Ranker(workload, self.architecture, torch.device(device))
 
 
@@ -311,7 +307,6 @@ class Ranker(nn.Module):
 
     @property
     def sparse(self) -> dict[str, Collection]:
-        """The embedding modules by name."""
         return {name: getattr(self, name) for name in self.names}
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:

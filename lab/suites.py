@@ -71,7 +71,6 @@ class Summary:
 
     @classmethod
     def of(cls, rows: Iterable[ComparedRow]) -> Summary:
-        """The summary of some rows."""
         listed = list(rows)
         pairs = [(r.measured_ms, *r.interval_ms) for r in listed if r.interval_ms is not None]
         held = coverage(*zip(*pairs, strict=True)) if pairs else math.nan
@@ -79,7 +78,6 @@ class Summary:
 
     @classmethod
     def of_errors(cls, errors: Sequence[float], covered: float = math.nan) -> Summary:
-        """The summary of relative errors."""
         worst = max((abs(error) for error in errors), default=math.nan)
         return cls(len(errors), mape(errors), geomean(errors), worst, covered)
 
@@ -164,7 +162,6 @@ class Report:
 
     @property
     def summary(self) -> Summary:
-        """Of the headline's rows."""
         return Summary.of(self.counted)
 
     def by_part(self) -> dict[str, Summary]:

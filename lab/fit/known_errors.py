@@ -46,7 +46,6 @@ class Facts:
 
     @classmethod
     def stated(cls, profile: HardwareProfile) -> Facts:
-        """Those that a profile states."""
         said = {name: dict(group.provenance) for name, group in profile.groups.items()}
         return cls(said, profile.known_error)
 

@@ -164,7 +164,6 @@ class PublicRows:
 
     @cached_property
     def tables(self) -> dict[Key, CollectiveRows]:
-        """All tables of collectives."""
         found, problems = read_collectives(self.folder)
         self.problems += problems
         return found
@@ -187,7 +186,6 @@ class PublicRows:
         return self.take(rows.where(chosen))
 
     def take(self, rows: CollectiveRows) -> CollectiveRows:
-        """CollectiveRows that a rule uses."""
         self.taken.append(rows)
         return rows
 

@@ -184,7 +184,6 @@ def _capture(rank: Rank, report: Report, name: str, folder: Path) -> None:
 
 
 def _measure(rank: Rank, report: Report, name: str, benchmark: Path) -> None:
-    """Report the times of the model and of its benchmark."""
     _prepare(rank, name)
     from lab.replay.originals import original
 
@@ -378,7 +377,6 @@ def _read(path: Path) -> Any:
 
 
 def folder_of(work: Path, name: str) -> Path:
-    """Where a model's files lie."""
     return work / name.replace(" ", "-")
 
 

@@ -264,7 +264,6 @@ class HugeCtrBuilder:
         self.exchanges = exchanges(self.costs, self.groups, self.loads)
 
     def iteration_ms(self) -> float:
-        """Predicted time of one iteration."""
         return float(simulate(self.build()).iteration_ms[0])
 
     def build(self) -> Graph:

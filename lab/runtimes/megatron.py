@@ -70,7 +70,6 @@ class FittedRuntime:
 
 @cache
 def load_megatron() -> FittedRuntime:
-    """What `predictor/hardware/runtimes/megatron.yaml` holds."""
     found: dict[str, Any] = load_runtime("megatron")
     runtime = MegatronRuntime(**{name: float(found["constants"][name]) for name in CONSTANTS})
     rows = frozenset(tuple(int(v) for v in row) for row in found["fit_rows"])
@@ -121,12 +120,10 @@ class GptTraining:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
         return self.tensor * self.data * self.pipeline
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per iteration."""
         return self.global_batch // (self.data * self.micro_batch)
 
     @property
@@ -336,7 +333,6 @@ class MegatronStep:
         self.use(runtime)
 
     def use(self, runtime: MegatronRuntime) -> None:
-        """Predict with other constants."""
         self.runtime = runtime
         self._segments: dict[GptTraining, dict[str, float]] = {}
 

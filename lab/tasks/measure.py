@@ -84,11 +84,9 @@ class TaskSetSettings:
 
     @property
     def link(self) -> Link | None:
-        """What ranks are joined by."""
         return None if self.link_gbit_s is None else Link(self.link_gbit_s)
 
     def job(self, seed: int, workload: Workload, plans: dict[str, ShardingPlan]) -> Job:
-        """What runs the plans of a task."""
         return Job(
             workload,
             plans,
@@ -306,7 +304,6 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
 
 
 def _job(settings: TaskSetSettings, seed: int, folder: Path, part: Path) -> Job:
-    """What runs the plans of a rows file of a folder."""
     name = task_name(seed)
     workload, rows = load_model(folder / f"{name}.yaml"), read_rows(part)
     plans, windows = read_plans(part, rows, workload), load_windows(folder, name)

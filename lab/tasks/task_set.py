@@ -142,7 +142,6 @@ class MeasuredTask:
 
     @property
     def name(self) -> str:
-        """As its files are called."""
         return task_name(self.number)
 
     @property

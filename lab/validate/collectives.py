@@ -55,7 +55,6 @@ PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
 
 
 def validate_collectives(folder: Path) -> Report:
-    """Predict every row of the tables in ``folder``."""
     measured, problems = read_links(folder)
     rows = [compare_link(row) for row in measured]
     form, skipped, notes = form_of_the_curve(folder)

@@ -66,7 +66,6 @@ class System:
 
     @property
     def gpus(self) -> int:
-        """Accelerators in all."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -76,7 +75,6 @@ class System:
 
     @property
     def logged(self) -> Mapping[str, Any]:
-        """What its log says."""
         return LOGGED.get((self.round, self.system), {})
 
     @property
@@ -117,7 +115,6 @@ def _system(row: Row) -> System:
 
 
 def read_systems(folder: Path) -> ParsedRows[System]:
-    """GPU systems of the table."""
     return read(folder, ROWS_FILE, _system)
 
 
@@ -297,7 +294,6 @@ def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
 
 
 def validate_mlperf_dlrm(folder: Path) -> Report:
-    """Predict every GPU system of the table in ``folder``."""
     table = read_systems(folder)
     planner, problems = Planner.read(folder)
     skipped = [*table.problems, *problems]

@@ -36,7 +36,6 @@ CODE_BYTES = {"mx4": 0.5}
 
 
 def validate_ops(folder: Path) -> Report:
-    """Predict every op in ``folder`` with the shipped constants."""
     return SUITE.report(*compare_tables(folder, {FILE: _compared}))
 
 
@@ -81,7 +80,6 @@ def _kernels(row: Row, directions: list[str], hardware: HardwareProfile) -> int:
 
 
 def _bytes(row: Row) -> float:
-    """Bytes that the op reads and writes."""
     if row["ideal_bytes_GB"].strip():
         return number(row, "ideal_bytes_GB") * 1e9
     unpacked = re.fullmatch(r"out ([1-9]\d{0,14}) group ([1-9]\d{0,8})", row["shape"])

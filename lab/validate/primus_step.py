@@ -69,7 +69,6 @@ SUITE = SUITES["primus-step"]
 
 
 def validate_primus_step(folder: Path) -> Report:
-    """Predict what the trace has a row for."""
     rows, skipped = compare_tables(folder, {FILE: step_row})
     return SUITE.report(rows, skipped, scores=[SUITE.table("learned by class", _learned(rows))])
 

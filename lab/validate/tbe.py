@@ -124,7 +124,6 @@ class Launch:
         return max(units.us(host.op_us + host.launch_us) + device, units.us(issued_us) + last)
 
     def _pass_ms(self, model: CudaLookups, phase: str) -> float:
-        """On the device."""
         if phase != "prefetch" or self.cache_ratio is None:
             return launch_ms(model, self.tables, phase)
         missed = 1.0 - HITS * min(self.cache_ratio, 1.0)
@@ -152,7 +151,6 @@ class Launch:
 
 
 def validate_tbe(folder: Path) -> Report:
-    """Predict every launch in ``folder`` with the shipped constants."""
     measured, of_prs = read(folder, MEASURED_FILE, _measured), read(folder, PR_FILE, _of_pr)
     skipped = merged_lines(measured.problems) + merged_lines(of_prs.problems)
     launches = [*(launch for row in measured.rows for launch in row), *of_prs.rows]
@@ -177,7 +175,6 @@ def validate_tbe(folder: Path) -> Report:
 
 
 def _measured(row: Row) -> list[Launch]:
-    """The passes of one row; missing times are left out."""
     hardware = profile_of_row(row)
     tables = number(row, "num_tables")
     ids = number(row, "ids_total") / tables
@@ -236,7 +233,6 @@ def _bins(row: Row, rows: int, ids: float, tables: float) -> Bins:
 
 
 def _of_pr(row: Row) -> Launch:
-    """One row of a pull request."""
     kernel = row["kernel"]
     if "VBE" in kernel or "before" in kernel:
         raise ValueError(f"kernel is '{kernel}', which is another kernel than the one predicted")

@@ -106,7 +106,6 @@ class Run:
 
     @property
     def part(self) -> str:
-        """Of the report."""
         return UNLIKE if self.unlike else STEADY if self.steady else COLD
 
 
@@ -430,7 +429,6 @@ def _from_groups(
 
 
 def validate_torchrec_steps(folder: Path) -> Report:
-    """Predict every row of the table in ``folder``."""
     table = read(folder, FILE, parse_run)
     printed = read(folder, STATS_FILE, parse_group)
     groups = [group for group in printed.rows if group is not None]

@@ -46,7 +46,6 @@ Timing = tuple[int, ...]
 
 
 def validate_transformers(folder: Path) -> Report:
-    """Predict every row of the tables in ``folder`` with the shipped constants."""
     runtime = load_megatron()
     rows: list[ComparedRow] = []
     skipped: list[str] = []

@@ -46,7 +46,6 @@ class DriftTask(TaskOfSet):
 
     @property
     def windows(self) -> int:
-        """How many there are."""
         return 1 + len(self.task.windows)
 
     def label(self, chosen_by: str) -> str:

@@ -47,7 +47,6 @@ FRESH = "predicted, fresh batches"
 
 
 def predicted_pairs(tasks: Sequence[TaskPrediction]) -> list[Pair]:
-    """Measured and predicted."""
     return [(t.measured_ms, t.predicted_ms) for t in tasks]
 
 

@@ -153,7 +153,6 @@ class TaskPrediction(TaskOfSet):
 
     @property
     def plans(self) -> list[str]:
-        """Names, in the order of the arrays."""
         return self.task.rows.names
 
     @property
@@ -163,7 +162,6 @@ class TaskPrediction(TaskOfSet):
 
     @property
     def pipeline(self) -> str:
-        """The task's train pipeline."""
         return self.task.workload.train_pipeline
 
     @cached_property
@@ -177,7 +175,6 @@ class TaskPrediction(TaskOfSet):
         return "+".join(kind.short for kind in _ORDER if kind in used)
 
     def rows(self) -> list[ComparedRow]:
-        """A row a plan."""
         return [
             ComparedRow(
                 {
