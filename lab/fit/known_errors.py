@@ -251,27 +251,17 @@ def _figure(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def unreadable(folder: Path) -> list[str]:
-    """Rows of the fits that were left out, counted and named; nothing if none was."""
-    problems = [text for fit in gpu_fits(folder).values() for text in fit.problems]
-    return skipped_lines([*dict.fromkeys(problems), *read_gemm(folder).problems])
-
-
-def write(folder: Path, profiles: Path) -> list[str]:
-    """Write the figures into the files of a folder; returns the names of those that changed."""
+def run(data: Path, profiles: Path) -> Iterator[str]:
+    """Write what is computed into a folder of profiles, and say what changed and which rows of the
+    fits were left out."""
     changed = []
-    for name, facts in computed(folder).items():
+    for name, facts in computed(data).items():
         path = profiles / f"{name}.yaml"
         before = path.read_text(encoding="utf-8")
         after = with_facts(before, WRITTEN, facts)
         if after != before:
             atomic_write_text(path, after)
             changed.append(name)
-    return changed
-
-
-def run(data: Path, profiles: Path) -> Iterator[str]:
-    """Write what is computed into a folder of profiles, and say what changed."""
-    changed = write(data, profiles)
-    yield from unreadable(data)
+    problems = [text for fit in gpu_fits(data).values() for text in fit.problems]
+    yield from skipped_lines([*dict.fromkeys(problems), *read_gemm(data).problems])
     yield f"changed: {', '.join(changed) or 'none'}"

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from lab.statistics import grouped
 from lab.validate.tables import joined_ranks, profile_of_row, read
-from predictor.cost.collectives import Op
+from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number
 from predictor.hardware.networks import Network
 from predictor.units import mib
@@ -74,13 +74,8 @@ LAYOUTS: Mapping[str, Layout] = {
         "n_gpus", times=("time_us_out_of_place",), collective=None, platform="{gpu} (vtrain)"
     ),
 }
-NAMES: dict[str, Op] = {
-    **{"alltoall": "all_to_all", "allreduce": "all_reduce", "reducescatter": "reduce_scatter"},
-    "allgather": "all_gather",
-    **{"all_to_all": "all_to_all", "all_reduce": "all_reduce", "all_gather": "all_gather"},
-    "reduce_scatter": "reduce_scatter",
-}
-UNCLEAR: dict[str, Op] = {"allgather_or_alltoall": "all_gather"}
+NAMES = {op.replace("_", ""): op for op in OPS}
+UNCLEAR: dict[str, Op] = {"allgatheroralltoall": "all_gather"}
 """dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s."""
 KINDS = {"TCPXO": "tcpxo", "TCPX": "tcpx", "SLINGSHOT": "slingshot", "ROCE": "roce"}
 """Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""
@@ -122,7 +117,8 @@ def _timing(file: str, row: Row) -> Timing:
     hosts = ranks // by if of.ranks_of_host else 0 if file == XLA_FILE else by
     timed = next((column for column in of.times if row[column]), of.times[-1])
     name = row[of.collective].strip() if of.collective else "all_reduce"
-    return Timing(file, row, hosts, ranks, name, number(row, of.size), number(row, timed))
+    op = NAMES.get(name.replace("_", ""), name)
+    return Timing(file, row, hosts, ranks, op, number(row, of.size), number(row, timed))
 
 
 Key: TypeAlias = tuple[str, str, str]
@@ -144,7 +140,7 @@ def _key(row: Timing) -> Key:
     log = row.cells.get("source", "").split(",")[0]
     platform = LAYOUTS[row.file].platform.format_map({**row.cells, "log": log})
     wires = "1x2..8" if row.file == VTRAIN_FILE else f"{row.hosts}x{row.ranks // row.hosts}"
-    return platform, wires, NAMES.get(row.collective, row.collective)
+    return platform, wires, row.collective
 
 
 def _read(folder: Path, of: Callable[[str, Row], T]) -> tuple[list[T], list[str]]:
@@ -250,7 +246,7 @@ def link_of(file: str, cells: Row) -> LinkRow:
         ValueError: it cannot be predicted, and why.
     """
     row = _timing(file, cells)
-    op = (NAMES | UNCLEAR).get(row.collective)
+    op = {**NAMES, **UNCLEAR}.get(row.collective.replace("_", ""))
     if op is None:
         raise ValueError(f"collective is '{row.collective}', which no predicted iteration runs")
     return LinkRow(row.file, row.cells, _wiring(row), op, row.size_bytes, row.time_us)
