@@ -137,23 +137,17 @@ class _Benchmark(OpWriter):
         modules = self.workload.modules
         self.events += [Lookup(m, self.given[m]) for m in modules]
         values = [self.given[m][0] for m in modules]
+        widths = [v.shape[-1] for v in values]
         whole = self.op("cat", values, self._wide(*values))
         groups = [self.like(v) for v in values]
         self.events.append(OpCall("permute_multi_embedding", (whole,), tuple(groups)))
 
         def backward(grad: Operand) -> None:
-            copies, first = [], 0
-            for group in groups:
-                part = self.columns(grad, first, group.shape[-1])
-                copies.append(self.op("clone", [part], self.like(group)))
-                first += group.shape[-1]
+            parts = self.side_by_side(grad, widths)
+            copies = [self.op("clone", [part], self.like(part)) for part in parts]
             self.events.append(OpCall("permute", tuple(copies), (of_whole := self.like(whole),)))
-            first = whole.shape[-1]
-            for module in reversed(modules):
-                width = self.given[module][0].shape[-1]
-                first -= width
-                part = self.columns(of_whole, first, width)
-                self.events.append(LookupBackward(module, (part,)))
+            returned = zip(modules, self.side_by_side(of_whole, widths), strict=True)
+            self.events += [LookupBackward(m, (part,)) for m, part in reversed([*returned])]
 
         return groups, [whole], backward
 
