@@ -286,18 +286,16 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
                 atomic_write_text(settings.folder / source.name, source.read_text(encoding="utf-8"))
         jobs = [_job(settings, seed, like, path) for path in part_paths(like, name)]
     else:
-        task = draw_task(
-            seed, load_task_set(settings.folder), settings.models, settings.random_plans
-        )
-        write_model(settings.folder / f"{name}.yaml", task.workload)
-        memory = environment(BACKEND)["memory_bytes"]
-        parts, left_out = split_plans(task.workload, task.plans, memory)
+        task_set = load_task_set(settings.folder)
+        workload, plans = draw_task(seed, task_set, settings.models, settings.random_plans)
+        write_model(settings.folder / f"{name}.yaml", workload)
+        parts, left_out = split_plans(workload, plans, environment(BACKEND)["memory_bytes"])
         if left_out:
             say(
-                f"{title}: left out {', '.join(left_out)}, which with {next(iter(task.plans))} "
+                f"{title}: left out {', '.join(left_out)}, which with {next(iter(plans))} "
                 "need more than half of the memory"
             )
-        jobs = [settings.job(seed, task.workload, plans) for plans in parts]
+        jobs = [settings.job(seed, workload, part) for part in parts]
     # the first part last: where it is there, all are
     for number, job in reversed(list(enumerate(jobs, start=1))):
         write_rows(part_path(settings.folder, name, number), new_rows(job))

@@ -73,7 +73,7 @@ def a_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
         "split": tuple(row_wise(t, world_size) for t in made.tables),
     }
     plans = {name: plan_of(made, topology, plan) for name, plan in shardings.items()}
-    return Task(made, plans)
+    return made, plans
 
 
 def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
