@@ -4,9 +4,9 @@
 
 FOLDER has checkouts of the repositories in `REPOSITORIES`, by those names. Each script runs twice
 on two gloo ranks: in the second run the name `EmbeddingShardingPlanner` stands for our planner, as
-if that one line of the script were changed. What else differs from the checkout is here, by script.
-The loss of a script is the tensor that it calls `backward` on. docs/hook.md has the table;
-`--write` writes it.
+if that one line of the script were changed. What else differs from the checkout is in
+strangers.yaml, by script. The loss of a script is the tensor that it calls `backward` on.
+docs/hook.md has the table; `--write` writes it.
 """
 
 from __future__ import annotations
