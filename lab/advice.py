@@ -134,7 +134,6 @@ def summary(found: Sequence[Checked]) -> list[str]:
 
 
 def _measure_task(settings: AdviceSettings, seed: int, say: Say) -> list[Checked]:
-    """The steps of one model."""
     hardware = load_hardware(settings.hardware)
     memory = environment("gloo")["memory_bytes"] // (2 * settings.world_size)
     ranks = Topology.uniform(settings.world_size, hbm_bytes=0, ddr_bytes=memory)

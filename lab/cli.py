@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from lab.suites import ALL, SUITES
+from lab.suites import ALL, SUITES, run_suites
+from predictor.errors import InputError, did_you_mean
 from shardopt.api.request import MAX_SEED, check_number
 from shardopt.cli import app as product
 from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, warmup_rounds
 from shardopt.cli.command import command
+from shardopt.cli.output import check_writable, note, print_json, write_json
+from shardopt.files import atomic_write_text
 from shardopt.ranks.realtime import Runtime
+from shardopt.report.console import make_console
 
 MAX_TASK = 999_999
 MAX_RANDOM_PLANS = 10_000
@@ -71,8 +75,6 @@ def seeds(flag: str, given: str) -> list[int]:
     Raises:
         InputError: it is no such text.
     """
-    from predictor.errors import InputError
-
     found: list[int] = []
     for part in given.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
@@ -87,8 +89,6 @@ def seeds(flag: str, given: str) -> list[int]:
 
 
 def _noted(quiet: bool) -> Callable[[str], None]:
-    from shardopt.cli.output import note
-
     return lambda text: note([text], quiet=quiet)
 
 
@@ -131,9 +131,6 @@ def validate(
     """
     from lab.pages.accuracy import write_accuracy
     from lab.pages.scores import report_object, show_report
-    from lab.suites import run_suites
-    from shardopt.cli.output import check_writable, print_json
-    from shardopt.report.console import make_console
 
     check_writable(write_docs)
     reports = run_suites(suite, data)
@@ -280,8 +277,6 @@ def search(
     from lab.planners.ablation import ABLATION, ABLATION_ROWS
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
     from search.stop import Stop
-    from shardopt.cli.output import check_writable
-    from shardopt.files import atomic_write_text
     from shardopt.measure.store import read_rows
 
     check_number("seed", seed, 0, MAX_SEED)
@@ -355,9 +350,8 @@ def compare(
     from lab.replay.calls import FILE, write_models
     from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
     from lab.replay.models import MODELS
-    from predictor.errors import InputError, did_you_mean
     from shardopt.api.cache import versions
-    from shardopt.cli.output import write_json
+    from shardopt.ranks.scratch import scratch_folder
 
     check_number("rounds", rounds, 1, MAX_ROUNDS)
     for name in models or ():
@@ -366,8 +360,9 @@ def compare(
                 f"--model {name!r}: there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
             )
     names, say = list(models or MODELS), _noted(quiet)
-    _make_folder(output)
-    with _working_folder(work) as here:
+    for folder in filter(None, (output, work)):
+        _make_folder(folder)
+    with scratch_folder() if work is None else nullcontext(work) as here:
         for name in prepare(names, here):
             say(f"{name}: benchmark made")
         for name, number in time_rounds(names, here, rounds):
@@ -379,21 +374,7 @@ def compare(
         write_json(output / "cpu.json", about)
 
 
-@contextmanager
-def _working_folder(work: Path | None) -> Iterator[Path]:
-    from shardopt.ranks.scratch import scratch_folder
-
-    if work is None:
-        with scratch_folder() as here:
-            yield here
-    else:
-        _make_folder(work)
-        yield work
-
-
 def _make_folder(place: Path) -> None:
-    from predictor.errors import InputError
-
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -414,7 +395,6 @@ def predict(folder: Path, *, data: Path, hardware: str = "cpu-gloo") -> None:
         hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
     """
     from lab.replay.calls import fit_replays, read_replays
-    from shardopt.cli.output import print_json
     from shardopt.replay.predict import predict
 
     models = read_replays(data)
@@ -441,8 +421,6 @@ def fit(name: str, paths: list[Path] | None = None, data: Path | None = None) ->
         name (NAME): What to fit.
         paths (PATH...): Folder or file that it reads or writes beside --data.
     """
-    from predictor.errors import InputError, did_you_mean
-
     if name not in FITS:
         hint = did_you_mean(name, FITS)
         raise InputError(f"there is no fit '{name}'{hint}; there are {', '.join(FITS)}")
@@ -457,8 +435,6 @@ def fit(name: str, paths: list[Path] | None = None, data: Path | None = None) ->
 
 
 def _check_folder(folder: Path) -> None:
-    from predictor.errors import InputError
-
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
 
@@ -480,10 +456,7 @@ def figure(file: Path) -> None:
     Arguments:
         file (FILE): The SVG to write.
     """
-    from lab.suites import run_suites
     from lab.tools.figure import figure
-    from shardopt.cli.output import check_writable
-    from shardopt.files import atomic_write_text
 
     check_writable(file)
     (plans,), (tasks,) = (run_suites(name, None) for name in ("torchrec-cpu", "against-torchrec"))

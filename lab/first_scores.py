@@ -10,65 +10,64 @@ from __future__ import annotations
 
 import csv
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import partial
+from math import prod
 from pathlib import Path
 
 from lab.statistics import grouped
 from lab.suites import ComparedRow, Summary
-from lab.validate.gemm import BF16_FILE, bf16_row, compare_bf16
-from lab.validate.links import NAMES, NCCL_TESTS_FILE
+from lab.validate.collectives import compare_link
+from lab.validate.gemm import BF16_FILE, bf16_row
+from lab.validate.links import NCCL_TESTS_FILE, link_of
 from lab.validate.primus_step import FILE as STEP_FILE
-from lab.validate.tables import compare_tables, kernel_interval, profile_of_row
-from predictor.cost.collectives import Collectives
-from predictor.cost.errors import resource_groups
-from predictor.csv_rows import Row, count, number
-from predictor.hardware.loader import load_hardware
-from predictor.model.topology import Topology
-from predictor.units import mib, us
+from lab.validate.primus_step import step_row
+from lab.validate.tables import compare_tables, profile_of_row
+from predictor.csv_rows import Row
+from predictor.units import mib
 
 FILE = Path(__file__).with_suffix(".csv")
 COLUMNS = ("file", "part", "n", "mean", "geomean", "worst", "covered", "commit", "date")
 
 
-def _nccl_tests(row: Row) -> ComparedRow:
-    hw = profile_of_row(row)
-    ranks, size = count(row, "ranks", 2**20), number(row, "size_bytes")
-    op = NAMES.get(row["collective"], row["collective"])
-    engine = _collectives(hw.name, ranks)
-    time = float(getattr(engine, op)(size))
-    groups = resource_groups("collectives", engine.topology)
-    kind = "all-to-all" if op == "all_to_all" else "other collectives"
+def _message(row: ComparedRow) -> str:
+    size = int(row.name["size_bytes"])
+    kind = "all-to-all" if row.name["collective"] == "all_to_all" else "other collectives"
     band = "below 1 MiB" if size < mib(1) else "1 to 16 MiB" if size < mib(16) else "from 16 MiB"
-    return ComparedRow(
-        {"gpu": row["gpu"], "ranks": ranks, "collective": op, "size_bytes": int(size)},
-        us(number(row, "time_us")),
-        time,
-        family=hw.name,
-        part=f"{kind}, {band}",
-        interval_ms=kernel_interval(hw, groups, time, size),
-    )
+    return f"{kind}, {band}"
 
 
-def _primus_product(row: Row) -> ComparedRow:
+def _product(row: ComparedRow) -> str:
+    gflop = 2e-9 * prod(int(row.name[side]) for side in "mnk")
+    band = "below 2 GFLOP" if gflop < 2 else "2 to 50 GFLOP" if gflop < 50 else "from 50 GFLOP"
+    return f"bf16 products, {band}"
+
+
+def _nccl_row(row: Row) -> ComparedRow:
+    return compare_link(link_of(NCCL_TESTS_FILE, row))
+
+
+def _product_row(row: Row) -> ComparedRow:
     if row["kind"] != "product":
         raise ValueError(f"kind is '{row['kind']}', which needs the whole model")
-    m, n, k = (count(row, column, 2**40) for column in "mnk")
-    return compare_bf16(profile_of_row(row), (m, n, k), number(row, "ms"))
+    return step_row(row)
 
 
-@cache
-def _collectives(profile: str, ranks: int) -> Collectives:
-    hw = load_hardware(profile)
-    topology = Topology.uniform(
-        ranks, ranks, hbm_bytes=0, ddr_bytes=0, nvlink_domain=min(ranks, hw.nvlink_domain)
-    )
-    return Collectives(hw, topology)
+def _classed(
+    build: Callable[[Row], ComparedRow], part: Callable[[ComparedRow], str], row: Row
+) -> ComparedRow:
+    found = build(row)
+    return replace(found, family=profile_of_row(row).name, part=part(found))
 
 
-TABLES = {NCCL_TESTS_FILE: _nccl_tests, BF16_FILE: bf16_row, STEP_FILE: _primus_product}
-"""Rows that cannot be predicted are left out."""
+TABLES = {
+    NCCL_TESTS_FILE: partial(_classed, _nccl_row, _message),
+    BF16_FILE: partial(_classed, bf16_row, _product),
+    STEP_FILE: partial(_classed, _product_row, _product),
+}
+"""Rows are predicted as the suites do. Those that cannot be are left out."""
 
 
 def scores(path: Path) -> Iterator[tuple[str, Summary]]:
@@ -85,7 +84,6 @@ def scores(path: Path) -> Iterator[tuple[str, Summary]]:
 
 
 def read_scores() -> list[dict[str, str]]:
-    """The rows of first_scores.csv."""
     with FILE.open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 

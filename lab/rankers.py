@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lab.architecture import Architecture
@@ -83,7 +84,6 @@ class CrossBody(Body):
         self.over = dlrm.OverArch(width, [*architecture.widths("top"), 1])
 
     def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """Of crosses of all outputs."""
         sparse = torch.stack(self.pooled(found, self.module), dim=1)
         return self.over(self.interaction(self.bottom(dense), sparse))
 
@@ -131,7 +131,6 @@ class HistoryBody(Body):
         self.top = MLP(width, [*architecture.widths("top"), 1], activation_on_last=False)
 
     def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """Of the last item's encoding and the rest."""
         rows = found[COLLECTION]
         x = self.positions + sum(self._padded(rows[key], self.length) for key in self.histories)
         encoded = self.blocks(x)
@@ -193,20 +192,6 @@ class GatedBlock(nn.Module):
         return x + self.out(self.norms[1](seen) * gate)
 
 
-class TransformerBody(HistoryBody):
-    """SASRec-like: a causal transformer over the history."""
-
-    def __init__(self, architecture: Architecture, keys: Keys) -> None:
-        super().__init__(architecture, keys, TransformerBlock)
-
-
-class GatedBody(HistoryBody):
-    """HSTU-like: gated attention over the history."""
-
-    def __init__(self, architecture: Architecture, keys: Keys) -> None:
-        super().__init__(architecture, keys, GatedBlock)
-
-
 class ExpertsBody(Body):
     """MMoE (Ma et al. 2018): every task weighs the outputs of all experts by a gate of its own.
 
@@ -252,19 +237,18 @@ class TowersBody(Body):
         self.top = MLP(sum(layers[-1] for layers in widths), top, activation_on_last=False)
 
     def logits(self, dense: Tensor, found: Found) -> Tensor:
-        """Of all towers side by side."""
         pooled = (torch.cat(self.pooled(found, module), dim=1) for module in self.keys)
         towers = [tower(x) for tower, x in zip(self.towers, (dense, *pooled), strict=True)]
         return self.top(torch.cat(towers, dim=1))
 
 
-BODIES: Mapping[str, type[Body]] = {
+BODIES: Mapping[str, Callable[[Architecture, Keys], Body]] = {
     "dcn_v2": CrossBody,
     "deepfm": FactorizationBody,
     "mmoe": ExpertsBody,
     "two_dims": TowersBody,
-    "sasrec": TransformerBody,
-    "hstu": GatedBody,
+    "sasrec": partial(HistoryBody, block=TransformerBlock),
+    "hstu": partial(HistoryBody, block=GatedBlock),
 }
 """By `Architecture.kind`."""
 
@@ -287,7 +271,6 @@ class RankerBuilder:
     architecture: Architecture
 
     def __call__(self, workload: Workload, device: str) -> Ranker:
-        """The whole model, unsharded."""
         return Ranker(workload, self.architecture, torch.device(device))
 
 
@@ -324,7 +307,6 @@ class Ranker(nn.Module):
 
     @property
     def sparse(self) -> dict[str, Collection]:
-        """The embedding modules by name."""
         return {name: getattr(self, name) for name in self.names}
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -63,20 +63,14 @@ def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
     return mean, mean - float(half), mean + float(half)
 
 
-def ranks(values: ArrayLike) -> Array:
-    """Ranks from 1; equal values share the mean of theirs."""
-    found = _array(values)
-    below = (found[:, None] > found).sum(axis=1)
-    same = (found[:, None] == found).sum(axis=1)
-    return np.asarray(below + (same + 1) / 2)
-
-
 def spearman(measured: ArrayLike, predicted: ArrayLike) -> float:
     """Spearman's rank correlation; NaN where either is constant or has fewer than two values."""
-    a, b = ranks(measured), ranks(predicted)
-    a, b = a - a.mean() if a.size else a, b - b.mean() if b.size else b
-    scale = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale > 0 else math.nan
+    from scipy.stats import rankdata
+
+    a, b = (rankdata(_array(times)) for times in (measured, predicted))
+    if not a.size or min(np.ptp(a), np.ptp(b)) == 0:
+        return math.nan
+    return float(np.corrcoef(a, b)[0, 1])
 
 
 def faster_half(measured: ArrayLike) -> NDArray[np.intp]:

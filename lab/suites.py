@@ -25,6 +25,8 @@ from shardopt.calibrate.fitting import mape
 
 COMMITTED = Path(__file__).resolve().parents[1] / "configs" / "bench"
 ALL = "all"
+GAVE = "gave constants"
+"""Part of the rows that gave a profile a constant."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,6 @@ class Summary:
 
     @classmethod
     def of(cls, rows: Iterable[ComparedRow]) -> Summary:
-        """The summary of some rows."""
         listed = list(rows)
         pairs = [(r.measured_ms, *r.interval_ms) for r in listed if r.interval_ms is not None]
         held = coverage(*zip(*pairs, strict=True)) if pairs else math.nan
@@ -77,7 +78,6 @@ class Summary:
 
     @classmethod
     def of_errors(cls, errors: Sequence[float], covered: float = math.nan) -> Summary:
-        """The summary of relative errors."""
         worst = max((abs(error) for error in errors), default=math.nan)
         return cls(len(errors), mape(errors), geomean(errors), worst, covered)
 
@@ -162,7 +162,6 @@ class Report:
 
     @property
     def summary(self) -> Summary:
-        """Of the headline's rows."""
         return Summary.of(self.counted)
 
     def by_part(self) -> dict[str, Summary]:
@@ -194,6 +193,7 @@ class Suite:
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
     every_table: bool = False
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gave: tuple[Mapping[str, str | int | float], ...] = ()
     committed: bool = False
     readme: tuple[Mapping[str, str], ...] = ()
 
@@ -232,6 +232,10 @@ class Suite:
                 f"{folder}: holds no {' and no '.join(missing)}; docs/data.md says where to get it",
                 inputs=("data",),
             )
+
+    def part_of(self, named: Mapping[str, object], usual: str) -> str:
+        """`GAVE`, or the usual part of a row, by its cells or by what names it."""
+        return GAVE if any(of.items() <= named.items() for of in self.gave) else usual
 
     def table(self, name: str, rows: Iterable[Sequence[Cell]], **about: object) -> Scores:
         """One of the suite's further tables.

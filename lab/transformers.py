@@ -44,7 +44,6 @@ class TransformerShape:
 
     @property
     def tokens(self) -> int:
-        """Of all samples."""
         return self.sequence * self.batch
 
     @property
@@ -95,7 +94,6 @@ class GradientSync:
     byte_ms: float
 
     def ms(self, gradients: int, size_bytes: int) -> float:
-        """Of one bucket."""
         return self.bucket_ms + gradients * self.gradient_ms + size_bytes * self.byte_ms
 
 

@@ -41,6 +41,8 @@ PEER_SHARE = 0.727
 """Of a slot's line rate: bus bandwidth of an all-to-all on RTX 6000D cards over PCIe 5."""
 SWITCH_CARDS = 4
 """Cards behind one PCIe switch and its x16 uplink, in hosts of eight."""
+UPLINK = SWITCH_CARDS * (8 - SWITCH_CARDS) / (8 - 1)
+"""Load on a switch's uplink over that on a slot, in an all-to-all of eight."""
 PEER_LATENCY_US = 48.0
 """Empty all-to-all on the same cards."""
 
@@ -177,11 +179,6 @@ def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) 
     return found
 
 
-def _uplink(ranks: int) -> float:
-    """Load on a switch's uplink over that on a slot, in an all-to-all."""
-    return max(1.0, SWITCH_CARDS * (ranks - SWITCH_CARDS) / (ranks - 1))
-
-
 def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
     if card.link == card.name:
         own = load_hardware(card.name).collectives.intra
@@ -207,10 +204,10 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         f"reached over PCIe 5 (nccl-tests 2.18, 2x8 cards, {PEER_LATENCY_US:g} us empty). Eight "
         f"cards are taken to sit {SWITCH_CARDS} behind each of two switches with one x16 uplink: "
         f"in an all-to-all {SWITCH_CARDS} cards send {SWITCH_CARDS} of 7 parts through it, "
-        f"{_uplink(8):.3f} times what one slot carries; a ring crosses it once."
+        f"{UPLINK:.3f} times what one slot carries; a ring crosses it once."
     )
     curves: dict[str, Any] = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), curve)
-    curves["all_to_all"] = curve | {"rank_cost": {2: 1.0, SWITCH_CARDS: 1.0, 8: _uplink(8)}}
+    curves["all_to_all"] = curve | {"rank_cost": {2: 1.0, SWITCH_CARDS: 1.0, 8: UPLINK}}
     return curves | {"provenance": _provenance(source), "rel_error": 0.4}
 
 

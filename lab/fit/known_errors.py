@@ -17,7 +17,7 @@ import yaml
 from lab.fit.cards import CARDS
 from lab.fit.links import gpu_fits, held_out_errors, rows_behind
 from lab.fit.profile_text import set_key
-from lab.statistics import geomean, grouped
+from lab.statistics import grouped
 from lab.suites import SUITES, ComparedRow, Summary
 from lab.validate.collectives import ACROSS_LARGE, ACROSS_SMALL, WITHIN_LARGE, WITHIN_MEDIUM
 from lab.validate.dlrm_published import FUSED, UNFUSED
@@ -26,7 +26,6 @@ from lab.validate.mlperf import LATER, NEVER, by_configuration
 from predictor.csv_rows import skipped_lines
 from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.hardware.schema import HardwareProfile, KnownError
-from shardopt.calibrate.fitting import mape
 from shardopt.calibrate.products import GemmRows
 from shardopt.files import atomic_write_text
 
@@ -38,37 +37,25 @@ class Facts:
     """Figures of one profile.
 
     Args:
-        ranges: group -> quantity -> [low, high] of the rows behind it.
-        rows: group -> how many those are.
-        errors: group -> its error on rows held out.
+        groups: group -> those of its `Provenance`: ``n``, ``range`` and ``error``.
         iterations: errors of whole iterations.
     """
 
-    ranges: Mapping[str, Ranges] = field(default_factory=dict)
-    rows: Mapping[str, int] = field(default_factory=dict)
-    errors: Mapping[str, KnownError] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     iterations: tuple[KnownError, ...] = ()
 
     @classmethod
     def stated(cls, profile: HardwareProfile) -> Facts:
-        """Those that a profile states."""
-        said = {name: group.provenance for name, group in profile.groups.items()}
-        return cls(
-            {name: found.range for name, found in said.items() if found.range},
-            {name: found.n for name, found in said.items() if found.n is not None},
-            {name: found.error for name, found in said.items() if found.error is not None},
-            profile.known_error,
-        )
+        said = {name: dict(group.provenance) for name, group in profile.groups.items()}
+        return cls(said, profile.known_error)
 
     def of_group(self, name: str) -> dict[str, Any]:
         """Keys of a group's ``provenance``, as plain data; None for a key that it has not."""
-        error = self.errors.get(name)
-        ranges = {
-            what: [_whole(v) for v in span] for what, span in self.ranges.get(name, {}).items()
-        }
+        said = self.groups.get(name, {})
+        error, spans = said.get("error"), said.get("range", {})
         return {
-            "n": self.rows.get(name),
-            "range": ranges or None,
+            "n": said.get("n"),
+            "range": {what: [*map(_whole, span)] for what, span in spans.items()} or None,
             "error": None if error is None else error.model_dump(exclude_none=True),
         }
 
@@ -153,19 +140,20 @@ def computed(folder: Path) -> dict[str, Facts]:
             continue
         linked = card.link if card else name
         device = GEMM_FITS.get(name) or GEMM_FITS[card.like if card else name]
-        ranges: dict[str, Ranges] = {"gemm": shapes[device]}
-        errors = {"gemm": gemm[name]} if name in gemm else {}
-        errors |= links.get(name, {})
+        groups: dict[str, dict[str, Any]] = {group: {} for group in WRITTEN}
+        for group, error in {"gemm": gemm.get(name), **links.get(name, {})}.items():
+            groups[group]["error"] = error
+        groups["gemm"]["range"] = shapes[device]
         if linked is not None:
-            ranges[INTRA] = fits[linked].ranges
+            groups[INTRA]["range"] = fits[linked].ranges
         if name in fits:
-            errors[INTRA] = collective_error(folder, name)
-        counted = {INTRA: len(fits[name].rows.ranks)} if name in fits else {}
+            groups[INTRA]["error"] = collective_error(folder, name)
+            groups[INTRA]["n"] = len(fits[name].rows.ranks)
         if name in past_nics:
-            counted[INTER] = past_nics[name]
+            groups[INTER]["n"] = past_nics[name]
         if name in GEMM_FITTED:
-            counted["gemm"] = len(gemm_rows[GEMM_FITS[name], TRAIN].m)
-        found[name] = Facts(ranges, counted, errors, tuple(iterations.get(name, ())))
+            groups["gemm"]["n"] = len(gemm_rows[GEMM_FITS[name], TRAIN].m)
+        found[name] = Facts(groups, tuple(iterations.get(name, ())))
     return found
 
 
@@ -200,7 +188,7 @@ def gemm_errors(folder: Path) -> dict[str, KnownError]:
             which.append(f"fp32 test rows of {devices} (NeuSight)")
         if products:
             which.append(f"{' and '.join(dict.fromkeys(products))} (XLA)")
-        found[name] = _known(report.suite, "; ".join(which), rows)
+        found[name] = _known(report.suite, "; ".join(which), Summary.of(rows))
     return found
 
 
@@ -212,7 +200,7 @@ def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
         of = [row for row in report.listed if row.part in parts]
         for name, rows in _by_profile(of).items():
             if len(rows) >= FEWEST_LINKS:
-                found[name][group] = _known(report.suite, what, rows)
+                found[name][group] = _known(report.suite, what, Summary.of(rows))
     for name, like in SAME_LINKS.items():
         error = found[like][INTRA]
         which = f"{error.rows}, of {like}, whose NVLink is the same"
@@ -223,13 +211,8 @@ def link_errors(folder: Path) -> dict[str, dict[str, KnownError]]:
 def collective_error(folder: Path, name: str) -> KnownError:
     """Of the rule behind a profile's curves, given every second size, at the others."""
     errors = np.concatenate([error for *_, error in held_out_errors(folder, name)])
-    return KnownError(
-        suite=FITTED,
-        rows="sizes left out of the tables behind the curves",
-        n=len(errors),
-        mean=_figure(mape(errors)),
-        geomean=_figure(geomean(errors)),
-    )
+    which = "sizes left out of the tables behind the curves"
+    return _known(FITTED, which, Summary.of_errors(errors.tolist()))
 
 
 def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
@@ -238,7 +221,7 @@ def iteration_errors(folder: Path) -> dict[str, list[KnownError]]:
     found: dict[str, list[KnownError]] = defaultdict(list)
     for suite, runtime, words, listed in _iterations(folder):
         for name, rows in _by_profile(listed).items():
-            known = _known(suite, words, rows)
+            known = _known(suite, words, Summary.of(rows))
             found[name].append(known.model_copy(update={"runtime": runtime}))
     return dict(found)
 
@@ -258,8 +241,7 @@ def _iterations(folder: Path) -> Iterator[tuple[str, str, str, Sequence[Compared
     yield mlperf.suite, "HugeCTR", NEVER, mlperf.parts.get(NEVER, ())
 
 
-def _known(suite: str, which: str, rows: Sequence[ComparedRow]) -> KnownError:
-    summary = Summary.of(rows)
+def _known(suite: str, which: str, summary: Summary) -> KnownError:
     mean, middle = _figure(summary.mape), _figure(summary.geomean)
     return KnownError(suite=suite, rows=which, n=summary.n, mean=mean, geomean=middle)
 
@@ -269,27 +251,17 @@ def _figure(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def unreadable(folder: Path) -> list[str]:
-    """Rows of the fits that were left out, counted and named; nothing if none was."""
-    problems = [text for fit in gpu_fits(folder).values() for text in fit.problems]
-    return skipped_lines([*dict.fromkeys(problems), *read_gemm(folder).problems])
-
-
-def write(folder: Path, profiles: Path) -> list[str]:
-    """Write the figures into the files of a folder; returns the names of those that changed."""
+def run(data: Path, profiles: Path) -> Iterator[str]:
+    """Write what is computed into a folder of profiles, and say what changed and which rows of the
+    fits were left out."""
     changed = []
-    for name, facts in computed(folder).items():
+    for name, facts in computed(data).items():
         path = profiles / f"{name}.yaml"
         before = path.read_text(encoding="utf-8")
         after = with_facts(before, WRITTEN, facts)
         if after != before:
             atomic_write_text(path, after)
             changed.append(name)
-    return changed
-
-
-def run(data: Path, profiles: Path) -> Iterator[str]:
-    """Write what is computed into a folder of profiles, and say what changed."""
-    changed = write(data, profiles)
-    yield from unreadable(data)
+    problems = [text for fit in gpu_fits(data).values() for text in fit.problems]
+    yield from skipped_lines([*dict.fromkeys(problems), *read_gemm(data).problems])
     yield f"changed: {', '.join(changed) or 'none'}"

@@ -65,14 +65,7 @@ def rdma(folder: Path) -> Curve:
 
 def _ring_rows(folder: Path) -> CollectiveRows:
     """From 1 MiB, with the time beyond an empty one of either half."""
-    found = [
-        rows
-        for (platform, wiring, op), rows in read_collectives(folder)[0].items()
-        if platform.startswith(RDMA_PLATFORM) and (wiring, op) == ("2x8", "all_reduce")
-    ]
-    if len(found) != 1:
-        raise LookupError(f"{len(found)} all-reduces on 2x8 {RDMA_PLATFORM}; one is needed")
-    rows = found[0]
+    rows = PublicRows(folder).table(RDMA_PLATFORM, "2x8", "all_reduce")
     empty = float(rows.time_us.min())
     large = rows.where(rows.size_bytes >= FEWEST_BYTES)
     return CollectiveRows(large.size_bytes, large.ranks, (large.time_us - empty) / 2)
@@ -83,14 +76,6 @@ def rows_behind(folder: Path) -> dict[str, int]:
     of_ring = len(_ring_rows(folder).ranks)
     rows = [row for row in read_links(folder)[0] if slingshot_row(row)]
     return dict.fromkeys(RDMA_PROFILES, of_ring) | {SLINGSHOT: len(rows)}
-
-
-@dataclass(frozen=True)
-class Hops:
-    """Latencies between hosts: of a hop, and of an all-to-all per doubling of the ranks."""
-
-    hop_us: float
-    exchange_us: float = EXCHANGE_US
 
 
 def tcpx(rows: Sequence[LinkRow]) -> Curve:
@@ -130,14 +115,14 @@ def slingshot(rows: Sequence[LinkRow], within_us: float) -> Curve:
     return curve.model_copy(update={"latency_us": max(0.0, empty - within_us) / 2})
 
 
-def inter_curves(past_nic: Curve, hops: Hops) -> Mapping[str, Curve]:
-    """Curves between hosts whose bytes cost alike.
+def inter_curves(past_nic: Curve, hop_us: float) -> Mapping[str, Curve]:
+    """Curves between hosts whose bytes cost alike, from the latency of a hop.
 
     A ring hops from host to host; a tree goes up and down, one hop a doubling each way.
     """
-    ring = past_nic.model_copy(update={"latency_us": 0.0, "latency_per_rank_us": hops.hop_us})
-    doubling = {"latency_us": 0.0, "latency_per_doubling_us": 2 * hops.hop_us}
-    exchange = {"latency_us": 0.0, "latency_per_doubling_us": hops.exchange_us}
+    ring = past_nic.model_copy(update={"latency_us": 0.0, "latency_per_rank_us": hop_us})
+    doubling = {"latency_us": 0.0, "latency_per_doubling_us": 2 * hop_us}
+    exchange = {"latency_us": 0.0, "latency_per_doubling_us": EXCHANGE_US}
     return {
         "all_to_all": past_nic.model_copy(update=exchange),
         "all_reduce": past_nic.model_copy(update=doubling),
@@ -179,7 +164,6 @@ class PublicRows:
 
     @cached_property
     def tables(self) -> dict[Key, CollectiveRows]:
-        """All tables of collectives."""
         found, problems = read_collectives(self.folder)
         self.problems += problems
         return found
@@ -202,7 +186,6 @@ class PublicRows:
         return self.take(rows.where(chosen))
 
     def take(self, rows: CollectiveRows) -> CollectiveRows:
-        """CollectiveRows that a rule uses."""
         self.taken.append(rows)
         return rows
 

@@ -12,7 +12,6 @@ class FlowLists(yaml.SafeDumper):
     """Lists of plain values on one line, as in the files written by hand."""
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
-        """A flow sequence."""
         return super().represent_sequence(tag, sequence, flow_style=True)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.validate.gemm import PROFILES, RATED, by_split, rate_rows, read_gemm, taken
+from lab.validate.gemm import RATED, by_split, rate_rows, read_gemm, taken
 from lab.validate.links import read_collectives
+from lab.validate.tables import profile_of_row
 from predictor.cost.gemm import product_rate
 from predictor.csv_rows import skipped_lines
 from predictor.hardware.loader import load_hardware
@@ -71,7 +72,7 @@ def _gemm_lines(data: Path) -> Iterator[str]:
             f"timing_floor_us: {fitted.timing_floor_us:.4g}, split_k: {fitted.split_k}"
         )
     for device in sorted(RATED & {device for device, _ in tables}):
-        hw = load_hardware(PROFILES[device])
+        hw = profile_of_row({"device": device}, "device")
         rows = tables[device, "test"]
         rows = taken(rows, rate_rows(rows))
         large = rows.m * rows.n * rows.k > 0.5e9 * LARGE_GFLOP

@@ -120,8 +120,8 @@ def _figures(summary: Summary) -> list[object]:
     return [summary.n, *shown]
 
 
-def _percent(share: object) -> str:
-    return "-" if share == "" else f"{100 * float(str(share)):.1f} %"
+def _percent(share: object, sign: str = "") -> str:
+    return "-" if share == "" else f"{100 * float(str(share)):{sign}.1f} %"
 
 
 def _plain(cell: Cell) -> str | int | float:
@@ -170,7 +170,7 @@ def _errors(folder: Path) -> Iterator[str]:
             row = found.get((suite.name, shown["part"]))
             if row is None:
                 raise InputError(f"{folder / SUMMARY}: no part '{shown['part']}' of {suite.name}")
-            errors = " | ".join(map(_share, (row["mean"], row["geomean"], row["covered"])))
+            errors = " | ".join(map(_percent, (row["mean"], row["geomean"], row["covered"])))
             yield f"| `{suite.name}` | {shown['what']} | {row['n']} | {errors} | {shown['first']} |"
 
 
@@ -189,8 +189,8 @@ def _gain(folder: Path) -> Iterator[str]:
         runtime, models, task_set = key
         if task_set != "all":
             continue
-        gain, low, high = (_share(row[column], "+") for column in ("mean gain", "from", "to"))
-        of_plan = _share(expected[key]["mean expected"], "+")
+        gain, low, high = (_percent(row[column], "+") for column in ("mean gain", "from", "to"))
+        of_plan = _percent(expected[key]["mean expected"], "+")
         yield (
             f"| `python -m lab batch --against`: {runtime} runtime, {models} models "
             f"| {row['tasks']} | {gain} ({low} to {high}) | {of_plan} "
@@ -210,19 +210,16 @@ def _confirmed() -> Iterator[str]:
     )
     for name, what, expected in kinds:
         gains = [task["gain"][name] for task in tasks]
-        mean, low, high = mean_interval([gain["value"] for gain in gains])
+        found = mean_interval([gain["value"] for gain in gains])
+        mean, low, high = (_percent(share, "+") for share in found)
+        of_plan = _percent(statistics.fmean(map(expected, tasks)), "+")
         faster = sum((gain["low"] or 0) > 0 for gain in gains)
         slower = sum((gain["high"] or 0) < 0 for gain in gains)
         yield (
-            f"| `python -m lab confirm`: {what} | {len(gains)} | {100 * mean:+.1f} % "
-            f"({100 * low:+.1f} % to {100 * high:+.1f} %) "
-            f"| {100 * statistics.fmean(map(expected, tasks)):+.1f} % "
+            f"| `python -m lab confirm`: {what} | {len(gains)} | {mean} ({low} to {high}) "
+            f"| {of_plan} "
             f"| {faster} faster, {len(gains) - faster - slower} equal, {slower} slower |"
         )
-
-
-def _share(share: str, sign: str = "") -> str:
-    return f"{100 * float(share):{sign}.1f} %" if share else "-"
 
 
 def _read(path: Path) -> list[Mapping[str, str]]:

@@ -9,26 +9,29 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import random
 import shutil
-import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab.quiet_ranks import hasten_main, prepare_on_last_cores
 from lab.replay.calls import FIT, TEST, ModelCalls
 from lab.replay.models import ORIGINALS, needs_group, ranks_of
+from lab.suites import Summary
 from predictor.errors import ShardoptError
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import Usage, other_cores, usage
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import Rank, Report, join_group
-from shardopt.ranks.realtime import hasten_gloo
+from shardopt.ranks.rank import Rank, Report, available_cores, join_group
+from shardopt.ranks.rank import prepare as prepare_rank
+from shardopt.ranks.realtime import hasten_gloo, hasten_thread
 from shardopt.replay.predict import group_calls, list_ranks
 
 IDLE_CALLS = 1000
@@ -125,12 +128,34 @@ def measure(name: str, folder: Path) -> list[dict[str, Any]]:
     return [found[rank] for rank in sorted(found)]
 
 
+MOST_FAVOURED = -20
+"""Nice value whose share no normal process can exceed."""
+
+
 def _prepare(rank: Rank, name: str) -> None:
-    """Pin the rank and join its group, if the model needs one."""
-    prepare_on_last_cores(rank)
+    """Pin the rank, disturb it as little as this machine allows, and join its group, if the model
+    needs one."""
+    cores = available_cores()
+    if hasattr(os, "sched_setaffinity"):
+        # counted from the last one, which takes fewer interrupts
+        os.sched_setaffinity(0, {cores[(rank.local - rank.local_size) % len(cores)]})
+    prepare_rank(rank)
     hasten_main(rank.world_size)
     if needs_group(name):
         join_group(rank)
+
+
+def hasten_main(ranks: int) -> None:
+    """Put the calling thread before other processes, where that is permitted.
+
+    Real-time where it is the only rank. Where gloo's threads are real-time it must stay below
+    them, so it only gets the largest share among normal ones; threads it starts later as well.
+    """
+    if ranks > 1:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, MOST_FAVOURED)
+    elif hasattr(os, "SCHED_FIFO"):
+        hasten_thread(threading.get_native_id())
 
 
 def _barrier() -> None:
@@ -159,7 +184,6 @@ def _capture(rank: Rank, report: Report, name: str, folder: Path) -> None:
 
 
 def _measure(rank: Rank, report: Report, name: str, benchmark: Path) -> None:
-    """Report the times of the model and of its benchmark."""
     _prepare(rank, name)
     from lab.replay.originals import original
 
@@ -353,17 +377,16 @@ def _read(path: Path) -> Any:
 
 
 def folder_of(work: Path, name: str) -> Path:
-    """Where a model's files lie."""
     return work / name.replace(" ", "-")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Errors of all models: geometric mean and worst of how far replays are off, as fractions."""
-    errors = [abs(row["ratio"] - 1) for row in rows]
+    found = Summary.of_errors([row["ratio"] - 1 for row in rows])
     return {
-        "n": len(rows),
-        "mape": statistics.mean(errors),
-        "geomean": statistics.geometric_mean(max(error, 1e-4) for error in errors),
-        "worst": max(errors),
+        "n": found.n,
+        "mape": found.mape,
+        "geomean": found.geomean,
+        "worst": found.worst,
         "least_coverage": min(row["coverage"] for row in rows),
     }

@@ -8,8 +8,9 @@ from typing import Any
 
 from lab.replay import transformers
 from lab.replay.models import MODELS, Convnet, Recommender
+from lab.tasks.plans import table_wise
 from lab.transformers import TransformerShape
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.extras import needs_torchrec
 
@@ -81,18 +82,7 @@ def _recommender(model: Recommender, rank: int) -> Step:
     )
     dense = DenseArch(13, (*model.layers, model.width), (*model.layers, 1))
     load = Workload("dlrm", model.batch, tables, dense)
-    plan = ShardingPlan(
-        {
-            key: TablePlan(
-                ShardingType.TABLE_WISE,
-                ComputeKernel.FUSED,
-                (Shard(i % model.ranks, (0, 0), (table.num_embeddings, model.width)),),
-                table.module,
-            )
-            for i, (key, table) in enumerate(zip(load.keys, tables, strict=True))
-        },
-        model.ranks,
-        model.ranks,
-    )
+    dealt = [table_wise(table, i % model.ranks) for i, table in enumerate(tables)]
+    plan = ShardingPlan(dict(zip(load.keys, dealt, strict=True)), model.ranks, model.ranks)
     ring = list(itertools.islice(batch_ring(load, seed=0, rank=rank), 1))
     return Training(load, plan, torch.device("cpu"), ring).step

@@ -101,7 +101,6 @@ class ExamplesRuntime:
 
 @cache
 def load_examples() -> ExamplesRuntime:
-    """The facts that are shipped."""
     found = {key: value for key, value in load_runtime("examples").items() if key != "provenance"}
     return ExamplesRuntime(**found)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -147,18 +148,15 @@ _LARGE = 2.0**36
 """A message so large that only the bandwidth counts."""
 
 
-def direct(links: Collectives, size_bytes: ArrayLike, scope: str = "intra") -> Array:
+def direct(links: Collectives, size_bytes: ArrayLike) -> Array:
     """ms of a kernel that loads from or stores to the other ranks' memory, all pairs alike.
 
     It has neither NCCL's protocols nor its staging buffers: the all-to-all's latency and the
     bandwidth of its largest messages. Sizes as of an all-to-all.
     """
     size = np.asarray(size_bytes, dtype=np.float64)
-    first, last = (
-        links.all_to_all(_LARGE, scope),
-        links.all_to_all(2 * _LARGE, scope),
-    )
-    return np.asarray(links.floor_ms("all_to_all", scope) + size * (last - first) / _LARGE)
+    first, last = (links.all_to_all(large, "intra") for large in (_LARGE, 2 * _LARGE))
+    return np.asarray(links.floor_ms("all_to_all", "intra") + size * (last - first) / _LARGE)
 
 
 def rail(links: Collectives, size_bytes: ArrayLike) -> Array:
@@ -237,6 +235,7 @@ class HugeCtrBuilder:
             dense=replace(workload.dlrm, data_type=self.dtype),
             qcomm=QComm(self.dtype, self.dtype),
         )
+        self._widths()
         self.topology = topology
         self.hardware = hardware
         # HugeCTR reduces the gradients of a row without FBGEMM's blocks
@@ -267,7 +266,6 @@ class HugeCtrBuilder:
         self.exchanges = exchanges(self.costs, self.groups, self.loads)
 
     def iteration_ms(self) -> float:
-        """Predicted time of one iteration."""
         return float(simulate(self.build()).iteration_ms[0])
 
     def build(self) -> Graph:
@@ -275,19 +273,18 @@ class HugeCtrBuilder:
         self.graph = Graph(self.topology.world_size, self.topology.intra_group_size)
         self.parameters = 0
         self.lookups: list[int] = []
-        bottom = self._layers(self._bottom(), "bottom")
+        bottom = self._layers(self.bottom, "bottom")
         delivered = [op for e in self.exchanges for op in self._forward(e)]
         self._add("arrange embeddings", "dense_forward", self._arrange_ms(), [*delivered, bottom])
         self._add("dot", "dense_forward", self._dot_ms(), [])
-        deep = [*self._interaction(), *self._top()]
-        self._layers(deep, "dense")
-        gradients = self._backward(deep)
+        self._layers(self.deep, "dense")
+        gradients = self._backward(self.deep)
         self._add("dot backward", "dense_backward", 2 * self._dot_ms(), [gradients])
         arrange = self._add("arrange gradients", "dense_backward", self._arrange_ms(), [])
         sent: dict[str, list[int]] = {}
         if not self._is_direct:
             sent = {e.name: self._return_gradients(e, arrange) for e in self.exchanges}
-        last = self._backward(self._bottom())
+        last = self._backward(self.bottom)
         reduced = self._reduce(last)
         if self._is_direct:
             # local gradients come first, so the all-reduce has the links to itself
@@ -472,39 +469,21 @@ class HugeCtrBuilder:
 
     # --- dense ---------------------------------------------------------------------------------
 
-    def _bottom(self) -> list[tuple[int, int]]:
-        dense = self.workload.dlrm
-        return _widths(dense.in_features, dense.bottom_mlp)
-
-    def _interaction(self) -> list[tuple[int, int]]:
-        """Multiplications of the interaction as (inputs, outputs)."""
-        dense = self.workload.dlrm
+    def _widths(self) -> None:
+        """Layers as (inputs, outputs), and the columns of what the interaction takes and gives."""
+        dense, tables = self.workload.dlrm, self.workload.tables
+        bottom = (dense.in_features, *dense.bottom_mlp)
+        self.bottom = list(pairwise(bottom))
+        # bottom output and pooled outputs side by side
+        self.vectors = bottom[-1] + sum(t.embedding_dim * len(t.features) for t in tables)
+        self.top_input, crossed = self.vectors, []
         if isinstance(dense.interaction, DcnV2):
-            width, rank = self._vectors, dense.interaction.low_rank_dim
-            return [(width, rank), (rank, width)] * dense.interaction.layers
-        return []
-
-    def _top(self) -> list[tuple[int, int]]:
-        return _widths(self._top_input, self.workload.dlrm.top_mlp)
-
-    @property
-    def _bottom_width(self) -> int:
-        dense = self.workload.dlrm
-        return (dense.in_features, *dense.bottom_mlp)[-1]
-
-    @property
-    def _vectors(self) -> int:
-        """Bottom output and pooled outputs side by side."""
-        return self._bottom_width + sum(
-            t.embedding_dim * len(t.features) for t in self.workload.tables
-        )
-
-    @property
-    def _top_input(self) -> int:
-        if self.workload.dlrm.interaction != "dot":
-            return self._vectors
-        vectors = 1 + sum(len(table.features) for table in self.workload.tables)
-        return self._bottom_width + vectors * (vectors - 1) // 2
+            rank = dense.interaction.low_rank_dim
+            crossed = [(self.vectors, rank), (rank, self.vectors)] * dense.interaction.layers
+        elif dense.interaction == "dot":
+            count = 1 + sum(len(table.features) for table in tables)
+            self.top_input = bottom[-1] + count * (count - 1) // 2
+        self.deep = [*crossed, *pairwise((self.top_input, *dense.top_mlp))]
 
     def _layers(self, layers: Sequence[tuple[int, int]], name: str) -> int:
         op = -1
@@ -531,7 +510,7 @@ class HugeCtrBuilder:
     def _arrange_ms(self) -> float:
         """Received embeddings into the layout of the interaction: read and written once."""
         width = DATA_TYPE_BYTES[self.dtype]
-        size = 2 * width * self.workload.batch_size * self._vectors
+        size = 2 * width * self.workload.batch_size * self.vectors
         if self.split is not None:
             return 0.0  # the hybrid embedding writes into the interaction's input
         return float(memory_ms(self.hardware, size))
@@ -540,7 +519,7 @@ class HugeCtrBuilder:
         """Pairwise products as one fused kernel: vectors in, products out."""
         if self.workload.dlrm.interaction != "dot":
             return 0.0
-        elements = self._vectors + self._top_input
+        elements = self.vectors + self.top_input
         size = DATA_TYPE_BYTES[self.dtype] * self.workload.batch_size * elements
         return float(memory_ms(self.hardware, size))
 
@@ -563,7 +542,3 @@ class HugeCtrBuilder:
             cost_ms=us(self.runtime.graph_node_us) + np.asarray(cost),
             deps=[Dep(i) for i in deps],
         )
-
-
-def _widths(inputs: int, layers: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip((inputs, *layers[:-1]), layers, strict=True))

@@ -70,7 +70,6 @@ class FittedRuntime:
 
 @cache
 def load_megatron() -> FittedRuntime:
-    """What `predictor/hardware/runtimes/megatron.yaml` holds."""
     found: dict[str, Any] = load_runtime("megatron")
     runtime = MegatronRuntime(**{name: float(found["constants"][name]) for name in CONSTANTS})
     rows = frozenset(tuple(int(v) for v in row) for row in found["fit_rows"])
@@ -121,12 +120,10 @@ class GptTraining:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
         return self.tensor * self.data * self.pipeline
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per iteration."""
         return self.global_batch // (self.data * self.micro_batch)
 
     @property
@@ -336,7 +333,6 @@ class MegatronStep:
         self.use(runtime)
 
     def use(self, runtime: MegatronRuntime) -> None:
-        """Predict with other constants."""
         self.runtime = runtime
         self._segments: dict[GptTraining, dict[str, float]] = {}
 
@@ -391,8 +387,7 @@ class MegatronStep:
             passes = model.micro_batches * (layers if name.startswith("layer") else 1.0)
             left = times[name]
             for kernel in kernels:
-                joins = kernel.kind == "all_reduce"
-                time = self.tensor_ms(model, kernel) if joins else self.kernel_ms(kernel)
+                time = self.kernel_ms(kernel, model)
                 resource = RESOURCES.get(kernel.kind, "elementwise").split(".")[0]
                 found[resource] += passes * time
                 left -= time
@@ -408,24 +403,22 @@ class MegatronStep:
         graph = Graph(1, 1)
         for kernel in kernels:
             joins = kernel.kind == "all_reduce"
+            factor = 0.0 if joins else self.runtime.eager_factor if kernel.eager else 1.0
             graph.add(
                 kernel.name,
                 phase=name,
                 resource=RESOURCES.get(kernel.kind, "elementwise"),
                 stream=COMPUTE,
-                cost_ms=self.tensor_ms(model, kernel) if joins else self.kernel_ms(kernel),
-                host_ms=0.0 if joins else self.launch_ms(kernel),
+                cost_ms=self.kernel_ms(kernel, model),
+                host_ms=factor * units.us(self.runtime.kernel_us),
                 blocks_host=joins,
             )
         return graph
 
-    def launch_ms(self, kernel: Kernel) -> float:
-        """Time of the host for one kernel."""
-        factor = self.runtime.eager_factor if kernel.eager else 1.0
-        return factor * units.us(self.runtime.kernel_us)
-
-    def kernel_ms(self, kernel: Kernel) -> float:
-        """Time of one kernel on the device."""
+    def kernel_ms(self, kernel: Kernel, model: GptTraining) -> float:
+        """On the device; an all-reduce is among the tensor-parallel ranks of one replica."""
+        if kernel.kind == "all_reduce":
+            return self._all_reduce(model.tensor, self.gpus_per_node, kernel.bytes_moved)
         if kernel not in self._kernels:
             self._kernels[kernel] = self._profile_ms(kernel)
         time = self._kernels[kernel]
@@ -440,10 +433,6 @@ class MegatronStep:
             m, n, k = kernel.shape
             return batched_ms(self.hardware, kernel.count, m, n, k, DATA_TYPE)
         return float(memory_ms(self.hardware, kernel.bytes_moved))
-
-    def tensor_ms(self, model: GptTraining, kernel: Kernel) -> float:
-        """An all-reduce among the tensor-parallel ranks of one replica."""
-        return self._all_reduce(model.tensor, self.gpus_per_node, kernel.bytes_moved)
 
     def reduce_ms(self, model: GptTraining) -> float:
         """Gradients over the replicas, in half precision, once all micro-batches are done.

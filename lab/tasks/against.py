@@ -10,9 +10,6 @@ Why: docs/decisions/0024-gains.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from lab.tasks.models import draw_model
 from lab.tasks.plans import random_plans, signature
 from lab.tasks.task_set import BASE, TaskSet
@@ -31,17 +28,9 @@ THEIRS, OURS, SHIPPED = "torchrec", "shardopt", "shardopt_shipped_profile"
 others up to a renaming of ranks."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """A model and the plans of it that are run side by side.
-
-    Args:
-        workload: as its model file reads, with the digest of that.
-        plans: name -> plan; the first is what others are compared with.
-    """
-
-    workload: Workload
-    plans: Mapping[str, ShardingPlan]
+Task = tuple[Workload, dict[str, ShardingPlan]]
+"""A model, as its file reads, and the plans of it that are run side by side, by name; the first is
+what others are compared with."""
 
 
 def draw_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
@@ -63,7 +52,7 @@ def draw_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
     if signature(shipped, workload) not in known:
         plans[SHIPPED] = shipped
     # what is drawn must not depend on what the profiles choose
-    return Task(workload, plans | random_plans(seed, workload, ranks, count, [theirs]))
+    return workload, plans | random_plans(seed, workload, ranks, count, [theirs])
 
 
 def _search(workload: Workload, ranks: Topology, hardware: HardwareProfile) -> ShardingPlan:

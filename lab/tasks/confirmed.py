@@ -19,7 +19,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +75,13 @@ def run_tasks(given: ConfirmedTasks, say: Say) -> list[dict[str, Any]]:
         if not path.exists():
             started = time.time()
             try:
-                task = _run(given, seed, partial(_told, say, f"task {seed}"))
+                task = _run(given, seed, lambda text, seed=seed: say(f"task {seed}: {text}"))  # type: ignore[misc]
             except (InputError, InfeasibleError) as error:
                 task = {"seed": seed, "left_out": str(error)}
             task["seconds"] = round(time.time() - started, 1)
             atomic_write_text(path, json.dumps(task, indent=1) + "\n")
         found.append(json.loads(path.read_text(encoding="utf-8")))
     return found
-
-
-def _told(say: Say, what: str, text: str) -> None:
-    say(f"{what}: {text}")
 
 
 def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
@@ -215,12 +210,8 @@ def _gain(race: Race, name: str) -> dict[str, float | None] | None:
     ratio = race.ratio(name, TORCHREC)
     if ratio is None:
         return None
-    low, high = (None, None) if ratio.interval is None else ratio.interval
-    return {
-        "value": 1 - ratio.value,
-        "low": None if high is None else 1 - high,
-        "high": None if low is None else 1 - low,
-    }
+    low, high = (None, None) if ratio.interval is None else (1 - r for r in ratio.interval[::-1])
+    return {"value": 1 - ratio.value, "low": low, "high": high}
 
 
 def table(tasks: Sequence[Mapping[str, Any]]) -> str:

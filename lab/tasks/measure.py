@@ -84,11 +84,9 @@ class TaskSetSettings:
 
     @property
     def link(self) -> Link | None:
-        """What ranks are joined by."""
         return None if self.link_gbit_s is None else Link(self.link_gbit_s)
 
     def job(self, seed: int, workload: Workload, plans: dict[str, ShardingPlan]) -> Job:
-        """What runs the plans of a task."""
         return Job(
             workload,
             plans,
@@ -288,25 +286,22 @@ def _draw(settings: TaskSetSettings, title: str, seed: int, say: Say) -> None:
                 atomic_write_text(settings.folder / source.name, source.read_text(encoding="utf-8"))
         jobs = [_job(settings, seed, like, path) for path in part_paths(like, name)]
     else:
-        task = draw_task(
-            seed, load_task_set(settings.folder), settings.models, settings.random_plans
-        )
-        write_model(settings.folder / f"{name}.yaml", task.workload)
-        memory = environment(BACKEND)["memory_bytes"]
-        parts, left_out = split_plans(task.workload, task.plans, memory)
+        task_set = load_task_set(settings.folder)
+        workload, plans = draw_task(seed, task_set, settings.models, settings.random_plans)
+        write_model(settings.folder / f"{name}.yaml", workload)
+        parts, left_out = split_plans(workload, plans, environment(BACKEND)["memory_bytes"])
         if left_out:
             say(
-                f"{title}: left out {', '.join(left_out)}, which with {next(iter(task.plans))} "
+                f"{title}: left out {', '.join(left_out)}, which with {next(iter(plans))} "
                 "need more than half of the memory"
             )
-        jobs = [settings.job(seed, task.workload, plans) for plans in parts]
+        jobs = [settings.job(seed, workload, part) for part in parts]
     # the first part last: where it is there, all are
     for number, job in reversed(list(enumerate(jobs, start=1))):
         write_rows(part_path(settings.folder, name, number), new_rows(job))
 
 
 def _job(settings: TaskSetSettings, seed: int, folder: Path, part: Path) -> Job:
-    """What runs the plans of a rows file of a folder."""
     name = task_name(seed)
     workload, rows = load_model(folder / f"{name}.yaml"), read_rows(part)
     plans, windows = read_plans(part, rows, workload), load_windows(folder, name)

@@ -29,12 +29,10 @@ def whole(rng: random.Random, low: int, high: int) -> int:
 
 
 def pick(rng: random.Random, options: Sequence[T]) -> T:
-    """One of the options."""
     return options[whole(rng, 0, len(options) - 1)]
 
 
 def uniform(rng: random.Random, low: float, high: float) -> float:
-    """A number between two bounds."""
     return low + rng.random() * (high - low)
 
 

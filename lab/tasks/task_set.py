@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +96,13 @@ def part_path(folder: Path, name: str, number: int) -> Path:
 
 def part_paths(folder: Path, name: str) -> list[Path]:
     """The rows files of a task that are there, first part first."""
-    found: list[Path] = []
-    while (path := part_path(folder, name, len(found) + 1)).is_file():
-        found.append(path)
-    return found
+    return [*takewhile(Path.is_file, (part_path(folder, name, n) for n in count(1)))]
 
 
 def load_windows(folder: Path, name: str) -> tuple[Workload, ...]:
     """The windows of a task's model after the first."""
-    found: list[Workload] = []
-    while (path := folder / f"{name}.window-{len(found) + 2}.yaml").is_file():
-        found.append(load_model(path))
-    return tuple(found)
+    paths = (folder / f"{name}.window-{n}.yaml" for n in count(2))
+    return tuple(map(load_model, takewhile(Path.is_file, paths)))
 
 
 def in_window(name: str, number: int) -> str:
@@ -142,7 +138,6 @@ class MeasuredTask:
 
     @property
     def name(self) -> str:
-        """As its files are called."""
         return task_name(self.number)
 
     @property

@@ -66,7 +66,7 @@ def _scatter(rows: Sequence[ComparedRow], error: float) -> Iterator[Element]:
     def y(ms: float) -> float:
         return floor - (floor - TOP) * math.log(ms / low) / math.log(high / low)
 
-    yield from _head(left, f"{len(rows)} plans under TorchRec, two CPU ranks", "ms an iteration")
+    yield from _head(left, f"{len(rows)} plans under TorchRec, two CPU ranks")
     # the band as it meets the frame: between predicted = (1 - BAND) and (1 + BAND) x measured
     up, down = 1 + BAND, 1 - BAND
     corners = [(low, low), (low, low * up), (high / up, high), (high, high), (high, high * down)]
@@ -111,8 +111,7 @@ def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
     def y(ms: float) -> float:
         return BOTTOM - (BOTTOM - TOP) * ms / high
 
-    title = f"{len(tasks)} models on plain ranks: TorchRec's plan, ours"
-    yield from _head(left, title, "ms an iteration")
+    yield from _head(left, f"{len(tasks)} models on plain ranks: TorchRec's plan, ours")
     for tick in range(0, math.ceil(high), 50):
         yield _line(left, y(tick), right, y(tick), PALE)
         yield _text(left - 6, y(tick) + 4, str(tick), anchor="end")
@@ -148,12 +147,12 @@ def _legend(left: float, y: float) -> Iterator[Element]:
     yield _text(left + 260, y + 9, "predicted from the calibration")
 
 
-def _head(left: float, title: str, unit: str) -> Iterator[Element]:
+def _head(left: float, title: str) -> Iterator[Element]:
     heading = _text(left, 24, title, INK)
     heading.set("font-size", "15")
     heading.set("font-weight", "600")
     yield heading
-    yield _text(left, 41, unit)
+    yield _text(left, 41, "ms an iteration")
 
 
 def _text(x: float, y: float, words: str, fill: str = GREY, anchor: str = "start") -> Element:

@@ -4,9 +4,9 @@
 
 FOLDER has checkouts of the repositories in `REPOSITORIES`, by those names. Each script runs twice
 on two gloo ranks: in the second run the name `EmbeddingShardingPlanner` stands for our planner, as
-if that one line of the script were changed. What else differs from the checkout is here, by script.
-The loss of a script is the tensor that it calls `backward` on. docs/hook.md has the table;
-`--write` writes it.
+if that one line of the script were changed. What else differs from the checkout is in
+strangers.yaml, by script. The loss of a script is the tensor that it calls `backward` on.
+docs/hook.md has the table; `--write` writes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import yaml
 
 from lab.tools.torchrec_own import IN_PLACE, PAGE, ROOT
 
@@ -34,14 +36,10 @@ LIMIT_S = 300
 
 
 class Script(NamedTuple):
-    """A script with its arguments, in a repository of `REPOSITORIES`.
+    """A script as `strangers.yaml` has it.
 
     Args:
-        changes: texts of the Python files in the script's top folder, and what stands there
-            instead.
-        stubs: modules that are imported and not called.
         before: Python that makes its data, run in the folder that the ranks start in.
-        loop: of `lab.tools.loops`, for a model that no script trains; `path` defines the model.
     """
 
     name: str
@@ -54,61 +52,7 @@ class Script(NamedTuple):
     loop: str = ""
 
 
-DLRM = (
-    *("--num_embeddings", "2000", "--batch_size", "64", "--limit_train_batches", "20"),
-    *("--limit_val_batches", "1", "--limit_test_batches", "1", "--epochs", "1"),
-    *("--embedding_dim", "16", "--dense_arch_layer_sizes", "32,16"),
-    *("--over_arch_layer_sizes", "32,1", "--learning_rate", "0.1", "--seed", "1"),
-)
-ON_CPUS = (
-    ('"nccl"', '"gloo"'),
-    ("Backend.NCCL", "Backend.GLOO"),
-    ('torch.device(f"cuda:{rank}")', 'torch.device("cpu")'),
-    ('torch.device(f"cuda:{local_rank}")', 'torch.device("cpu")'),
-    ("torch.cuda.set_device(device)", "pass"),
-    ('compute_device="cuda"', 'compute_device="cpu"'),
-)
-HSTU = (
-    *ON_CPUS,
-    ("HammerKernel.TRITON\n", "HammerKernel.PYTORCH\n"),
-    ("HASH_SIZE = 10_000_000", "HASH_SIZE = 1_000"),
-    ("max_seq_len: int = 16384", "max_seq_len: int = 256"),
-    (  # of a later torchrec
-        "from torchrec.modules.sorted_index_select import maybe_sorted_index_select",
-        "maybe_sorted_index_select = lambda values, at, _: values.index_select(0, at)",
-    ),
-    (  # torchrun has started the ranks
-        "mp.start_processes(",
-        'return _main_func(int(os.environ["RANK"]), WORLD_SIZE, os.environ["MASTER_PORT"], '
-        "gin_path, args.mode)\n    mp.start_processes(",
-    ),
-)
-PROTOBUF_4 = """return {
-        of.name: of.enum_type.values_by_number[of.default_value].name
-        if of.enum_type
-        else of.default_value
-        for of in config.DESCRIPTOR.fields
-        if not of.message_type and not of.containing_oneof
-    }"""
-"""It gave these defaults, and later ones leave them out."""
-
-
-def easy_rec(name: str, config: str) -> Script:
-    """TorchEasyRec's training of one of its configs, on data that its own tests make."""
-    return Script(
-        f"TorchEasyRec, {name}",
-        "TorchEasyRec",
-        "tzrec/train_eval.py",
-        ("--pipeline_config_path", "small.config"),
-        stubs=(
-            *("alibabacloud_credentials", "common_io", "confluent_kafka", "faiss", "graphlearn"),
-            *("odps", "pyfg", "safetensors", "triton", "urllib3"),
-        ),
-        changes=(
-            ("including_default_value_fields=True, ", ""),
-            ("return json_format.MessageToDict(", PROTOBUF_4 + " | json_format.MessageToDict("),
-        ),
-        before=f"""\
+EASY_REC_DATA = """\
 import os
 
 os.environ.update(PYTHON_RANDOM_SEED="0", NUMPY_MANUAL_SEED="0")
@@ -129,109 +73,24 @@ config = load_config_for_test("./theirs.config", os.getcwd(), num_rows=16384)
 config.eval_input_path = ""
 config.data_config.batch_size = 256
 save_message(config, "./small.config")
-""",
+"""
+
+
+def _script(entry: dict[str, Any]) -> Script:
+    config = entry.pop("config", None)
+    return Script(
+        **entry
+        | {
+            "arguments": tuple(" ".join(entry.get("arguments", ())).split()),
+            "changes": tuple(entry.get("changes", {}).items()),
+            "stubs": tuple(entry.get("stubs", ())),
+            "before": EASY_REC_DATA.format(config=config) if config else "",
+        }
     )
 
 
-TOWERS = (("[self._device] if self._device is not None else None", "None"),)
-"""DDP takes no CPU as its device."""
-TEST_MODEL = "torchrec/distributed/test_utils/test_model.py"
-SCRIPTS = (
-    Script("DLRM, dot", "dlrm", "torchrec_dlrm/dlrm_main.py", DLRM),
-    Script(
-        "DLRM, DCN v2",
-        "dlrm",
-        "torchrec_dlrm/dlrm_main.py",
-        (*DLRM, "--interaction_type", "dcn", "--dcn_low_rank_dim", "8"),
-    ),
-    Script(
-        "DLRM, projection",
-        "dlrm",
-        "torchrec_dlrm/dlrm_main.py",
-        (
-            *DLRM,
-            *("--interaction_type", "projection"),
-            *("--interaction_branch1_layer_sizes", "32,64"),
-            *("--interaction_branch2_layer_sizes", "32,64"),
-        ),
-    ),
-    Script("golden training", "torchrec", "examples/golden_training/train_dlrm.py"),
-    Script(
-        "golden training, data-parallel",
-        "torchrec",
-        "examples/golden_training/train_dlrm_data_parallel.py",
-    ),
-    Script(
-        "bert4rec, row-wise Adagrad for Adam",  # which FBGEMM has not on CPUs
-        "torchrec",
-        "examples/bert4rec/bert4rec_main.py",
-        (
-            *("--dataset_name", "random", "--emb_dim", "32", "--max_len", "16"),
-            *("--num_epochs", "20", "--random_user_count", "100", "--random_size", "3000"),
-        ),
-        changes=(("EmbOptimType.ADAM", "EmbOptimType.EXACT_ROWWISE_ADAGRAD"),),
-    ),
-    Script(
-        "two towers, without the index",
-        "torchrec",
-        "examples/retrieval/two_tower_train.py",
-        stubs=("faiss",),
-    ),
-    Script(
-        "Ray's DLRM, small tables",
-        "torchrec",
-        "examples/ray/train_torchrec.py",
-        changes=(("1024**2", "1024"),),
-    ),
-    Script(
-        "cloud quickstart",
-        "torchrec",
-        "examples/cloud_deployment/quickstart/train_torchrec_quickstart.py",
-        ("--batch_size", "64", "--num_embeddings", "2000"),
-        changes=(*ON_CPUS, ("Enumerator(\n", "Enumerator(batch_size=64,\n")),  # it needs one
-    ),
-    Script(
-        "transfer learning",
-        "torchrec",
-        "examples/transfer_learning/train_from_pretrained_embedding.py",
-        changes=(*ON_CPUS, ("    invoke_main()", "    main()")),  # torchrun has started the ranks
-    ),
-    Script(
-        "quantised DLRM",
-        "torchrec",
-        "torchrec/inference/dlrm_packager.py",
-        ("--num_embeddings", "1000", "--output_path", "packaged.pt"),
-        changes=(("module(world_size=1)", 'module(world_size=1, device="cpu")'),),
-    ),
-    Script("embedding towers", "torchrec", TEST_MODEL, changes=TOWERS, loop="tower"),
-    Script("collection of towers", "torchrec", TEST_MODEL, changes=TOWERS, loop="towers"),
-    Script(
-        "DMPCollection, two copies",
-        "torchrec",
-        TEST_MODEL,
-        changes=(('device.type == "cuda" or device.type == "mtia"', "True"),),
-        loop="collection",
-    ),
-    Script(
-        "managed collisions",
-        "torchrec",
-        "examples/zch/sparse_arch.py",
-        changes=(("EvictionPolicy(),", "EvictionPolicy(), buckets=buckets,"),),  # one on each rank
-        loop="collisions",
-    ),
-    easy_rec("multi-tower DIN", "tzrec/tests/configs/multi_tower_din_mock.config"),
-    easy_rec("DBMTL", "tzrec/tests/configs/dbmtl_has_sequence_mock.config"),
-    easy_rec("DeepFM", "examples/deepfm_criteo.config"),
-    easy_rec("DLRM", "examples/dlrm_criteo.config"),
-    easy_rec("MMoE", "examples/mmoe_taobao.config"),
-    easy_rec("PLE", "examples/ple_taobao.config"),
-    Script(
-        "HSTU, PyTorch kernels, small",
-        "generative-recommenders",
-        "generative_recommenders/dlrm_v3/train/train_ranker.py",
-        changes=HSTU,
-        stubs=("triton",),
-    ),
+SCRIPTS = tuple(
+    map(_script, yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
 )
 STEPS = 20
 """After which a script is ended."""

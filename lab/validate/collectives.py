@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.statistics import geomean, grouped
-from lab.suites import SUITES, ComparedRow, Report, noise_of
+from lab.suites import GAVE, SUITES, ComparedRow, Report, noise_of
 from lab.validate.curves import FINE_EDGES_MIB, ROBUST, every_second, predict_ranks
 from lab.validate.links import (
     Key,
@@ -23,13 +23,12 @@ from lab.validate.links import (
     read_collectives,
     read_links,
 )
-from lab.validate.tables import kernel_interval
+from lab.validate.tables import kernel_interval, ranks_of
 from predictor.cost.collectives import Collectives
 from predictor.cost.errors import resource_groups
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.networks import Network
 from predictor.hardware.schema import Curve
-from predictor.model.topology import Topology
 from predictor.units import mib, us
 from shardopt.calibrate.collectives import CollectiveRows, fit_curve, predict_us
 from shardopt.calibrate.fitting import Array, mape
@@ -53,13 +52,11 @@ ACROSS_SMALL = "across hosts, below 8 MiB"
 BAD_NETWORK = "across hosts, network said to be poorly configured"
 UNSTATED = "across hosts, line rate of the network not stated"
 PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
-GAVE = "gave constants"
 
 
 def validate_collectives(folder: Path) -> Report:
-    """Predict every row of the tables in ``folder``."""
     measured, problems = read_links(folder)
-    rows = [_compared(row) for row in measured]
+    rows = [compare_link(row) for row in measured]
     form, skipped, notes = form_of_the_curve(folder)
     by_gpu = grouped(rows, lambda row: (row.part, str(row.name["profile"])))
     sizes = {
@@ -91,17 +88,12 @@ def _collectives(wiring: Wiring) -> Collectives:
         hardware = Network(wiring.kind, wiring.nic_gbit_s).joins(hardware)
     elif wiring.nic_gbit_s is not None:
         hardware = hardware.with_nic(wiring.nic_gbit_s)
-    topology = Topology.uniform(
-        wiring.ranks,
-        wiring.ranks // wiring.hosts if wiring.ranks % wiring.hosts == 0 else wiring.ranks,
-        hbm_bytes=hardware.hbm_bytes,
-        ddr_bytes=hardware.ddr_bytes,
-        nvlink_domain=wiring.domain,
-    )
-    return Collectives(hardware, topology)
+    whole = wiring.ranks % wiring.hosts == 0
+    local = wiring.ranks // wiring.hosts if whole else wiring.ranks
+    return Collectives(hardware, ranks_of(hardware, wiring.ranks, local, wiring.domain))
 
 
-def _compared(row: LinkRow) -> ComparedRow:
+def compare_link(row: LinkRow) -> ComparedRow:
     """Under the shipped profile of its GPU, with the copy that its timer counts too."""
     wiring, engine = row.wiring, _collectives(row.wiring)
     copied = 2 * row.copied_bytes / engine.hardware.streaming

@@ -75,7 +75,6 @@ class Run:
 
     @property
     def part(self) -> str:
-        """Which part of the report it counts in."""
         fused = load_examples().fuses(self.day)
         return PARTS[2 * (self.data_type == "fp16") + fused]
 
@@ -101,7 +100,6 @@ class Run:
         return tuple(round(size * factor) if size >= LARGE_FROM else size for size in listed)
 
     def workload(self) -> Workload:
-        """The model and its batch per rank."""
         rows = self.rows()
         tables = criteo_tables(rows, (1,) * len(rows), self.dim, "exact_sgd")
         wire = "fp16" if self.data_type == "fp16" else "fp32"
@@ -123,7 +121,6 @@ class Run:
 
 
 def validate_dlrm_published(folder: Path) -> Report:
-    """Predict every training row of the table in ``folder``."""
     rows, skipped = compare_tables(folder, {FILE: _compared})
     rows.sort(key=lambda row: PARTS.index(row.part))
     repeats = [(tuple(v for k, v in r.name.items() if k != "date"), r.measured_ms) for r in rows]

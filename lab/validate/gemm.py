@@ -9,14 +9,13 @@ the others (``unseen``) are predicted from their datasheets alone. One of the fi
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lab.statistics import grouped
-from lab.suites import SUITES, ComparedRow, Report, noise_of
+from lab.suites import GAVE, SUITES, ComparedRow, Report, noise_of
 from lab.validate.tables import (
     compare_tables,
     kernel_interval,
@@ -27,6 +26,7 @@ from lab.validate.tables import (
 )
 from predictor.cost.gemm import batched_ms, gemm_ms
 from predictor.csv_rows import ParsedRows, Row, count, number
+from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.units import us
@@ -39,32 +39,14 @@ GEMM_FILE = "neusight_linear_gemm_measured.csv"
 WARM = "tensor cores: bf16, warm operands"
 TENSOR = "tensor cores: tf32"
 COLD = "tensor cores: bf16, cold operands"
-GAVE = "gave constants"
 FP8 = "tensor cores: fp8"
 SEEN = "devices of the train split"
 UNSEEN = "unseen devices"
 DATA_TYPE = "fp32"
-GFLOP = 1e9
 
-PROFILES = {
-    "NVIDIA A100-PCIE-40GB": "a100-40gb",
-    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
-    "NVIDIA H100 80GB HBM3": "h100-sxm",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA L4": "l4",
-    "NVIDIA L40": "l40",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA A30": "a30",
-    "NVIDIA A40": "a40",
-    "NVIDIA H200": "h200-sxm",
-    "Tesla P100-PCIE-16GB": "p100-pcie-16gb",
-    "Tesla P4": "p4",
-    "Tesla T4": "t4",
-    "Tesla V100-PCIE-32GB": "v100-32gb",
-    "Tesla V100-SXM2-32GB": "v100-32gb",
-}
-"""Name that CUDA gives a device -> the profile that predicts it."""
-TRAINED = frozenset({"NVIDIA A100-PCIE-40GB", "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
+A100_PCIE = "NVIDIA A100-PCIE-40GB"
+"""Its rows gave the constants of A100-40GB."""
+TRAINED = frozenset({A100_PCIE, "Tesla V100-PCIE-32GB", "Tesla P100-PCIE-16GB"})
 """Devices whose train rows the constants were fitted to."""
 RATED = frozenset({"NVIDIA H100 80GB HBM3", "NVIDIA L4", "Tesla T4"})
 """Devices without a train split, of which a third of the rows gave the rate, and nothing else."""
@@ -85,9 +67,7 @@ OPERANDS = {
 
 
 def validate_gemm(folder: Path) -> Report:
-    """Predict every row in ``folder`` with the shipped constants."""
     rows, skipped = compare_tables(folder, {BF16_FILE: bf16_row, MATMUL_FILE: _product})
-    rows = [replace(row, part=WARM) if row.part.startswith("bf16") else row for row in rows]
     products = [row for row in rows if row.part != WARM]
     linears, problems = _linears(read_gemm(folder))
     noise = {
@@ -104,29 +84,20 @@ def validate_gemm(folder: Path) -> Report:
     )
 
 
-def compare_bf16(
-    hw: HardwareProfile, shape: tuple[int, int, int], measured_ms: float
-) -> ComparedRow:
-    """A measured product ``[m, k] @ [k, n]`` in bf16 with its prediction; the part is its size."""
-    m, n, k = shape
-    work = 2 * m * n * k / GFLOP
+def bf16_row(row: Row) -> ComparedRow:
+    """A measured product ``[m, k] @ [k, n]`` in bf16, a row of `BF16_FILE`, with its prediction."""
+    hw = profile_of_row(row)
+    m, n, k = (count(row, column, 2**40) for column in "mnk")
     time = gemm_ms(hw, m, n, k, "bf16")
-    band = "below 2 GFLOP" if work < 2 else "2 to 50 GFLOP" if work < 50 else "from 50 GFLOP"
     return ComparedRow(
         {"profile": hw.name, "m": m, "n": n, "k": k},
-        measured_ms,
+        us(number(row, "time_us")),
         time,
         family=hw.name,
-        part=f"bf16 products, {band}",
+        part=WARM,
         source="ai-dynamo/aiconfigurator",
         interval_ms=kernel_interval(hw, ["gemm"], time),
     )
-
-
-def bf16_row(row: Row) -> ComparedRow:
-    """A row of `BF16_FILE` with its prediction."""
-    m, n, k = (count(row, column, 2**40) for column in "mnk")
-    return compare_bf16(profile_of_row(row), (m, n, k), us(number(row, "time_us")))
 
 
 def _product(row: Row) -> ComparedRow:
@@ -174,7 +145,6 @@ Linear = tuple[str, str, float, float, float, float]
 
 
 def read_gemm(folder: Path) -> ParsedRows[Linear]:
-    """Rows of the NeuSight table."""
 
     def linear(row: Row) -> Linear:
         m = number(row, "B") * number(row, "M")
@@ -195,16 +165,19 @@ def _linears(table: ParsedRows[Linear]) -> tuple[list[ComparedRow], list[str]]:
     tables, skipped = by_split(table), list(table.problems)
     trained = {device for device, split in tables if split == "train"} | TRAINED
     rows: list[ComparedRow] = []
-    for (device, split), shapes in tables.items():
-        if split == "test" and device not in PROFILES:
+    for (device, _), shapes in ((key, of) for key, of in tables.items() if key[1] == "test"):
+        profile = "a100-40gb" if device == A100_PCIE else profile_of_device(device)
+        if profile is None:
             why = no_profile(device, "device")
             skipped.append(f"{GEMM_FILE}: {len(shapes.m)} rows: {why}")
-        elif split == "test" and device in RATED:
+            continue
+        hw = load_hardware(profile)
+        if device in RATED:
             rated = rate_rows(shapes)
-            rows += _linear_rows(device, taken(shapes, rated), GAVE)
-            rows += _linear_rows(device, taken(shapes, ~rated), UNSEEN)
-        elif split == "test":
-            rows += _linear_rows(device, shapes, SEEN if device in trained else UNSEEN)
+            rows += _linear_rows(device, hw, taken(shapes, rated), GAVE)
+            rows += _linear_rows(device, hw, taken(shapes, ~rated), UNSEEN)
+        else:
+            rows += _linear_rows(device, hw, shapes, SEEN if device in trained else UNSEEN)
     return rows, skipped
 
 
@@ -214,12 +187,12 @@ def rate_rows(rows: GemmRows) -> NDArray[np.bool_]:
 
 
 def taken(rows: GemmRows, which: NDArray[np.bool_]) -> GemmRows:
-    """Some of the rows."""
     return GemmRows(*(column[which] for column in (rows.m, rows.n, rows.k, rows.time_ms)))
 
 
-def _linear_rows(device: str, shapes: GemmRows, part: str) -> list[ComparedRow]:
-    hw = load_hardware(PROFILES[device])
+def _linear_rows(
+    device: str, hw: HardwareProfile, shapes: GemmRows, part: str
+) -> list[ComparedRow]:
     predicted = np.asarray(predict_ms(hw.gemm, hw.sms, hw.memory.hbm, shapes, DATA_TYPE))
     return [
         ComparedRow(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from lab.statistics import grouped
-from lab.validate.tables import profile_of_row, read
-from predictor.cost.collectives import Op
+from lab.validate.tables import joined_ranks, profile_of_row, read
+from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number
 from predictor.hardware.networks import Network
 from predictor.units import mib
@@ -74,13 +74,8 @@ LAYOUTS: Mapping[str, Layout] = {
         "n_gpus", times=("time_us_out_of_place",), collective=None, platform="{gpu} (vtrain)"
     ),
 }
-NAMES: dict[str, Op] = {
-    **{"alltoall": "all_to_all", "allreduce": "all_reduce", "reducescatter": "reduce_scatter"},
-    "allgather": "all_gather",
-    **{"all_to_all": "all_to_all", "all_reduce": "all_reduce", "all_gather": "all_gather"},
-    "reduce_scatter": "reduce_scatter",
-}
-UNCLEAR: dict[str, Op] = {"allgather_or_alltoall": "all_gather"}
+NAMES = {op.replace("_", ""): op for op in OPS}
+UNCLEAR: dict[str, Op] = {"allgatheroralltoall": "all_gather"}
 """dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s."""
 KINDS = {"TCPXO": "tcpxo", "TCPX": "tcpx", "SLINGSHOT": "slingshot", "ROCE": "roce"}
 """Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""
@@ -122,7 +117,8 @@ def _timing(file: str, row: Row) -> Timing:
     hosts = ranks // by if of.ranks_of_host else 0 if file == XLA_FILE else by
     timed = next((column for column in of.times if row[column]), of.times[-1])
     name = row[of.collective].strip() if of.collective else "all_reduce"
-    return Timing(file, row, hosts, ranks, name, number(row, of.size), number(row, timed))
+    op = NAMES.get(name.replace("_", ""), name)
+    return Timing(file, row, hosts, ranks, op, number(row, of.size), number(row, timed))
 
 
 Key: TypeAlias = tuple[str, str, str]
@@ -132,7 +128,7 @@ Key: TypeAlias = tuple[str, str, str]
 def read_collectives(folder: Path) -> tuple[dict[Key, CollectiveRows], list[str]]:
     """Tables by platform, wiring and collective, whether a profile describes them or not, and a
     line of text for every row that cannot be read; files that are not there are left out."""
-    rows, problems = _read(folder, lambda timing: timing)
+    rows, problems = _read(folder, _timing)
     rows = [row for row in rows if LAYOUTS[row.file].platform]
     return {
         key: CollectiveRows.of([(r.size_bytes, float(r.ranks), r.time_us) for r in of])
@@ -144,16 +140,12 @@ def _key(row: Timing) -> Key:
     log = row.cells.get("source", "").split(",")[0]
     platform = LAYOUTS[row.file].platform.format_map({**row.cells, "log": log})
     wires = "1x2..8" if row.file == VTRAIN_FILE else f"{row.hosts}x{row.ranks // row.hosts}"
-    return platform, wires, NAMES.get(row.collective, row.collective)
+    return platform, wires, row.collective
 
 
-def _parsed(file: str, of: Callable[[Timing], T], row: Row) -> T:
-    return of(_timing(file, row))
-
-
-def _read(folder: Path, of: Callable[[Timing], T]) -> tuple[list[T], list[str]]:
+def _read(folder: Path, of: Callable[[str, Row], T]) -> tuple[list[T], list[str]]:
     """What each row of every table in a folder is, and a line of text for each left out."""
-    tables = [read(folder, name, partial(_parsed, name, of)) for name in LAYOUTS]
+    tables = [read(folder, name, partial(of, name)) for name in LAYOUTS]
     return [row for t in tables for row in t.rows], [text for t in tables for text in t.problems]
 
 
@@ -244,11 +236,17 @@ class LinkRow:
 
 def read_links(folder: Path) -> tuple[list[LinkRow], list[str]]:
     """Rows of every table in ``folder``, and a line of text for each that is left out."""
-    return _read(folder, _link)
+    return _read(folder, link_of)
 
 
-def _link(row: Timing) -> LinkRow:
-    op = (NAMES | UNCLEAR).get(row.collective)
+def link_of(file: str, cells: Row) -> LinkRow:
+    """A row of a table.
+
+    Raises:
+        ValueError: it cannot be predicted, and why.
+    """
+    row = _timing(file, cells)
+    op = {**NAMES, **UNCLEAR}.get(row.collective.replace("_", ""))
     if op is None:
         raise ValueError(f"collective is '{row.collective}', which no predicted iteration runs")
     return LinkRow(row.file, row.cells, _wiring(row), op, row.size_bytes, row.time_us)
@@ -264,8 +262,7 @@ def _wiring(row: Timing) -> Wiring:
     if ranks % hosts:
         raise ValueError(f"{ranks} ranks do not fill {hosts} equal hosts")
     local = ranks // hosts
-    rack = hardware.nvlink_domain > hardware.gpus_per_host
-    domain = joined_ranks(hardware.nvlink_domain, hosts if rack else 1, local)
+    domain = joined_ranks(hardware, hosts, local)
     if PAIRS in network.upper():
         domain = min(2, local)
     if hosts == 1:
@@ -277,17 +274,6 @@ def _wiring(row: Timing) -> Wiring:
         usual = Network(wiring.kind).joins(hardware).collectives.inter.nic_gbit_s
         return replace(wiring, nic_gbit_s=usual)
     return wiring
-
-
-def joined_ranks(most: int, hosts: int, local: int) -> int:
-    """Ranks of an NVLink domain of up to ``most``: whole hosts in equal domains, or part of one.
-
-    Args:
-        hosts: that one domain may span; 1 but for racks.
-    """
-    if local >= most:
-        return max(n for n in range(1, most + 1) if local % n == 0)
-    return local * max(k for k in range(1, hosts + 1) if hosts % k == 0 and k * local <= most)
 
 
 def line_rate(network: str, local: int) -> float | None:

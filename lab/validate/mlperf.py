@@ -17,14 +17,13 @@ from lab.criteo import criteo_tables
 from lab.runtimes.hugectr import HugeCtrBuilder, Runtime, runtime_of_round
 from lab.statistics import grouped
 from lab.suites import SUITES, ComparedRow, Report
-from lab.validate.tables import profile_of_row, read, time_of
+from lab.tasks.plans import data_parallel, table_wise
+from lab.validate.tables import joined_ranks, profile_of_row, ranks_of, read, time_of
 from predictor.csv_rows import LARGEST, MOST_RANKS, ParsedRows, Row, count, number
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
-from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
-from predictor.model.workload import DcnV2, DenseArch, Workload
+from predictor.model.workload import DcnV2, DenseArch, Table, Workload
 
 ROWS_FILE = "mlperf_dlrm_measured_iteration_time.csv"
 CONFIGS_FILE = "mlperf_dlrm_dcnv2_configs.csv"
@@ -67,7 +66,6 @@ class System:
 
     @property
     def gpus(self) -> int:
-        """Accelerators in all."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -77,7 +75,6 @@ class System:
 
     @property
     def logged(self) -> Mapping[str, Any]:
-        """What its log says."""
         return LOGGED.get((self.round, self.system), {})
 
     @property
@@ -118,7 +115,6 @@ def _system(row: Row) -> System:
 
 
 def read_systems(folder: Path) -> ParsedRows[System]:
-    """GPU systems of the table."""
     return read(folder, ROWS_FILE, _system)
 
 
@@ -160,7 +156,7 @@ class Matrix:
             raise ValueError(f"the buckets hold tables {sorted(held)}, not 0 to {tables - 1}")
         return cls(nodes, gpus, knobs, replicated, buckets)
 
-    def plan(self, names: Sequence[str], rows: Sequence[int], dim: int) -> ShardingPlan:
+    def plan(self, tables: Sequence[Table]) -> ShardingPlan:
         """The internal plan: a table in k buckets is split by rows k ways.
 
         A bucket of a GPU holds a row range and sends its partial sums like any other table's
@@ -169,19 +165,17 @@ class Matrix:
         """
         world = self.nodes * self.gpus_per_node
         kind = ShardingType.TABLE_ROW_WISE if self.knobs.hierarchical else ShardingType.TABLE_WISE
-        tables = {}
-        for index, (name, size) in enumerate(zip(names, rows, strict=True)):
+        found = {}
+        for index, table in enumerate(tables):
             if index in self.replicated:
-                copies = tuple(Shard(r, (0, 0), (size, dim)) for r in range(world))
-                table = TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, copies)
-            else:
-                ranks = self._ranks(index)
-                edges = [size * i // len(ranks) for i in range(len(ranks) + 1)]
-                ranges = zip(ranks, edges, edges[1:], strict=False)
-                shards = tuple(Shard(r, (low, 0), (high - low, dim)) for r, low, high in ranges)
-                table = TablePlan(kind, ComputeKernel.FUSED, shards)
-            tables[name] = table
-        return ShardingPlan(tables, world, self.gpus_per_node)
+                found[table.name] = data_parallel(table, world)
+                continue
+            ranks, rows, dim = self._ranks(index), table.num_embeddings, table.embedding_dim
+            edges = [rows * i // len(ranks) for i in range(len(ranks) + 1)]
+            ranges = zip(ranks, edges, edges[1:], strict=False)
+            shards = tuple(Shard(r, (low, 0), (high - low, dim)) for r, low, high in ranges)
+            found[table.name] = TablePlan(kind, ComputeKernel.FUSED, shards)
+        return ShardingPlan(found, world, self.gpus_per_node)
 
     def _ranks(self, table: int) -> list[int]:
         held = [i for i, bucket in enumerate(self.buckets) if table in bucket]
@@ -273,7 +267,7 @@ def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
     Raises:
         ValueError: no plan is known for its machine.
     """
-    hardware = load_hardware(system.profile)
+    hardware, local = load_hardware(system.profile), system.gpus_per_node
     batch = max(1, round(system.global_batch / system.gpus))
     if system.benchmark == DCNV2:
         matrix = planner.matrix(system)
@@ -282,23 +276,16 @@ def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
             raise ValueError(f"{system.round} {system.org} {system.system}: no plan for {hosts}")
         tables = criteo_tables(planner.rows, planner.multi_hot, DIM, "exact_adagrad")
         dense = DenseArch(13, BOTTOM, TOP, DcnV2(3, 512), "fp16", "adagrad")
-        plan = matrix.plan([table.name for table in tables], planner.rows, DIM)
+        plan = matrix.plan(tables)
     else:
         tables = criteo_tables(planner.rows, (1,) * len(planner.rows), DIM, "exact_sgd")
         dense = DenseArch(13, BOTTOM, TOP, "dot", "fp16", "sgd")
         # every table somewhere: the hybrid runtime spreads the rows over the ranks itself
-        whole = {
-            table.name: TablePlan(
-                ShardingType.TABLE_WISE,
-                ComputeKernel.FUSED,
-                (Shard(at % system.gpus, (0, 0), (table.num_embeddings, DIM)),),
-            )
-            for at, table in enumerate(tables)
-        }
+        whole = {t.name: table_wise(t, at % system.gpus) for at, t in enumerate(tables)}
         plan = ShardingPlan(whole, system.gpus, system.gpus_per_node)
     return HugeCtrBuilder(
         Workload(system.benchmark, batch, tables, dense),
-        _topology(system, hardware),
+        ranks_of(hardware, system.gpus, local, joined_ranks(hardware, system.nodes, local)),
         hardware,
         plan,
         system.runtime,
@@ -306,26 +293,7 @@ def builder_of(system: System, planner: Planner) -> HugeCtrBuilder:
     )
 
 
-def _topology(system: System, hardware: HardwareProfile) -> Topology:
-    """NVLink spans hosts only where a rack is sold so."""
-    local = system.gpus_per_node
-    if hardware.nvlink_domain > hardware.gpus_per_host:
-        most = max(1, min(hardware.nvlink_domain // local, system.nodes))
-        # domains are equal and made of whole hosts
-        domain = local * max(n for n in range(1, most + 1) if system.nodes % n == 0)
-    else:
-        domain = math.gcd(hardware.nvlink_domain, local)
-    return Topology.uniform(
-        system.gpus,
-        system.gpus_per_node,
-        hbm_bytes=hardware.hbm_bytes,
-        ddr_bytes=hardware.ddr_bytes,
-        nvlink_domain=domain,
-    )
-
-
 def validate_mlperf_dlrm(folder: Path) -> Report:
-    """Predict every GPU system of the table in ``folder``."""
     table = read_systems(folder)
     planner, problems = Planner.read(folder)
     skipped = [*table.problems, *problems]

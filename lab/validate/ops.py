@@ -19,19 +19,7 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.model.op_calls import OpCall, Operand
 
 FILE = "membound_ops_measured.csv"
-PART = "memory-bound ops"
-GAVE = "gave constants"
-FITTED = frozenset(
-    {
-        ("#4634", "triton", "see PR", "fp32", "fwd"),
-        ("#4720", "triton", "B=2048 F=957 width=100468", "bf16", "fwd"),
-        ("#4688", "triton", "T1024 R100 B2048 D128", "fp16", "fwd"),
-        ("#6148 3ac119c0", "triton after", "out 1272824832 group 16", "fp32 out", "fwd"),
-        ("#6148 3ac119c0", "triton after", "out 1054586880 group 8", "fp32 out", "fwd"),
-    }
-)
-"""Rows that gave ``elementwise.efficiency`` of Hopper and ``decode`` of Blackwell: pull request,
-impl, shape, dtype and mode."""
+SUITE = SUITES["ops"]
 LOOKUP = "batch_index_select"
 """Op that FBGEMM runs with the kernels of its lookups."""
 OPS = {
@@ -48,8 +36,7 @@ CODE_BYTES = {"mx4": 0.5}
 
 
 def validate_ops(folder: Path) -> Report:
-    """Predict every op in ``folder`` with the shipped constants."""
-    return SUITES["ops"].report(*compare_tables(folder, {FILE: _compared}))
+    return SUITE.report(*compare_tables(folder, {FILE: _compared}))
 
 
 def _compared(row: Row) -> ComparedRow:
@@ -58,14 +45,13 @@ def _compared(row: Row) -> ComparedRow:
     kernels = _kernels(row, known(row, "mode", DIRECTIONS), hardware)
     call = _call(row["op"], _bytes(row) / kernels)
     predicted_ms = kernels * OpTimes(hardware, "fp32").cost(call).ms
-    fitted = tuple(row[name] for name in ("pr", "impl", "shape", "dtype", "mode")) in FITTED
     return ComparedRow(
         {name: row[name] for name in ("gpu", "op", "impl", "shape", "dtype", "mode")}
         | {"profile": hardware.name},
         time_ms,
         predicted_ms,
         family=f"{hardware.name} {row['op']}",
-        part=GAVE if fitted else PART,
+        part=SUITE.part_of(row, SUITE.headline),
         source=f"{row['source']} {row['pr']}",
         interval_ms=kernel_interval(hardware, ["elementwise", "memory"], predicted_ms),
     )
@@ -94,7 +80,6 @@ def _kernels(row: Row, directions: list[str], hardware: HardwareProfile) -> int:
 
 
 def _bytes(row: Row) -> float:
-    """Bytes that the op reads and writes."""
     if row["ideal_bytes_GB"].strip():
         return number(row, "ideal_bytes_GB") * 1e9
     unpacked = re.fullmatch(r"out ([1-9]\d{0,14}) group ([1-9]\d{0,8})", row["shape"])

@@ -24,7 +24,7 @@ from pathlib import Path
 from lab.onetrans import BATCH, HEADS, HISTORIES, LENGTH, TABLES, one_trans
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report
-from lab.tasks.plans import row_wise
+from lab.tasks.plans import plan_of, row_wise
 from lab.validate.tables import compare_tables, kernel_interval, profile_of_row
 from predictor.cost.collectives import Collectives
 from predictor.cost.gemm import attention_ms, gemm_ms
@@ -36,7 +36,6 @@ from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.dlrm_program import dense_program
 from predictor.model.op_calls import Event, OpCall
-from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.predict import Prediction, predict
 
@@ -69,7 +68,6 @@ SUITE = SUITES["primus-step"]
 
 
 def validate_primus_step(folder: Path) -> Report:
-    """Predict what the trace has a row for."""
     rows, skipped = compare_tables(folder, {FILE: step_row})
     return SUITE.report(rows, skipped, scores=[SUITE.table("learned by class", _learned(rows))])
 
@@ -154,8 +152,7 @@ def _collective_ms(hw: HardwareProfile, row: Row) -> float:
 def _step(hardware: str) -> Prediction:
     """The whole model on a profile, all tables row by row."""
     workload = one_trans()
-    tables = zip(workload.keys, workload.tables, strict=True)
-    plan = ShardingPlan({key: row_wise(table, RANKS) for key, table in tables}, RANKS, RANKS)
+    plan = plan_of(workload, TOPOLOGY, tuple(row_wise(t, RANKS) for t in workload.tables))
     return predict(workload, TOPOLOGY, load_hardware(hardware), plan)
 
 

@@ -121,6 +121,33 @@ def no_profile(name: str, column: str) -> str:
     )
 
 
+def ranks_of(
+    hardware: HardwareProfile, ranks: int, local: int | None = None, domain: int = 0
+) -> Topology:
+    """Ranks with the memory of a profile.
+
+    Args:
+        local: ranks of a host; as many as its hosts have unless given.
+        domain: ranks joined by NVLink, where they are not those of a host.
+    """
+    return Topology.uniform(
+        ranks,
+        local or min(ranks, hardware.gpus_per_host),
+        hbm_bytes=hardware.hbm_bytes,
+        ddr_bytes=hardware.ddr_bytes,
+        nvlink_domain=domain,
+    )
+
+
+def joined_ranks(hardware: HardwareProfile, hosts: int, local: int) -> int:
+    """Ranks of an NVLink domain: part of a host, or whole hosts of a rack in equal domains."""
+    most = hardware.nvlink_domain
+    if local >= most:
+        return max(n for n in range(1, most + 1) if local % n == 0)
+    spans = range(1, hosts + 1 if most > hardware.gpus_per_host else 2)
+    return local * max(k for k in spans if hosts % k == 0 and k * local <= most)
+
+
 def time_of(
     graph: Graph, hardware: HardwareProfile, topology: Topology, software_error: float = 0.0
 ) -> tuple[float, tuple[float, float]]:

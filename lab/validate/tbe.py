@@ -37,7 +37,6 @@ MEASURED_FILE = "fbgemm_tbe_h100_measured.csv"
 PR_FILE = "tbe_measured_prs.csv"
 
 LOOKUPS = "lookups on stated GPUs"
-GAVE = "gave constants"
 EVAL = "eval: the forward again"
 FLOOR = "launches of a few ids"
 SHAPE = "shape of sweeps, GPU not stated"
@@ -62,18 +61,9 @@ FLOORED = 0.5
 ``x^-alpha`` from k to k + 1 is about ``(k + 1/2)^-alpha``."""
 HITS = 0.48
 """Share of a batch's distinct rows that a cache as large as the working set holds. The files do not
-record it; it is what the forward of one row implies (`GIVING`), with the link's measured rate."""
-GIVING = frozenset(
-    {
-        ("h100-sxm", "hbm", "adam", "backward", ""),
-        ("h100-sxm", "hbm", "sgd", "backward", ""),
-        ("h100-sxm", "uvm", "sgd", "forward", ""),
-        ("h100-sxm", "uvm", "sgd", "backward", ""),
-        ("h100-sxm", "uvm_caching", "sgd", "forward", "1.0"),
-    }
-)
-"""Rows that gave a constant, where they have `GIVING_SHAPE`; all others did not."""
-GIVING_SHAPE = (10, 1048570.0, 128)
+record it; it is what the forward of one row implies (`Suite.gave`), with the link's measured
+rate."""
+SUITE = SUITES["tbe"]
 PASSES = ("forward", "backward", "eval")
 KINDS = {
     "fwd+bwd": ("forward", "backward"),
@@ -134,7 +124,6 @@ class Launch:
         return max(units.us(host.op_us + host.launch_us) + device, units.us(issued_us) + last)
 
     def _pass_ms(self, model: CudaLookups, phase: str) -> float:
-        """On the device."""
         if phase != "prefetch" or self.cache_ratio is None:
             return launch_ms(model, self.tables, phase)
         missed = 1.0 - HITS * min(self.cache_ratio, 1.0)
@@ -162,7 +151,6 @@ class Launch:
 
 
 def validate_tbe(folder: Path) -> Report:
-    """Predict every launch in ``folder`` with the shipped constants."""
     measured, of_prs = read(folder, MEASURED_FILE, _measured), read(folder, PR_FILE, _of_pr)
     skipped = merged_lines(measured.problems) + merged_lines(of_prs.problems)
     launches = [*(launch for row in measured.rows for launch in row), *of_prs.rows]
@@ -177,7 +165,7 @@ def validate_tbe(folder: Path) -> Report:
         ratios = [launch.time_ms / launch.predicted_ms for launch in members]
         factor = math.exp(sum(map(math.log, ratios)) / len(ratios))
         rows += [launch.compared(factor) for launch in members]
-    return SUITES["tbe"].report(
+    return SUITE.report(
         rows,
         skipped,
         parts=dict(sorted(by_location.items())),
@@ -187,7 +175,6 @@ def validate_tbe(folder: Path) -> Report:
 
 
 def _measured(row: Row) -> list[Launch]:
-    """The passes of one row; missing times are left out."""
     hardware = profile_of_row(row)
     tables = number(row, "num_tables")
     ids = number(row, "ids_total") / tables
@@ -226,20 +213,12 @@ def _measured(row: Row) -> list[Launch]:
             (shard,) * int(tables),
             ("backward",) if timed == "backward" else (*fills, "forward"),
             time,
-            _part(hardware.name, {**name, "pass": timed}),
+            EVAL if timed == "eval" else SUITE.part_of({**name, "pass": timed}, LOOKUPS),
             row["source"],
             number(row, "cache_ratio") if row["cache_ratio"].strip() else 1.0,
         )
         for timed, time in times.items()
     ]
-
-
-def _part(profile: str, name: Mapping[str, str | int | float]) -> str:
-    if name["pass"] == "eval":
-        return EVAL
-    key = (profile, name["location"], name["optimizer"], name["pass"], name["cache"])
-    shape = (name["tables"], name["ids"], name["dim"])
-    return GAVE if key in GIVING and shape == GIVING_SHAPE else LOOKUPS
 
 
 def _bins(row: Row, rows: int, ids: float, tables: float) -> Bins:
@@ -254,7 +233,6 @@ def _bins(row: Row, rows: int, ids: float, tables: float) -> Bins:
 
 
 def _of_pr(row: Row) -> Launch:
-    """One row of a pull request."""
     kernel = row["kernel"]
     if "VBE" in kernel or "before" in kernel:
         raise ValueError(f"kernel is '{kernel}', which is another kernel than the one predicted")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
-from lab.suites import Cell
+from lab.validate.tables import ranks_of
 from predictor.hardware.loader import context_bytes, load_hardware
 from predictor.model.dlrm_program import OpWriter, free_after_last_use
 from predictor.model.memory.peak import rank_peaks
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ShardingPlan
-from predictor.model.topology import Topology
 from predictor.model.workload import Table, Workload
-from predictor.units import GIB
 
 MAX_SEQUENCE = 20
 """Ids to which `TestMixedEmbeddingSparseArch` pads a sequence."""
@@ -32,39 +29,13 @@ class StepMemory(NamedTuple):
 def memory_of(workload: Workload, profile: str, ranks: int, plan: ShardingPlan) -> StepMemory:
     """What the fullest rank of a run is predicted to need."""
     hardware = load_hardware(profile)
-    topology = Topology.uniform(
-        ranks, ranks, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
-    )
-    peaks = rank_peaks(workload, topology, plan, _Benchmark(workload).write(), hardware.device)
+    program = _Benchmark(workload).write()
+    peaks = rank_peaks(workload, ranks_of(hardware, ranks, ranks), plan, program, hardware.device)
     return StepMemory(
         max(peak.allocated_bytes for peak in peaks),
         max(peak.reserved_bytes for peak in peaks),
         hardware.hbm_bytes - context_bytes(hardware),
     )
-
-
-Measured = tuple[str, str, float | None, float | None, StepMemory]
-"""Commit, run, bytes allocated and reserved, and what was predicted."""
-Lines = list[tuple[Cell, ...]]
-
-
-def memory_rows(found: Sequence[Measured]) -> tuple[Lines, Lines]:
-    """Mean errors, and every row; nothing of no rows."""
-    every: Lines = []
-    errors: tuple[list[float], list[float]] = ([], [])
-    for commit, run, allocated, reserved, predicted in found:
-        cells: list[Cell] = []
-        pairs = ((allocated, predicted.allocated), (reserved, predicted.reserved))
-        for sizes, (measured, needed) in zip(errors, pairs, strict=True):
-            error = None if measured is None else needed / measured - 1.0
-            sizes += [] if error is None else [abs(error)]
-            cells += [None if measured is None else measured / GIB, needed / GIB, error]
-        every.append((commit, run, *cells))
-    if not every:
-        return [], []
-    misfits = sum(memory.reserved > memory.capacity for *_, memory in found)
-    means = (fmean(sizes) if sizes else None for sizes in errors)
-    return [("all", len(found), *means, misfits)], every
 
 
 Backward = Callable[[Operand], Operand]
@@ -166,23 +137,17 @@ class _Benchmark(OpWriter):
         modules = self.workload.modules
         self.events += [Lookup(m, self.given[m]) for m in modules]
         values = [self.given[m][0] for m in modules]
+        widths = [v.shape[-1] for v in values]
         whole = self.op("cat", values, self._wide(*values))
         groups = [self.like(v) for v in values]
         self.events.append(OpCall("permute_multi_embedding", (whole,), tuple(groups)))
 
         def backward(grad: Operand) -> None:
-            copies, first = [], 0
-            for group in groups:
-                part = self.columns(grad, first, group.shape[-1])
-                copies.append(self.op("clone", [part], self.like(group)))
-                first += group.shape[-1]
+            parts = self.side_by_side(grad, widths)
+            copies = [self.op("clone", [part], self.like(part)) for part in parts]
             self.events.append(OpCall("permute", tuple(copies), (of_whole := self.like(whole),)))
-            first = whole.shape[-1]
-            for module in reversed(modules):
-                width = self.given[module][0].shape[-1]
-                first -= width
-                part = self.columns(of_whole, first, width)
-                self.events.append(LookupBackward(module, (part,)))
+            returned = zip(modules, self.side_by_side(of_whole, widths), strict=True)
+            self.events += [LookupBackward(m, (part,)) for m, part in reversed([*returned])]
 
         return groups, [whole], backward
 

@@ -34,7 +34,6 @@ HOST_BOUND_BATCH = 256
 
 
 def validate_torchrec_p4d(folder: Path) -> Report:
-    """Predict every row of the table in ``folder``."""
     return SUITES["torchrec-p4d"].report(*compare_tables(folder, {FILE: _compared}))
 
 

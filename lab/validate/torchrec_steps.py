@@ -12,25 +12,23 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from lab.planners.reservation import torchrec_default_plan
 from lab.statistics import grouped
 from lab.suites import COLUMNS, SUITES, Cell, ComparedRow, Report, Summary, noise_of
-from lab.validate.tables import known, profile_of_row, read
-from lab.validate.torchrec_memory import MAX_SEQUENCE, StepMemory, memory_of, memory_rows
+from lab.validate.tables import known, profile_of_row, ranks_of, read
+from lab.validate.torchrec_memory import MAX_SEQUENCE, StepMemory, memory_of
 from predictor.csv_rows import LARGEST, MOST_RANKS, Row, count, number
 from predictor.errors import ShardoptError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import SIGMA_OVER_MEAN, HardwareProfile
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, Optimizer, Table, Workload
 from predictor.predict import predict
-from predictor.units import MIB
+from predictor.units import GIB, MIB
 
 FILE = "torchrec_steps_measured.csv"
 STATS_FILE = "torchrec_planner_stats.csv"
@@ -108,7 +106,6 @@ class Run:
 
     @property
     def part(self) -> str:
-        """Of the report."""
         return UNLIKE if self.unlike else STEADY if self.steady else COLD
 
 
@@ -408,9 +405,7 @@ def plan_of(
         tables = _from_groups(workload, ranks, printed[name])
         if tables is not None:
             return f"printed in {name}", ShardingPlan(tables, ranks, ranks)
-    machine = Topology.uniform(
-        ranks, ranks, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
-    )
+    machine = ranks_of(hardware, ranks, ranks)
     return RULE, torchrec_default_plan(workload, machine, hardware.device)[1]
 
 
@@ -434,30 +429,25 @@ def _from_groups(
 
 
 def validate_torchrec_steps(folder: Path) -> Report:
-    """Predict every row of the table in ``folder``."""
     table = read(folder, FILE, parse_run)
     printed = read(folder, STATS_FILE, parse_group)
-    groups = tuple(group for group in printed.rows if group is not None)
+    groups = [group for group in printed.rows if group is not None]
     skipped = [*table.problems, *printed.problems]
     pairs: list[tuple[Run, ComparedRow]] = []
     needs: list[tuple[Run, StepMemory]] = []
     for run in table.rows:
         try:
-            pairs.append((run, _compared(run, groups)))
-            _, plan = _plan(run, groups)
-            needs.append((run, memory_of(run.workload, run.profile, run.ranks, plan)))
+            hardware = load_hardware(run.profile)
+            source, plan = plan_of(run.workload, run.ranks, run.plan_commit, groups, hardware)
+            pairs.append((run, _compared(run, source, plan)))
+            if run.reserved_bytes is not None:
+                needs.append((run, memory_of(run.workload, run.profile, run.ranks, plan)))
         except ShardoptError as error:
             skipped.append(f"{run.commit} {run.name}: {error}")
     kept = [pair for pair in pairs if not pair[0].unlike]
     noise = noise_of((run.key, run.measured_ms) for run, _ in kept)
     suite = SUITES["torchrec-steps"]
-    means, every = memory_rows(
-        [
-            (run.commit, run.name, run.allocated_bytes, run.reserved_bytes, memory)
-            for run, memory in needs
-            if run.reserved_bytes is not None
-        ]
-    )
+    means, every = memory_rows(needs)
     return suite.report(
         [row for _, row in pairs],
         skipped,
@@ -475,20 +465,35 @@ def validate_torchrec_steps(folder: Path) -> Report:
     )
 
 
-def _compared(run: Run, groups: tuple[Group, ...]) -> ComparedRow:
+Lines = list[tuple[Cell, ...]]
+
+
+def memory_rows(found: Sequence[tuple[Run, StepMemory]]) -> tuple[Lines, Lines]:
+    """Mean errors, and every row; nothing of no rows."""
+    every: Lines = []
+    errors: tuple[list[float], list[float]] = ([], [])
+    for run, memory in found:
+        cells: list[Cell] = []
+        pairs = ((run.allocated_bytes, memory.allocated), (run.reserved_bytes, memory.reserved))
+        for sizes, (measured, needed) in zip(errors, pairs, strict=True):
+            error = None if measured is None else needed / measured - 1.0
+            sizes += [] if error is None else [abs(error)]
+            cells += [None if measured is None else measured / GIB, needed / GIB, error]
+        every.append((run.commit, run.name, *cells))
+    if not every:
+        return [], []
+    misfits = sum(memory.reserved > memory.capacity for _, memory in found)
+    means = (fmean(sizes) if sizes else None for sizes in errors)
+    return [("all", len(found), *means, misfits)], every
+
+
+def _compared(run: Run, source: str, plan: ShardingPlan) -> ComparedRow:
     """A run called masked tells FBGEMM that no gradients of per-sample weights are wanted."""
     hw = load_hardware(run.profile)
     if "masked" in run.name:
         lookups = hw.embedding.model_copy(update={"weight_gradient": 0.0})
         hw = hw.model_copy(update={"embedding": lookups})
-    source, plan = _plan(run, groups)
-    topology = Topology.uniform(
-        run.ranks,
-        min(run.ranks, hw.gpus_per_host),
-        hbm_bytes=hw.hbm_bytes,
-        ddr_bytes=hw.ddr_bytes,
-    )
-    prediction = predict(run.workload, topology, hw, plan)
+    prediction = predict(run.workload, ranks_of(hw, run.ranks), hw, plan)
     return ComparedRow(
         {
             "commit": run.commit,
@@ -509,12 +514,6 @@ def _compared(run: Run, groups: tuple[Group, ...]) -> ComparedRow:
         "meta-pytorch/torchrec, benchmark_train_pipeline",
         prediction.interval_ms,
     )
-
-
-@cache
-def _plan(run: Run, groups: tuple[Group, ...]) -> tuple[str, ShardingPlan]:
-    hardware = load_hardware(run.profile)
-    return plan_of(run.workload, run.ranks, run.plan_commit, groups, hardware)
 
 
 def _excess(pairs: Sequence[tuple[Run, ComparedRow]]) -> Iterator[tuple[Cell, ...]]:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from lab.runtimes.megatron import Configuration, GptTraining, MegatronStep, load_megatron
 from lab.suites import COLUMNS, SUITES, ComparedRow, Report
-from lab.validate.tables import read
+from lab.validate.tables import ranks_of, read
 from predictor.csv_rows import MOST_RANKS, ParsedRows, Row, count, number
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.critical_path import Segment
-from predictor.model.topology import Topology
 from predictor.predict import iteration_interval
 from shardopt.formatting import plural
 
@@ -47,7 +46,6 @@ Timing = tuple[int, ...]
 
 
 def validate_transformers(folder: Path) -> Report:
-    """Predict every row of the tables in ``folder`` with the shipped constants."""
     runtime = load_megatron()
     rows: list[ComparedRow] = []
     skipped: list[str] = []
@@ -78,16 +76,11 @@ def validate_transformers(folder: Path) -> Report:
 
 def _interval(step: MegatronStep, model: GptTraining, time: float) -> tuple[float, float]:
     """90 % interval of an iteration, by how much of it each group of the profile gives."""
-    hardware = step.hardware
-    local = min(model.gpus, hardware.gpus_per_host)
-    topology = Topology.uniform(
-        model.gpus, local, hbm_bytes=hardware.hbm_bytes, ddr_bytes=hardware.ddr_bytes
-    )
     path = [
         Segment(resource, "", resource, 0, 0.0, share * time)
         for resource, share in step.shares(model).items()
     ]
-    return iteration_interval(time, path, hardware, topology)
+    return iteration_interval(time, path, step.hardware, ranks_of(step.hardware, model.gpus))
 
 
 def part_of(configuration: Configuration) -> str:

@@ -48,7 +48,6 @@ KIB = 1024
 
 
 def rounds_file(folder: Path, ranks: int) -> Path:
-    """Where the rounds of so many ranks lie."""
     return folder / f"rounds-{ranks}.jsonl"
 
 
@@ -161,7 +160,6 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
 
 
 def captured_step(rounds: Rounds, step: RankCalls, name: str) -> CapturedStep:
-    """A shape's step with the time of each of its ops."""
     rows = tuple(row for part in step.calls for row in part.rows)
     return CapturedStep(rows, rounds.captured[name], rounds.alone[name])
 
@@ -218,7 +216,6 @@ class Calibrated:
         return cls(ranks, rounds, steps, models, sync)
 
     def fitted_on(self, names: Sequence[str]) -> Calibrated:
-        """The same from some of the captured shapes."""
         return self.fitted(self.ranks, self.rounds, self.steps, names)
 
     @property
@@ -251,7 +248,6 @@ class Calibrated:
         return self.rounds.steps[near] * target.flop / shapes[near].flop
 
     def row(self, name: str, predicted_ms: float, part: str) -> ComparedRow:
-        """A shape's step, measured and predicted."""
         family = f"{parse_shape(name).family}, {plural(self.ranks, 'rank')}"
         named: dict[str, str | int | float] = {"ranks": self.ranks, "shape": name}
         return ComparedRow(named, self.rounds.steps[name], predicted_ms, family, part)

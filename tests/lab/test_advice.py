@@ -13,6 +13,7 @@ from shardopt.bench.job import Job
 from shardopt.bench.rows import BenchRows, read_rows, write_rows
 from shardopt.bench.run import new_rows
 from tests.builders import a_table, a_workload
+from tests.lab.validate.reports import a_round
 
 
 class Ranks:
@@ -29,17 +30,7 @@ class Ranks:
         ms = 1e-3 * job.workload.batch_size * (0.5 if job.workload.qcomm.forward != "fp32" else 1)
         for number in range(len(rows.rounds), job.rounds):
             times = {"plan": [[ms] * job.block] * job.world_size}
-            rows.rounds.append(
-                {
-                    **{"round": number, "session": len(rows.sessions) - 1, "at": "now"},
-                    **{"load": 0.0, "other_cores": None, "order": ["plan"]},
-                    **{
-                        "lead_ms": {"plan": [ms] * job.world_size},
-                        "ranks_ms": times,
-                        "reference_ms": {},
-                    },
-                }
-            )
+            rows.rounds.append(a_round(number, times, session=len(rows.sessions) - 1))
         write_rows(path, rows)
         return rows
 

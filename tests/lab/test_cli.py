@@ -14,7 +14,6 @@ from lab.tasks.models import draw_model
 from lab.tasks.plans import plan_of, random_plans, row_wise, table_wise
 from lab.tasks.task_set import TaskSet
 from lab.validate.gemm import GEMM_FILE
-from lab.validate.torchrec_p4d import FILE as P4D_FILE
 from shardopt.bench.job import Job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
@@ -22,17 +21,13 @@ from shardopt.calibrate import points as design
 from shardopt.config import load_model
 from shardopt.config.write import with_digest
 from tests.builders import a_table, a_topology, a_workload
+from tests.public_data import EXCERPTS
 
 GEMM = (
     "split,device,B,M,N,K,latency_ms,kernel\n"
     "test,NVIDIA A100-PCIE-40GB,1,4096,4096,4096,9.0,k\n"
     "test,NVIDIA L4,1,4096,4096,4096,20.0,k\n"
     "test,NVIDIA L4,1,4096,4096,x,20.0,k\n"
-)
-P4D = (
-    "source,gpu,n_gpus,local_batch,global_batch,interaction_optimizer,epoch_time,samples_per_s,"
-    "iter_ms_derived\n"
-    'mlcommons README,A100,8,2048,16384,"dot, SGD",1h,1,9.8\n'
 )
 
 
@@ -48,15 +43,14 @@ def test_the_console_shows_platforms_and_what_is_left_out(
 
 
 def test_torchrec_rows_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / P4D_FILE).write_text(P4D)
     page = tmp_path / "accuracy.md"
-    words = ["validate", "torchrec-p4d", "--data", str(tmp_path), "--write-docs", str(page)]
+    words = ["validate", "torchrec-p4d", "--data", str(EXCERPTS), "--write-docs", str(page)]
     assert main([*words, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["rows"][0]
-    assert row["local_batch"] == 2048
+    assert row["local_batch"] == 16384
     text = (tmp_path / "accuracy" / "torchrec-p4d.csv").read_text()
     assert "## torchrec-p4d" in page.read_text()
-    assert "mlcommons README" in text
+    assert "mlcommons/training" in text
     assert f"{row['predicted_ms']:.4g}" in text
 
 
@@ -73,7 +67,7 @@ def a_task(seed: int, task_set: TaskSet, models: str, count: int) -> Task:
         "split": tuple(row_wise(t, world_size) for t in made.tables),
     }
     plans = {name: plan_of(made, topology, plan) for name, plan in shardings.items()}
-    return Task(made, plans)
+    return made, plans
 
 
 def test_a_batch_of_two_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,15 +43,12 @@ class EveryIdDistinct(Bins):
     """Rows as they are, but no two ids of a batch share one."""
 
     def unique(self, draws: float) -> float:
-        """All of them."""
         return max(draws, 0.0) * self.mass
 
     def slice(self, first: float, last: float) -> EveryIdDistinct:
-        """As `Bins.slice`."""
         return _all_distinct(super().slice(first, last))
 
     def scaled(self, share: float) -> EveryIdDistinct:
-        """As `Bins.scaled`."""
         return _all_distinct(super().scaled(share))
 
 
@@ -66,7 +63,6 @@ class WithoutRepeats:
     of: Distribution
 
     def bins(self, num_embeddings: int) -> Bins:
-        """The same bins, of which every draw is a row of its own."""
         return _all_distinct(self.of.bins(num_embeddings))
 
 

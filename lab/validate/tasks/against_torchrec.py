@@ -17,8 +17,8 @@ from lab.statistics import grouped, mean_interval
 from lab.suites import SUITES, ComparedRow, Report
 from lab.tasks.against import OURS, SHIPPED, THEIRS
 from lab.tasks.plans import PREFIX
-from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
-from lab.validate.tasks.gains import FEWEST_ROUNDS, QUIET, Gain, TaskGains, find_gains
+from lab.tasks.task_set import MeasuredTask
+from lab.validate.tasks.gains import FEWEST_ROUNDS, QUIET, Gain, TaskGains, find_gains, load_quiet
 from lab.validate.tasks.tables import Line
 from predictor.errors import InputError
 from shardopt.formatting import percent
@@ -49,19 +49,8 @@ def validate_against_torchrec(folder: Path) -> Report:
         InputError: there is no batch, or a file of one is broken, of another machine, or without
             the two plans.
     """
-    batches = load_task_sets(
-        folder,
-        "a folder of batches that `python -m lab batch --against` has measured",
-    )
-    skipped = [text for batch in batches for text in batch.skipped]
-    tasks: list[TaskGains] = []
-    for batch in batches:
-        for task in batch.tasks:
-            gains = find_gains(batch, _check_plans(task))
-            if gains is None:
-                skipped.append(_too_loaded(batch, task))
-            else:
-                tasks.append(gains)
+    batches, quiet, skipped = load_quiet(folder, "plans against TorchRec's")
+    tasks = [find_gains(of.batch, _check_plans(of.task)) for of, _ in quiet]
     groups = list(_groups(tasks))
     suite = SUITES["against-torchrec"]
     chosen = [(g, name, of) for name in (OURS, SHIPPED) for g in groups if (of := _of(g, name))]
@@ -97,14 +86,6 @@ def validate_against_torchrec(folder: Path) -> Report:
         fewest=FEWEST_ROUNDS,
         dropped=_dropped(tasks),
         loaded=", ".join(loaded) or "none",
-    )
-
-
-def _too_loaded(batch: TaskSet, task: MeasuredTask) -> str:
-    quiet = sum((r["other_cores"] or 0.0) <= QUIET for r in task.rows.rounds)
-    return (
-        f"{batch.name} {task.name}: only {quiet} of {len(task.rows.rounds)} rounds without other "
-        f"work, and {FEWEST_ROUNDS} are needed; measure more rounds with the same command"
     )
 
 

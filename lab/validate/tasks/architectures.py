@@ -10,25 +10,27 @@ Why: docs/decisions/0012-dense-parts-tested-by-running.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lab.architecture import architecture_of
 from lab.statistics import geomean, grouped, relative_errors, shape_errors
 from lab.suites import SUITES, Report
-from lab.tasks.task_set import MeasuredTask, TaskSet, task_reference
-from lab.validate.tasks.ablations import FULL
+from lab.tasks.task_set import MeasuredTask, TaskSet
+from lab.validate.tasks.ablations import Ablation
 from lab.validate.tasks.gains import load_quiet
-from lab.validate.tasks.tables import Line, ablation_lines, join_arrays, shared_tables
-from lab.validate.tasks.task_prediction import (
-    TaskPrediction,
-    correct_drift,
-    drift_ratios,
-    predict_task,
+from lab.validate.tasks.tables import (
+    Line,
+    ablation_lines,
+    join_arrays,
+    predicted_pairs,
+    shared_tables,
 )
+from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
 from predictor.model.captured import CapturedDense
 from predictor.model.workload import DenseArch, Workload
-from shardopt.calibrate.fitting import Array, mape
+from shardopt.calibrate.fitting import mape
 
 PLANS, SEEN = "plans blind", "plans looked at"
 LOOKED_AT = frozenset({"2026-11-22-plain"})
@@ -43,20 +45,6 @@ FEWEST_ROUNDS = 3
 LINEARS = "linear layers once a sample"
 
 
-@dataclass(frozen=True)
-class ArchitectureTask:
-    """One task predicted, and predicted from the linear layers of its model alone."""
-
-    prediction: TaskPrediction
-    linears_ms: Array
-
-    @property
-    def kind(self) -> str:
-        """Of the architecture."""
-        found = architecture_of(self.prediction.task.rows)
-        return DLRM if found is None else found.kind
-
-
 def validate_architectures(folder: Path) -> Report:
     """Predict and score every plan of every task set in a folder.
 
@@ -64,41 +52,35 @@ def validate_architectures(folder: Path) -> Report:
         InputError: there is no task set, or a file of one is broken or of another machine.
     """
     batches, quiet, skipped = load_quiet(folder, "architectures", BESIDE, FEWEST_ROUNDS)
-    tasks = [_predict(batch, task) for batch, task in quiet]
-    kinds = {"all": tasks, **grouped(tasks, lambda task: task.kind)}
+    tasks = [_predict(of.batch, task) for of, task in quiet]
+    kinds = {"all": tasks, **grouped(tasks, _kind)}
     rows = [
-        replace(row, family=task.kind, part=SEEN if of.batch.name in LOOKED_AT else PLANS)
+        replace(row, family=_kind(task), part=SEEN if task.batch.name in LOOKED_AT else PLANS)
         for task in tasks
-        for of in [task.prediction]
-        for row in of.rows()
+        for row in task.rows()
     ]
     suite = SUITES["architectures"]
-    predictions = [task.prediction for task in tasks]
-    shared = shared_tables(suite, predictions, batches)
-    dense = {
-        "everything": [(p.measured_ms, p.predicted_ms) for p in predictions],
-        LINEARS: [(task.prediction.measured_ms, task.linears_ms) for task in tasks],
-    }
+    shared = shared_tables(suite, tasks, batches)
     return suite.report(
         rows,
         skipped,
         scores=(
             suite.table("architectures", [_kind_line(*item) for item in kinds.items()]),
-            suite.table("ablations", ablation_lines(dense)),
+            suite.table("ablations", ablation_lines(tasks)),
             *shared.values(),
         ),
         beside=BESIDE,
     )
 
 
-def _predict(batch: TaskSet, task: MeasuredTask) -> ArchitectureTask:
-    ratios = drift_ratios(task_reference(task.rows), batch.reference_ms)
-    hardware = correct_drift(batch.made.profile, ratios)
-    plans = [task.plans[name] for name in task.rows.names]
-    known = linears_alone(task.workload, task.rows.model.get("linears", ()))
-    return ArchitectureTask(
-        predict_task(batch, task), FULL.times(known, batch.ranks, hardware, plans)
-    )
+def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
+    known = partial(linears_alone, linears=task.rows.model.get("linears", ()))
+    return predict_task(batch, task, [Ablation(LINEARS, workload=known)])
+
+
+def _kind(task: TaskPrediction) -> str:
+    found = architecture_of(task.task.rows)
+    return DLRM if found is None else found.kind
 
 
 def linears_alone(workload: Workload, linears: Sequence[Sequence[int]]) -> Workload:
@@ -119,12 +101,12 @@ def linears_alone(workload: Workload, linears: Sequence[Sequence[int]]) -> Workl
     return replace(workload, dense=known)
 
 
-def _kind_line(kind: str, tasks: Sequence[ArchitectureTask]) -> Line:
+def _kind_line(kind: str, tasks: Sequence[TaskPrediction]) -> Line:
     """Errors of all plans of an architecture; by the linear layers alone as well."""
-    pairs = [(t.prediction.measured_ms, t.prediction.predicted_ms) for t in tasks]
+    pairs = predicted_pairs(tasks)
     errors = join_arrays([relative_errors(*pair) for pair in pairs])
     shapes = join_arrays([shape_errors(*pair) for pair in pairs])
-    alone = join_arrays([relative_errors(t.prediction.measured_ms, t.linears_ms) for t in tasks])
+    alone = join_arrays([relative_errors(t.measured_ms, t.ablated_ms[LINEARS]) for t in tasks])
     bias = float(errors.mean()) if errors.size else None
     figures = (mape(errors), geomean(errors), bias, mape(shapes), mape(alone))
     return (kind, len(tasks), len(errors), *figures)

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lab.statistics import grouped
 from lab.suites import SUITES, ComparedRow, Report
-from lab.tasks.task_set import MeasuredTask, TaskSet, in_window, split_window
+from lab.tasks.task_set import in_window, split_window
 from lab.validate.tasks.gains import QUIET, load_quiet
 from lab.validate.tasks.tables import Line
-from lab.validate.tasks.task_prediction import predict_task
+from lab.validate.tasks.task_prediction import TaskOfSet, predict_task
 from predictor.errors import InputError
 from shardopt.race import Ratio, median_interval, ratio_of
 
@@ -41,21 +41,11 @@ COMPARED = {
 """Table -> pairs of plans."""
 
 
-@dataclass(frozen=True)
-class DriftTask:
+class DriftTask(TaskOfSet):
     """One measured task, its plans by the names of those that chose them."""
-
-    batch: TaskSet
-    task: MeasuredTask
-
-    @property
-    def name(self) -> str:
-        """``task set, task-007``."""
-        return f"{self.batch.name} {self.task.name}"
 
     @property
     def windows(self) -> int:
-        """How many there are."""
         return 1 + len(self.task.windows)
 
     def label(self, chosen_by: str) -> str:
@@ -136,7 +126,7 @@ def validate_drifting(folder: Path) -> Report:
             without the plans of a task of drifting data.
     """
     _, quiet, skipped = load_quiet(folder, "drifting data")
-    tasks = [DriftTask(batch, task) for batch, task in quiet]
+    tasks = [DriftTask(of.batch, task) for of, task in quiet]
     for task in tasks:
         for chosen_by in (*WINDOW_PLANS, MISLED, HEDGED):
             task.label(chosen_by)

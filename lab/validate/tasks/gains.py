@@ -14,7 +14,7 @@ from lab.statistics import within_noise
 from lab.tasks.against import THEIRS
 from lab.tasks.plans import PREFIX
 from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
-from lab.validate.tasks.task_prediction import TaskPrediction, predict_task
+from lab.validate.tasks.task_prediction import TaskOfSet, TaskPrediction, predict_task
 from search.expected_gain import ExpectedGain, expected_gain
 from search.problem import Problem
 from shardopt.bench.summary import PlanSummary, summaries
@@ -102,7 +102,7 @@ def measured_gain(plan: PlanSummary) -> float:
 
 
 @dataclass(frozen=True)
-class TaskGains:
+class TaskGains(TaskOfSet):
     """The gains of one task.
 
     Args:
@@ -111,18 +111,11 @@ class TaskGains:
         rounds, loaded: counted, and left out as other work ran beside them; of the first part.
     """
 
-    batch: TaskSet
-    task: MeasuredTask
     chosen: dict[str, Gain]
     drawn: tuple[Gain, ...]
     rounds: int
     loaded: int
     parts: tuple[TaskPrediction, ...]
-
-    @property
-    def name(self) -> str:
-        """``batch task-007``."""
-        return f"{self.batch.name} {self.task.name}"
 
 
 def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
@@ -135,8 +128,9 @@ def quiet_part(part: MeasuredTask, most: float = QUIET) -> MeasuredTask:
     return replace(part, rows=replace(part.rows, rounds=rounds))
 
 
-QuietTasks = tuple[list[TaskSet], list[tuple[TaskSet, MeasuredTask]], list[str]]
-"""Task sets, their tasks in the rounds that no other work disturbed, a line for each left out."""
+QuietTasks = tuple[list[TaskSet], list[tuple[TaskOfSet, MeasuredTask]], list[str]]
+"""Task sets, their tasks, each also in the rounds that no other work disturbed, and a line for each
+left out."""
 
 
 def load_quiet(
@@ -161,29 +155,30 @@ def load_quiet(
         for task in batch.tasks:
             quiet = quiet_part(task, most)
             if len(quiet.rows.rounds) >= fewest:
-                found.append((batch, quiet))
+                found.append((TaskOfSet(batch, task), quiet))
             else:
-                why = f"fewer than {fewest} rounds without other work"
-                skipped.append(f"{batch.name} {task.name}: {why}")
+                skipped.append(
+                    f"{batch.name} {task.name}: only {len(quiet.rows.rounds)} of "
+                    f"{len(task.rows.rounds)} rounds without other work, and {fewest} are needed; "
+                    "measure more rounds with the same command"
+                )
     return batches, found, skipped
 
 
-def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains | None:
-    """Predict and time every plan; None where the first part has too few quiet rounds.
+def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains:
+    """Predict and time every plan of a task with enough quiet rounds.
 
     Further parts with too few are left out.
     """
-    wholes = [replace(task, rows=rows, more=()) for rows in (task.rows, *task.more)]
-    pairs = [(whole, quiet_part(whole)) for whole in wholes]
-    rounds = len(pairs[0][1].rows.rounds)
-    if rounds < FEWEST_ROUNDS:
-        return None
     gains: list[Gain] = []
-    predicted = []
-    for whole, part in pairs:
+    predicted: list[TaskPrediction] = []
+    for rows in (task.rows, *task.more):
+        whole = replace(task, rows=rows, more=())
+        part = quiet_part(whole)
         if len(part.rows.rounds) >= FEWEST_ROUNDS:
             predicted.append(predict_task(batch, part))
             gains += _gains(batch, predicted[-1], whole)
+    rounds = len(predicted[0].task.rows.rounds)
     return TaskGains(
         batch,
         task,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -47,7 +47,6 @@ FRESH = "predicted, fresh batches"
 
 
 def predicted_pairs(tasks: Sequence[TaskPrediction]) -> list[Pair]:
-    """Measured and predicted."""
     return [(t.measured_ms, t.predicted_ms) for t in tasks]
 
 
@@ -146,9 +145,12 @@ def _share(lost: Sequence[Pair], most: float) -> float:
     return float(np.mean([chances[regret <= most].sum() for regret, chances in lost]))
 
 
-def ablation_lines(named: Mapping[str, Sequence[Pair]]) -> Iterator[Line]:
-    """Predictor -> how well its times agree, and the share of tasks whose predicted fastest plan is
-    at most `PICKED` slower than the fastest."""
+def ablation_lines(tasks: Sequence[TaskPrediction]) -> Iterator[Line]:
+    """How well the times of each predictor agree, and the share of tasks whose predicted fastest
+    plan is at most `PICKED` slower than the fastest."""
+    named = {"everything": predicted_pairs(tasks)}
+    for name in tasks[0].ablated_ms if tasks else ():
+        named[name] = [(t.measured_ms, t.ablated_ms[name]) for t in tasks]
     for name, pairs in named.items():
         lost = [(regrets(m), picks(p)) for m, p in pairs]
         within = _share(lost, PICKED) if pairs else math.nan

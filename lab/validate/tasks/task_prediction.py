@@ -12,7 +12,7 @@ import numpy as np
 from lab.planners.published import TorchRecObjective
 from lab.suites import ComparedRow
 from lab.tasks.task_set import MeasuredTask, TaskSet, task_reference
-from lab.validate.tasks.ablations import ABLATIONS, FULL
+from lab.validate.tasks.ablations import FULL, Ablation
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.schema import CpuEmbedding, Curve, HardwareProfile, LinkCurves, StrictModel
 from predictor.model.plan import ShardingType
@@ -118,7 +118,20 @@ DEVELOPED_ON = tuple(f"2026-11-21-{name}" for name in ("a", "b", "c-link-1", "d-
 
 
 @dataclass(frozen=True)
-class TaskPrediction:
+class TaskOfSet:
+    """A measured task, and the task set that it is of."""
+
+    batch: TaskSet
+    task: MeasuredTask
+
+    @property
+    def name(self) -> str:
+        """``batch task-007``."""
+        return f"{self.batch.name} {self.task.name}"
+
+
+@dataclass(frozen=True)
+class TaskPrediction(TaskOfSet):
     """All that is known of one task's plans; arrays are ``[plans]``, in the order of the rows.
 
     Args:
@@ -130,8 +143,6 @@ class TaskPrediction:
         minutes: from the end of the calibration to the task.
     """
 
-    batch: TaskSet
-    task: MeasuredTask
     predicted_ms: Array
     uncorrected_ms: Array
     low_ms: Array
@@ -141,13 +152,7 @@ class TaskPrediction:
     minutes: float
 
     @property
-    def name(self) -> str:
-        """``batch task-007``."""
-        return f"{self.batch.name} {self.task.name}"
-
-    @property
     def plans(self) -> list[str]:
-        """Names, in the order of the arrays."""
         return self.task.rows.names
 
     @property
@@ -157,7 +162,6 @@ class TaskPrediction:
 
     @property
     def pipeline(self) -> str:
-        """The task's train pipeline."""
         return self.task.workload.train_pipeline
 
     @cached_property
@@ -171,7 +175,6 @@ class TaskPrediction:
         return "+".join(kind.short for kind in _ORDER if kind in used)
 
     def rows(self) -> list[ComparedRow]:
-        """A row a plan."""
         return [
             ComparedRow(
                 {
@@ -211,19 +214,21 @@ def medians_ms(rows: BenchRows, plans: Iterable[str], part: slice = slice(None))
     return np.array([statistics.median(flat(rows.samples_ms(plan)[part])) for plan in plans])
 
 
-def predict_task(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
+def predict_task(
+    batch: TaskSet, task: MeasuredTask, ablations: Sequence[Ablation] = ()
+) -> TaskPrediction:
     """Predict and rate every plan of a task; no sample of its iterations is looked at.
 
     Raises:
         ShardoptError: a plan cannot be predicted; names batch and task.
     """
     try:
-        return _predict(batch, task)
+        return _predict(batch, task, ablations)
     except ShardoptError as error:
         raise type(error)(f"{batch.name} {task.name}: {error}") from None
 
 
-def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
+def _predict(batch: TaskSet, task: MeasuredTask, ablations: Sequence[Ablation]) -> TaskPrediction:
     ratios = drift_ratios(task_reference(task.rows), batch.reference_ms)
     hardware = correct_drift(batch.made.profile, ratios)
     workload, ranks = task.workload, batch.ranks
@@ -238,7 +243,7 @@ def _predict(batch: TaskSet, task: MeasuredTask) -> TaskPrediction:
         FULL.times(workload, ranks, batch.made.profile, plans),
         low,
         high,
-        {a.name: a.times(workload, ranks, hardware, plans) for a in ABLATIONS},
+        {a.name: a.times(workload, ranks, hardware, plans) for a in ablations},
         np.array([rating.rating_ms([plan.tables[k] for k in workload.keys]) for plan in plans]),
         (task.at - batch.calibrated).total_seconds() / 60,
     )

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from lab.suites import SUITES, Report
 from lab.tasks.task_set import load_task_sets
+from lab.validate.tasks.ablations import ABLATIONS
 from lab.validate.tasks.tables import (
     ablation_lines,
     absolute,
     over_balanced,
-    predicted_pairs,
     shared_tables,
     synchronisation,
 )
@@ -38,7 +38,7 @@ def validate_torchrec_cpu(folder: Path) -> Report:
         folder,
         "a folder whose sub-folders hold batch.json, calibration.rows.csv and the tasks' rows",
     )
-    tasks = [predict_task(batch, task) for batch in batches for task in batch.tasks]
+    tasks = [predict_task(batch, task, ABLATIONS) for batch in batches for task in batch.tasks]
     rows = [
         replace(row, part=FRESH if task.fresh else DEVELOPED)
         for task in tasks
@@ -51,10 +51,6 @@ def validate_torchrec_cpu(folder: Path) -> Report:
     ]
     suite = SUITES["torchrec-cpu"]
     shared = shared_tables(suite, tasks, batches)
-    ablated = {"everything": predicted_pairs(tasks)} | {
-        name: [(t.measured_ms, t.ablated_ms[name]) for t in tasks]
-        for name in (tasks[0].ablated_ms if tasks else ())
-    }
     return suite.report(
         rows,
         [text for batch in batches for text in batch.skipped],
@@ -63,7 +59,7 @@ def validate_torchrec_cpu(folder: Path) -> Report:
             suite.table("absolute error", absolute(tasks)),
             *(shared[name] for name in ("ranking", "picking")),
             *(shared[name] for name in ("90 % intervals", "truth against truth")),
-            suite.table("ablations", ablation_lines(ablated)),
+            suite.table("ablations", ablation_lines(tasks)),
             suite.table("synchronisation", synchronisation(tasks)),
             suite.table("plans over the balanced one", over_balanced(tasks)),
             *(shared[name] for name in ("held-out kernels", "tasks")),

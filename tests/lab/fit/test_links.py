@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.fit.links import RDMA_GBIT_S, SEND_RECV_US, Hops, inter_curves, rdma, slingshot, tcpx
+from lab.fit.links import RDMA_GBIT_S, SEND_RECV_US, inter_curves, rdma, slingshot, tcpx
 from lab.validate.links import read_links
 from predictor.cost.collectives import Collectives, latency_ms
 from predictor.csv_rows import Row, number, read_table
@@ -21,7 +21,7 @@ from tests.public_data import every_table
 
 @every_table
 def test_bytes_past_a_nic_cost_what_rings_over_two_hosts_did(folder: Path) -> None:
-    curves = inter_curves(rdma(folder), Hops(SEND_RECV_US["h100"]))
+    curves = inter_curves(rdma(folder), SEND_RECV_US["h100"])
     shipped = load_hardware("h100-sxm").collectives.inter
     assert shipped.nic_gbit_s == RDMA_GBIT_S
     for op in ("all_reduce", "reduce_scatter", "all_gather"):

@@ -1,5 +1,7 @@
 """Rounds in which benchmarks are timed: what is done is kept, and what is found in them."""
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from lab.replay import compare
 from lab.replay.calls import FIT, TEST
 from lab.replay.compare import (
     LISTED,
+    MOST_FAVOURED,
     capture,
     folder_of,
+    hasten_main,
     measure,
     prepare,
     replays,
@@ -111,6 +115,24 @@ def test_rounds_that_other_work_disturbed_do_not_count(
     assert len(list(rounds)) == 2
     (model,) = replays(("mlp",), tmp_path)
     assert model.replay_ms == (11.0, 12.0)
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_only_rank_is_real_time_and_others_stay_below_gloo(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, refuse: bool
+) -> None:
+    asked: list[int] = []
+
+    def set_priority(which: int, who: int, value: int) -> None:
+        asked.append(value)
+        if refuse:
+            raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", set_priority)
+    monkeypatch.setattr(compare, "hasten_thread", lambda thread: asked.append(thread))
+    hasten_main(ranks)
+    assert asked == [threading.get_native_id() if ranks == 1 else MOST_FAVOURED]
 
 
 @pytest.mark.slow

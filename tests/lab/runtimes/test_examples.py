@@ -11,33 +11,18 @@ from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.model.workload import DenseArch, Feature, Table
 from predictor.units import gb_per_s
-
-ROWS, DIM = 10**6, 128
+from tests.builders import a_topology, a_workload, plan_of, table_wise
 
 
 def graph(ranks: int, *, first_gpu: bool) -> Graph:
-    tables = tuple(Table(f"t{i}", ROWS, DIM, (Feature(f"f{i}", 1.0),)) for i in range(4))
+    tables = [Table(f"t{i}", 10**6, 128, (Feature(f"f{i}", 1.0),)) for i in range(4)]
     dense = DenseArch(13, (512, 256, 128), (512, 1))
-    workload = Workload("small", 8192, tables, dense)
-    hw = load_hardware("v100-32gb")
-    top = Topology.uniform(ranks, ranks, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
-    plan = ShardingPlan(
-        {
-            table.name: TablePlan(
-                ShardingType.TABLE_WISE,
-                ComputeKernel.FUSED,
-                (Shard(i % ranks, (0, 0), (ROWS, DIM)),),
-            )
-            for i, table in enumerate(tables)
-        },
-        ranks,
-        ranks,
-    )
-    return ExamplesBuilder(PlanScorer(workload, top, hw), plan, first_gpu=first_gpu).build()
+    workload, top = a_workload(*tables, batch_size=8192, dense=dense), a_topology(ranks)
+    plan = plan_of(workload, top, [table_wise(t, i % ranks) for i, t in enumerate(tables)])
+    scorer = PlanScorer(workload, top, load_hardware("v100-32gb"))
+    return ExamplesBuilder(scorer, plan, first_gpu=first_gpu).build()
 
 
 def time_ms(found: Graph) -> float:
@@ -71,8 +56,7 @@ SIZE = 2.0**30
 
 
 def all_to_all_ms(hardware: HardwareProfile) -> float:
-    top = Topology.uniform(8, 8, hbm_bytes=1, ddr_bytes=1)
-    return float(Collectives(hardware, top).all_to_all(SIZE))
+    return float(Collectives(hardware, a_topology(8)).all_to_all(SIZE))
 
 
 def test_graphs_take_the_host_out() -> None:

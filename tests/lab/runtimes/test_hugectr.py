@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +19,9 @@ from lab.runtimes.hugectr import (
 from predictor.cost.loads import Load
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
-from predictor.model.workload import DcnV2, DenseArch, Feature, Table, Workload
+from predictor.model.plan import ShardingType, TablePlan
+from predictor.model.workload import DcnV2, DenseArch, Feature, Table
+from tests.builders import a_topology, a_workload, cut, data_parallel, plan_of, table_wise
 from tests.public_data import EXCERPTS
 
 RANKS = 4
@@ -29,31 +30,24 @@ HUGECTR_V20, HUGECTR_V30, HUGECTR_V31 = (
 )
 
 
-def workload(batch: int = 4096) -> Workload:
-    tables = tuple(
-        Table(f"t{i}", 1_000_000, 128, (Feature(f"f{i}", 4.0, distribution=Zipf(1.1)),))
-        for i in range(RANKS)
-    )
-    dense = DenseArch(13, (512, 128), (512, 1), DcnV2(3, 512), "fp16", "adagrad")
-    return Workload("small", batch, tables, dense)
+TABLES = tuple(
+    Table(f"t{i}", 1_000_000, 128, (Feature(f"f{i}", 4.0, distribution=Zipf(1.1)),))
+    for i in range(RANKS)
+)
+DENSE = DenseArch(13, (512, 128), (512, 1), DcnV2(3, 512), "fp16", "adagrad")
+MODEL = a_workload(*TABLES, batch_size=4096, dense=DENSE)
+WHOLE = [table_wise(table, rank) for rank, table in enumerate(TABLES)]
 
 
-def plan(replicated: int = 0) -> ShardingPlan:
-    tables = {}
-    for i in range(RANKS):
-        if i < replicated:
-            shards = tuple(Shard(r, (0, 0), (1_000_000, 128)) for r in range(RANKS))
-            tables[f"t{i}"] = TablePlan(ShardingType.DATA_PARALLEL, ComputeKernel.DENSE, shards)
-        else:
-            shards = (Shard(i, (0, 0), (1_000_000, 128)),)
-            tables[f"t{i}"] = TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, shards)
-    return ShardingPlan(tables, RANKS, RANKS)
-
-
-def builder(batch: int = 4096, replicated: int = 0) -> HugeCtrBuilder:
-    hw = load_hardware("h100-sxm")
-    top = Topology.uniform(RANKS, RANKS, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
-    return HugeCtrBuilder(workload(batch), top, hw, plan(replicated), HUGECTR_V31)
+def builder(
+    plan: Sequence[TablePlan] = WHOLE,
+    world: int = RANKS,
+    hardware: str = "h100-sxm",
+    runtime: Runtime = HUGECTR_V31,
+) -> HugeCtrBuilder:
+    top = a_topology(world)
+    hw = load_hardware(hardware)
+    return HugeCtrBuilder(MODEL, top, hw, plan_of(MODEL, top, plan), runtime)
 
 
 def test_every_constant_costs_time() -> None:
@@ -71,23 +65,15 @@ def test_every_constant_costs_time() -> None:
 
 
 def test_replicated_tables_are_reduced_not_exchanged() -> None:
-    phases = [{op.phase for op in builder(replicated=r).build().ops} for r in (0, RANKS)]
+    copies = [data_parallel(table, RANKS) for table in TABLES]
+    phases = [{op.phase for op in builder(plan).build().ops} for plan in (WHOLE, copies)]
     assert "output_dist_forward" in phases[0]
     assert "output_dist_forward" not in phases[1]
-    assert builder(replicated=RANKS).iteration_ms() > builder().iteration_ms()
+    assert builder(copies).iteration_ms() > builder().iteration_ms()
 
 
-def hybrid(world: int, batch: int = 4096) -> HugeCtrBuilder:
-    hw = load_hardware("a100-80gb")
-    top = Topology.uniform(world, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
-    tables = {
-        f"t{i}": TablePlan(
-            ShardingType.TABLE_WISE, ComputeKernel.FUSED, (Shard(i, (0, 0), (1_000_000, 128)),)
-        )
-        for i in range(RANKS)
-    }
-    plan = ShardingPlan(tables, world, 8)
-    return HugeCtrBuilder(workload(batch), top, hw, plan, HUGECTR_V20)
+def hybrid(world: int) -> HugeCtrBuilder:
+    return builder(WHOLE, world, "a100-80gb", HUGECTR_V20)
 
 
 def costs(made: HugeCtrBuilder) -> dict[str, float]:
@@ -121,14 +107,9 @@ def test_on_one_host_a_frequent_row_is_fetched_once_a_rank() -> None:
 
 def test_a_hierarchical_lookup_stores_into_its_host_itself() -> None:
     """Pooling and the exchange over NVLink are one kernel, as long as the longer of the two."""
-    hw = load_hardware("h100-sxm")
-    top = Topology.uniform(16, 8, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
-    tables = {}
-    for i in range(RANKS):
-        first = 8 * (i % 2)
-        shards = tuple(Shard(first + r, (125_000 * r, 0), (125_000, 128)) for r in range(8))
-        tables[f"t{i}"] = TablePlan(ShardingType.TABLE_ROW_WISE, ComputeKernel.FUSED, shards)
-    made = HugeCtrBuilder(workload(), top, hw, ShardingPlan(tables, 16, 8), HUGECTR_V31)
+    hosts = [range(8), range(8, 16)]
+    kind = ShardingType.TABLE_ROW_WISE
+    made = builder([cut(table, kind, hosts[i % 2]) for i, table in enumerate(TABLES)], 16)
     stores = made.exchanges[0]
     assert costs(made)["ebc.TWRW lookup embedding_forward"] >= float(
         made._outputs(stores, backward=False)[0].cost_ms.max()

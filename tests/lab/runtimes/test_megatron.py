@@ -49,7 +49,7 @@ def test_a_fast_host_leaves_the_kernels() -> None:
     step = MegatronStep(A100, replace(RUNTIME, kernel_us=1e-6))
     times = step.segments_ms(MODEL)
     for name, kernels in segment_kernels(MODEL).items():
-        assert times[name] == pytest.approx(sum(map(step.kernel_ms, kernels)))
+        assert times[name] == pytest.approx(sum(step.kernel_ms(k, MODEL) for k in kernels))
 
 
 def test_the_host_waits_for_every_all_reduce() -> None:
@@ -57,7 +57,7 @@ def test_the_host_waits_for_every_all_reduce() -> None:
     host = replace(RUNTIME, kernel_us=50_000.0)
     step = MegatronStep(A100, host)
     kernels = segment_kernels(model)["layer_forward"]
-    reduced = [step.tensor_ms(model, k) for k in kernels if k.kind == "all_reduce"]
+    reduced = [step.kernel_ms(k, model) for k in kernels if k.kind == "all_reduce"]
     launches = 50.0 * (len(kernels) - len(reduced))
     assert min(reduced) > 0
     found = step.segments_ms(model)["layer_forward"]

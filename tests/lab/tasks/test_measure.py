@@ -25,6 +25,7 @@ from shardopt.config.write import with_digest
 from shardopt.ranks.rank import RankDiedError
 from shardopt.ranks.realtime import Runtime
 from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
+from tests.lab.validate.reports import a_round
 
 MACHINE = {"processor": "a", "memory_bytes": 2**34, "torch": "2"}
 WARM = {"rounds": 1, "settled": True}
@@ -37,7 +38,7 @@ def a_task(seed: int, plans: int, topology: Topology) -> Task:
         f"on_{at}": plan_of(made, topology, [table_wise(made.tables[0], at % topology.world_size)])
         for at in range(plans)
     }
-    return Task(made, found)
+    return made, found
 
 
 class Lab:
@@ -71,23 +72,11 @@ class Lab:
         for index in range(len(rows.rounds), job.rounds):
             if self.dies.get(path.name) == index:
                 raise RankDiedError(f"rank 1 died in {path.name}", 3)
-            rows.rounds.append(a_round(index, rows.names, job.block))
+            rows.rounds.append(
+                a_round(index, {name: [[1.0] * job.block] * 2 for name in rows.names})
+            )
             write_rows(path, rows)
             say(f"round {index + 1} of {job.rounds}")
-
-
-def a_round(index: int, names: list[str], block: int) -> dict[str, Any]:
-    return {
-        "round": index,
-        "session": 0,
-        "at": "2026-01-01T00:00:00+00:00",
-        "load": 0.5,
-        "other_cores": None,
-        "order": names,
-        "lead_ms": {name: [1.0, 1.0] for name in names},
-        "ranks_ms": {name: [[1.0] * block] * 2 for name in names},
-        "reference_ms": {"gemm": [[0.1], [0.1]]},
-    }
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
+from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.plan_json import plan_to_dict
 from shardopt.bench.rows import BenchRows, write_rows
 from shardopt.calibrate.points import COLLECTIVE_OPS, Point
 from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
 from shardopt.calibrate.rows import CalibrationRows, Origin, row_of_samples
 from shardopt.measure.sampling import Samples
+from tests.builders import a_table, cut, data_parallel, table_wise
+from tests.lab.validate.reports import a_round
 
 ENVIRONMENT: dict[str, Any] = {
     "system": "Linux",
@@ -35,7 +37,6 @@ CALIBRATED_AT = "2026-01-01T00:00:00Z"
 MEASURED_AT = "2026-01-01T00:45:00+00:00"
 ROUNDS = (0.95, 1.05, 0.95, 1.05)
 """Even rounds are faster than odd ones; the median over all is 1."""
-ROWS, DIM = (1000, 200_000), 32
 MODEL = """\
 schema: 1
 name: two_tables
@@ -58,29 +59,16 @@ dense:
 """
 
 
-def table(kind: ShardingType, rows: int, rank: int) -> TablePlan:
-    """One table, whole on a rank, split by rows or on both ranks."""
-    if kind is ShardingType.ROW_WISE:
-        half = rows // 2
-        shards = tuple(Shard(r, (r * half, 0), (half, DIM)) for r in range(2))
-        return TablePlan(kind, ComputeKernel.FUSED, shards)
-    if kind is ShardingType.DATA_PARALLEL:
-        shards = tuple(Shard(r, (0, 0), (rows, DIM)) for r in range(2))
-        return TablePlan(kind, ComputeKernel.DENSE, shards)
-    return TablePlan(kind, ComputeKernel.FUSED, (Shard(rank, (0, 0), (rows, DIM)),))
-
-
-def plan(a: ShardingType, b: ShardingType, local: int = 2) -> ShardingPlan:
-    """Of the two tables."""
-    return ShardingPlan({"a": table(a, ROWS[0], 0), "b": table(b, ROWS[1], 1)}, 2, local)
-
-
-TW, RW, DP = ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL
+A, B = a_table("a", 1000, 32), a_table("b", 200_000, 32)
+RW = ShardingType.ROW_WISE
 PLANS = {
-    "table_wise_by_lookups": plan(TW, TW),
-    "row_wise": plan(RW, RW),
-    "mixed": plan(RW, TW),
-    "replicated": plan(DP, TW),
+    name: ShardingPlan(dict(zip("ab", tables, strict=True)), 2, 2)
+    for name, tables in {
+        "table_wise_by_lookups": (table_wise(A, 0), table_wise(B, 1)),
+        "row_wise": (cut(A, RW, [0, 1]), cut(B, RW, [0, 1])),
+        "mixed": (cut(A, RW, [0, 1]), table_wise(B, 1)),
+        "replicated": (data_parallel(A, 2), table_wise(B, 1)),
+    }.items()
 }
 
 
@@ -88,24 +76,13 @@ def bench_rows(
     pipeline: str, times_ms: Sequence[float], slower: float, block: int = 2
 ) -> BenchRows:
     """Four rounds; ``slower`` is how much slower the reference kernels run than calibrated."""
-    names = list(PLANS)
-
-    def of(scale: float) -> dict[str, list[list[float]]]:
-        times = zip(names, times_ms, strict=True)
-        return {name: [[time * scale] * block] * 2 for name, time in times}
-
+    times = dict(zip(PLANS, times_ms, strict=True))
     rounds = [
-        {
-            "round": index,
-            "session": 0,
-            "at": MEASURED_AT,
-            "load": 0.0,
-            "other_cores": 0.0,
-            "order": names,
-            "lead_ms": {name: [1.0, 1.0] for name in names},
-            "ranks_ms": of(scale),
-            "reference_ms": {k: [[ms * slower] * 4] * 2 for k, ms in REFERENCE_MS.items()},
-        }
+        a_round(
+            index,
+            {name: [[time * scale] * block] * 2 for name, time in times.items()},
+            reference_ms={k: [[ms * slower] * 4] * 2 for k, ms in REFERENCE_MS.items()},
+        )
         for index, scale in enumerate(ROUNDS)
     ]
     session = {

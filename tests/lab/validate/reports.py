@@ -27,6 +27,24 @@ def table(report: Report, name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def a_round(
+    number: int, ranks_ms: Mapping[str, list[list[float]]], **more: object
+) -> dict[str, Any]:
+    """A round of a rows file in which each plan took these ms, by rank and iteration."""
+    return {
+        "round": number,
+        "session": 0,
+        "at": "2026-01-01T00:45:00+00:00",
+        "load": 0.0,
+        "other_cores": None,
+        "order": [*ranks_ms],
+        "lead_ms": {name: [1.0] * len(ranks) for name, ranks in ranks_ms.items()},
+        "ranks_ms": ranks_ms,
+        "reference_ms": {},
+        **more,
+    }
+
+
 def set_rounds(
     lab: Any, file: str, plans: Mapping[str, str], rounds: list[dict[str, float]]
 ) -> None:
@@ -39,14 +57,9 @@ def set_rounds(
     rows = read_rows(lab.folder / f"{file[:8]}.rows.json")
     entries = {entry["name"]: entry["plan"] for entry in rows.plans}
     rows.plans = [{"name": name, "plan": entries[source]} for name, source in plans.items()]
+    reference_ms = rows.rounds[0]["reference_ms"]
     rows.rounds = [
-        {
-            **rows.rounds[0],
-            "round": at,
-            "order": list(plans),
-            "lead_ms": {name: [1.0, 1.0] for name in plans},
-            "ranks_ms": {name: [[ms] * 2] * 2 for name, ms in times.items()},
-        }
+        a_round(at, {name: [[ms] * 2] * 2 for name, ms in times.items()}, reference_ms=reference_ms)
         for at, times in enumerate(rounds)
     ]
     write_rows(lab.folder / file, rows)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from lab.first_scores import scores
-from lab.suites import Summary
+from lab.suites import GAVE, Summary
 from lab.validate.collectives import (
     ACROSS_LARGE,
-    GAVE,
     RANKS,
     SIZES,
     UNSTATED,

@@ -11,76 +11,34 @@ from hypothesis import strategies as st
 
 from lab.pages.scores import report_object
 from lab.suites import SUITES as LISTED
-from lab.validate.gemm import GEMM_FILE, MATMUL_FILE
-from lab.validate.links import NCCL_FILE, VIDUR_FILE, VTRAIN_FILE
-from lab.validate.mlperf import CONFIGS_FILE, PLANS_FILE, ROWS_FILE
-from lab.validate.ops import FILE as OPS_FILE
-from lab.validate.torchrec_p4d import FILE as P4D_FILE
 from predictor.errors import InputError
+from tests.public_data import EXCERPTS
 
 pytestmark = pytest.mark.timeout(120)
 
-NCCL = (
-    "# a log\nsource,gpu,nodes,n_gpus,collective,size_bytes,time_us_out_of_place,time_us_in_place\n"
-    + "".join(f"log,H100,1,8,alltoall,{2**e},{10 + 2**e / 1e5:.1f},\n" for e in range(10, 22))
-    + "log,H100,2,16,allreduce,1048576,,55.5\n"
-)
-VIDUR = "platform,collective,num_workers,devices_per_node,size,us_min\n" + "".join(
-    f"h100,all_reduce,{n},{n},{2**e},{9 + n}\n" for n in (2, 4) for e in (12, 16, 20)
-)
-VTRAIN = "gpu,n_gpus,size_bytes,time_us_out_of_place\n" + "".join(
-    f"v100,{n},{2**e},{20 + n}\n" for n in (2, 3, 4) for e in (20, 22)
-)
-GEMM = (
-    "split,device,B,M,N,K,latency_ms\n"
-    "train,NVIDIA A100-PCIE-40GB,1,512,512,512,0.1\n"
-    "test,NVIDIA A100-PCIE-40GB,4,512,1024,512,0.2\ntest,Tesla T4,1,8,8,8,0.05\n"
-)
-MATMUL = (
-    "# kernels\ngpu,b,m,n,k,lhs,rhs,out,time_us,date,flag\n"
-    "H100,1,512,512,512,bf16,bf16,bf16,6.0,2025-10-21,\n"
-    "H100,2,512,512,512,f32,f32,f32,12.0,2025-10-21,\nMI300X,1,512,512,512,bf16,bf16,bf16,6,x,\n"
-)
 OPS = (
     "source,pr,gpu,op,impl,shape,dtype,mode,time_us,ideal_bytes_GB\n"
     "r,#1,H100 96GB,pooled regroup,triton,see PR,fp32,fwd+bwd,900,2.0\n"
     "r,#1,H100 96GB,batch_index_select,torch,T16 R1 B256,fp16,fwd,120,0.002\n"
     "r,#1,GB300,mx4 dequantize,triton,out 1000000 group 16,fp32 out,fwd,9,\n"
 )
-SYSTEMS = (
-    "round,org,system,benchmark,nodes,accel_per_node,accelerator,accel_interconnect,cpu,"
-    "global_batch,iter_ms_median\n"
-    "v4.0,Org,box,dlrm_dcnv2,1,2,NVIDIA H100-SXM5-80GB,NVLink,cpu,16384,2.0\n"
-    "v2.1,Org,old,dlrm,1,2,NVIDIA A30,,cpu,8192,3.0\nv4.0,Org,rack,dlrm_dcnv2,4,0,N/A,,x,64,200\n"
-)
-CONFIGS = (
-    "round,org,global_batch,nodes,gpus_per_node,sharding_plan,mem_comm_bw_ratio,"
-    "dp_sharding_threshold_gb\nv4.0,Org,16384,1,2,auto,7,0.008 (default)\n"
-)
-PLANS = json.dumps(
-    {
-        "table_rows": [1000, 400000, 50],
-        "multi_hot": [3, 2, 1],
-        "plans": [
-            {
-                **{"nodes": 1, "gpus_per_node": 2, "plan": "auto", "dp_threshold_gb": 0.008},
-                **{"mem_comm_bw_ratio": 7.0, "dp_tables": [2]},
-                "mp_tables_per_bucket": [[0], [1]],
-            }
-        ],
-    }
-)
-P4D = (
-    "source,n_gpus,local_batch,interaction_optimizer,iter_ms_derived\n"
-    'mlcommons,8,2048,"dot, SGD",9.8\n'
-)
+ROWS = 3
+"""Of each excerpt, spread over it."""
+
+
+def some_of(path: Path) -> str:
+    """A file of the excerpts, of a table some rows."""
+    lines = path.read_text().splitlines(keepends=True)
+    if path.suffix != ".csv":
+        return "".join(lines)
+    head = next(at for at, line in enumerate(lines) if not line.startswith("#")) + 1
+    return "".join([*lines[:head], *lines[head :: max(1, (len(lines) - head) // ROWS)][:ROWS]])
+
+
 SUITES = {
-    "collectives": {NCCL_FILE: NCCL, VIDUR_FILE: VIDUR, VTRAIN_FILE: VTRAIN},
-    "torchrec-p4d": {P4D_FILE: P4D},
-    "gemm": {GEMM_FILE: GEMM, MATMUL_FILE: MATMUL},
-    "ops": {OPS_FILE: OPS},
-    "mlperf-dlrm": {ROWS_FILE: SYSTEMS, CONFIGS_FILE: CONFIGS, PLANS_FILE: PLANS},
-}
+    name: {file: some_of(EXCERPTS / file) for file in LISTED[name].tables}
+    for name in (*("collectives", "gemm", "mlperf-dlrm"), *("dlrm-published", "torchrec-p4d"))
+} | {"ops": {"membound_ops_measured.csv": OPS}}
 
 CELLS = (
     *("", " ", "x", "0", "-1", "1", "3", "0.5", "7e7", "1e15", "1e-12", "1e300", "1e999", "nan"),
@@ -137,21 +95,3 @@ def test_a_damaged_table_is_reported_or_refused(
         assert found["skipped"]["count"] == len(report.skipped)
         return
     assert str(tmp_path) in message
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_files_that_are_no_tables(tmp_path: Path, suite: str) -> None:
-    files = SUITES[suite]
-    first = next(iter(files))
-    for other, text in files.items():
-        (tmp_path / other).write_text(text)
-    for bad, words in ((b"", "is empty"), (b"\xff\xfe", "cannot be read"), (b"a,b\n", "no column")):
-        (tmp_path / first).write_bytes(bad)
-        with pytest.raises(InputError, match=words) as caught:
-            LISTED[suite].run(tmp_path)
-        assert first in str(caught.value)
-    (tmp_path / first).unlink()
-    (tmp_path / first).mkdir()
-    if len(files) == 1:
-        with pytest.raises(InputError, match=first):
-            LISTED[suite].run(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.criteo import criteo_tables
 from lab.runtimes.hugectr import runtime_of_round
 from lab.suites import Summary
 from lab.validate.mlperf import (
@@ -27,7 +28,6 @@ from lab.validate.mlperf import (
     parts_of,
     validate_mlperf_dlrm,
 )
-from predictor.hardware.device_names import profile_of_device
 from predictor.model.plan import ShardingType
 from predictor.model.plan_check import table_problem
 from tests.public_data import every_table
@@ -46,6 +46,7 @@ MATRICES = (
     Matrix(1, 4, Knobs(False, 7.0, 0.008), (2,), ((0, 1), (1,), (3,), (3,))),
     Matrix(2, 4, Knobs(True, 67.0, 0.0125), (2,), ((0, 1), (1, 3))),
 )
+TABLES = criteo_tables(ROWS, HOT, 128, "exact_sgd")
 PLANNER = Planner({}, MATRICES, ROWS, HOT)
 
 
@@ -63,20 +64,6 @@ def system(**changes: object) -> System:
         "measured_ms": 2.0,
     }
     return System(**(values | changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "profile"),
-    [
-        ("NVIDIA A100-SXM-80GB CTS", "a100-80gb"),
-        ("NVIDIA H200-NVL-141GB", "h200-nvl"),
-        ("NVIDIA B200-SXM-180GB", "b200"),
-        ("NVIDIA L40", "l40"),
-        ("TPU-v4", None),
-    ],
-)
-def test_accelerators_find_their_profile(accelerator: str, profile: str | None) -> None:
-    assert profile_of_device(accelerator) == profile
 
 
 def test_runtimes_by_round() -> None:
@@ -108,20 +95,22 @@ def test_the_software_of_a_round_may_be_older_than_the_round() -> None:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_plans_tile_every_table(matrix: Matrix) -> None:
-    plan = matrix.plan([f"t{i}" for i in range(4)], ROWS, 128)
+    plan = matrix.plan(TABLES)
     for table, rows in zip(plan.tables.values(), ROWS, strict=True):
         cells = sum(s.size[0] * s.size[1] for s in table.shards)
         copies = plan.world_size if table.sharding_type is ShardingType.DATA_PARALLEL else 1
         assert cells == copies * rows * 128
         if copies > 1:
             assert table_problem(table, (rows, 128), plan.world_size) is None
-    assert {s.rank for s in plan.tables["t1"].shards} == set(range(8 if matrix.nodes > 1 else 2))
+    assert {s.rank for s in plan.tables["t_cat_1"].shards} == set(
+        range(8 if matrix.nodes > 1 else 2)
+    )
 
 
 def test_a_bucket_of_a_node_spreads_over_its_gpus_and_reduces_there() -> None:
-    plan = MATRICES[1].plan([f"t{i}" for i in range(4)], ROWS, 128)
-    assert plan.tables["t3"].sharding_type is ShardingType.TABLE_ROW_WISE
-    assert {s.rank for s in plan.tables["t3"].shards} == {4, 5, 6, 7}
+    plan = MATRICES[1].plan(TABLES)
+    assert plan.tables["t_cat_3"].sharding_type is ShardingType.TABLE_ROW_WISE
+    assert {s.rank for s in plan.tables["t_cat_3"].shards} == {4, 5, 6, 7}
 
 
 def test_a_machine_without_a_plan_is_said() -> None:

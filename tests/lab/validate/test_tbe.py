@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.suites import GAVE
 from lab.validate.tbe import (
     EVAL,
     FLOOR,
-    GAVE,
     LOOKUPS,
     MEASURED_FILE,
     PR_FILE,

@@ -19,32 +19,25 @@ from lab.validate.tasks.task_prediction import correct_drift, drift_ratios
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.distribution import Zipf
-from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.topology import Topology
-from predictor.model.workload import DenseArch, Feature, Table, Workload
+from predictor.model.workload import DenseArch, Feature, Table
 from predictor.predict import predict
 from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
+from tests.builders import a_topology, a_workload, plan_of, table_wise
 
 CPU = load_hardware("cpu-gloo")
-RANKS = Topology.uniform(2, 2, hbm_bytes=2**33, ddr_bytes=2**33)
-WORKLOAD = Workload(
-    "w",
-    512,
-    (
-        Table("a", 50_000, 32, (Feature("fa", 20.0, distribution=Zipf(1.1)),)),
-        Table("b", 1000, 32, (Feature("fb", 2.0, distribution=Zipf(1.1)),)),
-    ),
-    DenseArch(13, (32,), (32, 1), "concat"),
+RANKS = a_topology()
+WORKLOAD = a_workload(
+    Table("a", 50_000, 32, (Feature("fa", 20.0, distribution=Zipf(1.1)),)),
+    Table("b", 1000, 32, (Feature("fb", 2.0, distribution=Zipf(1.1)),)),
+    batch_size=512,
+    dense=DenseArch(13, (32,), (32, 1), "concat"),
 )
 
 
-def whole(rank: int, rows: int) -> TablePlan:
-    shard = Shard(rank, (0, 0), (rows, 32))
-    return TablePlan(ShardingType.TABLE_WISE, ComputeKernel.FUSED, (shard,))
-
-
-APART = ShardingPlan({"a": whole(0, 50_000), "b": whole(1, 1000)}, 2, 2)
-TOGETHER = ShardingPlan({"a": whole(0, 50_000), "b": whole(0, 1000)}, 2, 2)
+APART, TOGETHER = (
+    plan_of(WORKLOAD, RANKS, [table_wise(t, r) for t, r in zip(WORKLOAD.tables, on, strict=True)])
+    for on in ((0, 1), (0, 0))
+)
 
 
 def test_nothing_taken_out_is_the_prediction() -> None:

@@ -245,6 +245,8 @@ def test_a_task_with_too_few_quiet_rounds_is_named(report: Report, lab: Any) -> 
 
 
 def test_rows_of_another_batch_are_refused(lab: Any) -> None:
+    names = {name: name for name in SOURCE.values()}
+    set_rounds(lab, "task-001.rows.json", names, [dict.fromkeys(names, 1.0)] * 8)
     with pytest.raises(InputError, match="task-001: its plans are table_wise_by_lookups"):
         validate_against_torchrec(lab.root)
 
