@@ -268,18 +268,34 @@ def span(values: Iterable[float]) -> tuple[float, float]:
 
 def non_negative(columns: Any, time: Array) -> Array:
     """Coefficients >= 0 of ``columns [rows, terms]`` with the least absolute relative errors."""
+    relative = np.asarray(columns, dtype=np.float64) / time[:, None]
+    return least_errors(relative, np.ones_like(time))
+
+
+def least_errors(
+    columns: Array, target: Array, penalty: Array | None = None, reweightings: int = REWEIGHTINGS
+) -> Array:
+    """Coefficients >= 0 of ``columns [rows, terms]`` that come near a ``target [rows]``.
+
+    Args:
+        penalty: further rows ``[any, terms]`` whose target is 0, and whose weight stays.
+        reweightings: 0 for least squares; a dozen come close to least absolute errors.
+    """
     from scipy.optimize import nnls
 
-    relative = np.asarray(columns, dtype=np.float64) / time[:, None]
-    scale = np.abs(relative).max(axis=0)
-    scale[scale == 0] = 1.0
-    weight = np.ones_like(time)
-    solution = np.zeros(relative.shape[1])
-    for _ in range(1 + REWEIGHTINGS):
-        solution, _ = nnls(relative / scale * weight[:, None], weight)
-        off = np.abs(relative / scale @ solution - 1.0)
-        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
-    return np.asarray(solution / scale)
+    penalty = np.zeros((0, columns.shape[1])) if penalty is None else penalty
+    targets, weight = np.append(target, np.zeros(len(penalty))), np.ones_like(target)
+    for left in range(reweightings, -1, -1):
+        matrix = np.vstack((columns * weight[:, None], penalty))
+        scale = np.abs(matrix).max(axis=0)
+        scale[scale == 0] = 1.0
+        targets[: len(target)] = target * weight
+        solution = nnls(matrix / scale, targets)[0] / scale
+        if left:
+            off = np.abs(columns @ solution - target)
+            weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+            weight /= np.sqrt((weight**2).mean())
+    return np.asarray(solution)
 
 
 def after_call(

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 TEST_EVERY = 5
-COLLECTIVE_OPS = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
 REFERENCE_KERNELS = ("lookup_forward", "lookup_backward", "gemm", "all_to_all")
 TOGETHER = ("reference", "collective", "iteration")
 """Families that need all ranks."""

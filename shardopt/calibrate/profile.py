@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from predictor.cost.collectives import OPS
 from predictor.cost.posterior import posterior
 from predictor.errors import InputError
 from predictor.hardware.learned import HOST, Evidence, Learned
@@ -33,7 +34,7 @@ from shardopt.calibrate.fitting import (
     kept_words,
     source_on,
 )
-from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, TOGETHER
+from shardopt.calibrate.points import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.rows import PASSES, Accepted, Measurement, Origin, accept
 
 MOST_REFUSED = 0.05
@@ -266,7 +267,7 @@ def judge(
     """
     worse, doubts = [], []
     for what, together in (("kernels", False), ("collectives", True)):
-        names = [name for name in shipped if name.startswith(COLLECTIVE_OPS) == together]
+        names = [name for name in shipped if name.startswith(OPS) == together]
         known = ([of[name].mape for name in names if of[name].n] for of in (errors, shipped))
         mine, theirs = (statistics.fmean(found) if found else 0.0 for found in known)
         if mine > (1 + MOST_WORSE) * theirs:

@@ -278,12 +278,3 @@ def interleave(
             on_start(name, round_)
             samples[name].append(what[name]())
     return {name: Samples(tuple(seconds)) for name, seconds in samples.items()}
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the order statistics, as numpy does it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

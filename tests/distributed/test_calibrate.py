@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from predictor.cost.collectives import OPS
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import families, run
@@ -155,7 +156,7 @@ def has_curves(path: Path) -> bool:
     rows = accept(CalibrationRows(path, run.origin("gloo")).rows).rows
     fitted = [r.point for r in rows if r.point.family == "collective" and not r.point.test]
     sizes = Counter(point.params["op"] for point in fitted)
-    return min(sizes[op] for op in design.COLLECTIVE_OPS) >= FEWEST_SIZES
+    return min(sizes[op] for op in OPS) >= FEWEST_SIZES
 
 
 @pytest.mark.slow

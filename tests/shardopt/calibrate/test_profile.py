@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from predictor import units
-from predictor.cost.collectives import bus_factor, latency_ms, transfer_ms
+from predictor.cost.collectives import OPS, bus_factor, latency_ms, transfer_ms
 from predictor.cost.gemm import gemm_ms
 from predictor.cost.loads import Load, ShardLoads
 from predictor.errors import InputError
@@ -102,7 +102,7 @@ def test_held_out_errors_of_exact_rows_are_small(rows: list[Measurement]) -> Non
     found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
     bounds = {"lookup": 1e-3, "elementwise": 1e-3, "gemm": 0.03, "all": 0.08, "reduce": 0.08}
     assert {"lookup forward", "lookup backward", "gemm fp32", "elementwise"} <= set(found.errors)
-    assert set(design.COLLECTIVE_OPS) <= set(found.errors)
+    assert set(OPS) <= set(found.errors)
     for family, error in found.errors.items():
         bound = next(b for start, b in bounds.items() if family.startswith(start))
         assert error.n == 0 or error.mape < bound, family
@@ -144,7 +144,7 @@ def test_a_link_between_hosts_is_fitted_from_its_own_rows_alone() -> None:
     assert inter.provenance.kind == "measured"
     assert inter.nic_gbit_s == 1.0
     sizes = np.array([2.0**20])
-    for op in design.COLLECTIVE_OPS:
+    for op in OPS:
         found, true = (getattr(wire, op) for wire in (inter, TRUE.collectives.inter))
         times = [latency_ms(c, 2) + float(transfer_ms(c, sizes, 2)[0]) for c in (found, true)]
         assert times[0] == pytest.approx(times[1], rel=0.05)
@@ -176,7 +176,7 @@ def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
     assert {cost: getattr(overheads, cost) for cost in known} == pytest.approx(known, rel=0.02)
     assert "host" in found.errors
     sizes = np.array([2.0**20])
-    for op in design.COLLECTIVE_OPS:
+    for op in OPS:
         made = getattr(getattr(found.profile.collectives, name), op)
         assert made.latency_us == pytest.approx(in_iterations[op], rel=0.05), op
         moved = (float(transfer_ms(curve, sizes, 2)[0]) for curve in (made, getattr(wire, op)))

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictor.cost.collectives import latency_ms, transfer_ms
+from predictor.cost.collectives import OPS, latency_ms, transfer_ms
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import COLLECTIVE_OPS, QUICK, Point
+from shardopt.calibrate.points import QUICK, Point
 from shardopt.calibrate.profile import build_profile
 from shardopt.calibrate.rows import (
     CalibrationRows,
@@ -153,7 +153,7 @@ def slow(of: list[float]) -> list[float]:
 @pytest.mark.parametrize("op", ["all_reduce", None])
 def test_a_poisoned_size_does_not_move_the_curve(poison: Poison, op: str | None) -> None:
     clean, poisoned = fitted(collectives()), fitted(collectives(poison, op))
-    for of in COLLECTIVE_OPS:
+    for of in OPS:
         assert times(poisoned, of) == pytest.approx(times(clean, of), rel=0.06), of
 
 
