@@ -230,7 +230,6 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
 
         from shardopt.calibrate import points as design
         from shardopt.calibrate import run
-    run.check_calibration(BACKEND, settings.world_size, settings.link)
     rows = settings.folder / CALIBRATION_FILE
     wanted = run.CalibrationSettings(
         BACKEND,
@@ -240,6 +239,7 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
         settings.link,
         runtime=settings.runtime,
     )
+    run.check_calibration(wanted)
     run.measure(wanted, lambda text: say(f"calibration: {text}"))
 
 

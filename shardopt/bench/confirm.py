@@ -177,7 +177,6 @@ class StartedSessions:
 
     setting: Setting
     folder: Path
-    silence_s: float = SILENCE_S
     link: Link | None = None
     traced: bool = True
     current: str = ""
@@ -213,7 +212,7 @@ class StartedSessions:
                 local_world_size=job.local_world_size,
                 link=job.link,
                 on_report=hear,
-                silence_s=self.silence_s,
+                silence_s=SILENCE_S,
             )
         except RankDiedError as error:
             return {self.current: str(error).splitlines()[0]}

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import OPS, Op, bands, bus_factor, latency_ms, transfer_ms
+from predictor.cost.collectives import OPS, bands, bus_factor, latency_ms, transfer_ms
 from predictor.hardware.schema import Curve
 from shardopt.calibrate.fitting import (
     REWEIGHTINGS,
@@ -459,7 +459,7 @@ def _fit_link(
     # an error says its link where there are two
     suffix = " between hosts" if name == "inter" and local > 1 else ""
     shipped = getattr(made.base.collectives, name)
-    curves: dict[Op, Curve] = {}
+    curves: dict[str, Curve] = {}
     scores = []
     for op, found in by_op.items():
         outside = issued_us
@@ -480,9 +480,9 @@ def _fit_link(
         scores.append(HeldOut(errors(curve, test, op, outside), count))
         made = made.error(f"{op}{suffix}", scores[-1], errors_of_shipped)
     if latency_us is not None:
-        for op, curve in curves.items():
+        for op in OPS:
             in_iterations = {"latency_us": latency_us[op], "latency_per_doubling_us": 0.0}
-            curves[op] = curve.model_copy(update=in_iterations)
+            curves[op] = curves[op].model_copy(update=in_iterations)
     # rows of an all-reduce hold what the switch does of it
     changed: dict[str, Any] = {**curves, "in_switch": None, "small_rel_error": None}
     if name == "inter" and made.wiring.link_gbit_s is not None:

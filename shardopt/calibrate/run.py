@@ -96,24 +96,15 @@ class CalibrationSettings:
         return None if self.link is None else self.link.gbit_s
 
 
-def check_calibration(
-    backend: str,
-    ranks: int,
-    link: Link | None = None,
-    model: Workload | None = None,
-    hosts: int = 1,
-    only: Group | None = None,
-) -> None:
+def check_calibration(settings: CalibrationSettings) -> None:
     """Refuse what cannot be measured here.
-
-    Args:
-        hosts: that the ranks lie on, of which this machine is one.
-        only: the one group that is measured; one rank is enough for its own work on the host.
 
     Raises:
         InputError: says what is missing and what to do.
     """
-    fewest = 1 if only is Group.HOST and backend == "nccl" else 2
+    backend, ranks, link, model = settings.backend, settings.ranks, settings.link, settings.model
+    # of a GPU's host one rank tells enough
+    fewest = 1 if settings.only is Group.HOST and backend == "nccl" else 2
     if not fewest <= ranks <= MAX_RANKS:
         raise InputError(
             f"the number of ranks is {ranks}; it must be at least {fewest}, because collectives "
@@ -142,9 +133,10 @@ def check_calibration(
         raise InputError("this PyTorch has no torch.distributed; install one that has")
     if backend == "nccl":
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if found < ranks // hosts:
+        local = ranks // settings.hosts
+        if found < local:
             raise InputError(
-                f"nccl with {ranks // hosts} ranks on this host needs as many GPUs, but PyTorch "
+                f"nccl with {local} ranks on this host needs as many GPUs, but PyTorch "
                 f"sees {found}; choose fewer ranks, or gloo to measure CPU ranks",
                 inputs=("ranks", "backend"),
             )

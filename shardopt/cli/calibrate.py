@@ -93,13 +93,13 @@ def calibrate(
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
-    run.check_calibration(backend, count, between, workload, hosts, only)
     size = design.QUICK if quick else design.FULL
     if only is Group.HOST:
         size = design.BRIEF
     settings = run.CalibrationSettings(
         backend, count, size, kept, between, workload, hosts, runtime, only, minutes
     )
+    run.check_calibration(settings)
     quiet = quiet or bool(join and join.index)
     say = _silent if quiet else run.progress
     try:

@@ -20,7 +20,6 @@ from shardopt.calibrate.collectives import FEWEST_SIZES
 from shardopt.calibrate.points import Point
 from shardopt.calibrate.profile import build_profile, profile_text
 from shardopt.calibrate.rows import PARTS, CalibrationRows, Measurement, accept
-from shardopt.ranks import launch
 from shardopt.ranks.rank import RankDiedError
 
 pytest.importorskip("fbgemm_gpu")
@@ -94,17 +93,8 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_dies_keeps_what_was_measured(tmp_path: Path, pids: list[int]) -> None:
     asked = settings(tmp_path)
-    pids: list[int] = []
-    started = launch.run_commands
-
-    def run_commands(commands, folder, on_report, _, silence_s) -> None:
-        started(commands, folder, on_report, pids.extend, silence_s)
-
-    monkeypatch.setattr(launch, "run_commands", run_commands)
 
     def say(text: str) -> None:
         if text.startswith("[2/"):

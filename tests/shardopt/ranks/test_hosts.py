@@ -101,9 +101,10 @@ def test_sizes_end_where_a_call_takes_too_long() -> None:
     ("backend", "ranks", "said"),
     [("gloo", 4, "2 hosts of one rank, not 4"), ("nccl", 2, "choose gloo")],
 )
-def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str) -> None:
+def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str, tmp_path: Path) -> None:
+    asked = run.CalibrationSettings(backend, ranks, design.TINY, tmp_path / "rows.csv", Link(1.0))
     with pytest.raises(InputError, match=said):
-        run.check_calibration(backend, ranks, Link(1.0))
+        run.check_calibration(asked)
 
 
 def make_job(folder: Path, ranks_a_host: int = 1, **settings: object) -> Job:
