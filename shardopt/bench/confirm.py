@@ -75,7 +75,7 @@ def entrants(
     try:
         server = CallServer(["shardopt.training.torchrec_planner"])
         asked = problem.workload, problem.topology, problem.hardware.device
-        theirs = server.call(None, ask_torchrec, *asked).plan
+        theirs, _, _ = server.call(None, ask_torchrec, *asked)
     except CallError as error:
         raise InputError(f"TorchRec's planner failed: {error}") from None
     found = {

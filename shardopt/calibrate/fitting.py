@@ -101,11 +101,6 @@ class HeldOut:
             return math.nan
         return float(np.sqrt(np.average(self.errors**2, weights=self.times)))
 
-    def __add__(self, other: HeldOut) -> HeldOut:
-        errors = np.concatenate((self.errors, other.errors))
-        parts = [h.times if h.times is not None else np.ones(h.n) for h in (self, other)]
-        return HeldOut(errors, self.fitted + other.fitted, np.concatenate(parts))
-
     def __str__(self) -> str:
         if not self.n:
             return "none"
@@ -114,7 +109,9 @@ class HeldOut:
 
 def total(errors: Sequence[HeldOut]) -> HeldOut:
     """All of them together; at least one."""
-    return sum(errors[1:], start=errors[0])
+    times = [np.ones(one.n) if one.times is None else one.times for one in errors]
+    together = np.concatenate([one.errors for one in errors])
+    return HeldOut(together, sum(one.fitted for one in errors), np.concatenate(times))
 
 
 @dataclass(frozen=True)

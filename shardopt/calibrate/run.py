@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -480,7 +479,3 @@ def _settings(settings: CalibrationSettings, point: Point, realtime: bool) -> st
     if "link_gbit_s" in point.params:
         said.append(f"two hosts joined by {point.params['link_gbit_s']:g} Gbit/s")
     return ", ".join(said)
-
-
-def progress(text: str) -> None:
-    print(f"shardopt: {text}", file=sys.stderr, flush=True)

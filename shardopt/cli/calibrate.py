@@ -64,6 +64,7 @@ def calibrate(
     from shardopt.api.request import check_number
     from shardopt.calibrate import points as design
     from shardopt.cli.output import check_writable, show
+    from shardopt.cli.output import say as told
     from shardopt.config.model import load_model
     from shardopt.extras import needs_torchrec, require_packages
     from shardopt.ranks.hosts import Link
@@ -101,7 +102,7 @@ def calibrate(
     )
     run.check_calibration(settings)
     quiet = quiet or bool(join and join.index)
-    say = _silent if quiet else run.progress
+    say = _silent if quiet else told
     try:
         if join is None:
             measured: CalibrationRows | None = run.measure(settings, say)
