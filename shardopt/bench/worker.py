@@ -1,6 +1,6 @@
 """One rank of a bench run: builds every plan in one process group, and times one after another.
 
-Why: docs/decisions/0028-plans-from-the-bound.md.
+Why: docs/decisions/0023-measuring-plans.md.
 """
 
 from __future__ import annotations

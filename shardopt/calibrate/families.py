@@ -47,7 +47,7 @@ SHORT = 0.25
 COLLECTIVES_SHARE = 0.7
 """Of the time of all ranks together, after which near-empty iterations begin."""
 PLAIN_ROUNDS = 2
-"""Times the rounds of collectives among plain ranks, whose times have modes: decision 0006."""
+"""Times the rounds of collectives among plain ranks, whose times have modes: decision 0021."""
 
 
 def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:

@@ -11,7 +11,7 @@ includes the backward). Where a real model looks up rows and multiplies matrices
 what the caches hold, and are not charged for it: framework code runs slower after a lookup than
 after more framework code.
 
-They give the overheads group. Why: decision 0023, decision 0006.
+They give the overheads group. Why: decisions 0010 and 0021.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From the rows of a calibration to the file of a hardware profile, and what it is worth.
 
-Reads rows, and measures nothing. Why: docs/decisions/0004-timeline.md.
+Reads rows, and measures nothing. Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations

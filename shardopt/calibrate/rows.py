@@ -11,7 +11,7 @@ but all took as long, the cost itself has modes, such as gloo's waits, and count
 refused: it stays in the file, and no fit uses it. The rows alone say all this, so that a run that
 is resumed knows what was repeated.
 
-Why: docs/decisions/0004-timeline.md.
+Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations

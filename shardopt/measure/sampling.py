@@ -3,7 +3,7 @@
 A CPU is timed by the clock. A GPU is timed between two of its events, and its L2 is emptied before
 the first, see `CudaTimer`.
 
-Why: docs/decisions/0004-timeline.md.
+Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations
