@@ -135,9 +135,7 @@ def confirm(
             break
         if not fresh:
             say("the best plan stays the same")
-            run_race(race, sessions, deadline, say)
-            learned, told = learned_from(setting, race, folder)
-            break
+            plan_again = None
         race.enter(fresh)
     run_final(race, sessions, end, say)
     race.notes += told
