@@ -231,7 +231,7 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
         from shardopt.calibrate import points as design
         from shardopt.calibrate import run
     rows = settings.folder / CALIBRATION_FILE
-    wanted = run.CalibrationSettings(
+    wanted = design.CalibrationSettings(
         BACKEND,
         settings.world_size,
         design.QUICK,

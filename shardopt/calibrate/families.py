@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from predictor.model.workload import Workload
-from shardopt.calibrate import Group, collectives, host, lookups, moves, products
-from shardopt.calibrate.points import Device, Point, Size
+from shardopt.calibrate import FAMILIES, Group, collectives, host, lookups, moves, products
+from shardopt.calibrate.points import CalibrationSettings, Device, Point, Size
 from shardopt.calibrate.rows import Measurement
 from shardopt.measure.sampling import Timer, timer_of
 from shardopt.ranks.realtime import Runtime, hasten_gloo
@@ -52,7 +52,7 @@ PLAIN_ROUNDS = 2
 
 def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
     """Those of the points that a group needs; all where there is none."""
-    return [point for point in points if group is None or point.family in group.families]
+    return [point for point in points if group is None or point.family in FAMILIES[group]]
 
 
 def alone(
@@ -107,21 +107,16 @@ def _alternated(points: Sequence[Point]) -> list[Point]:
 
 
 def measure_alone(
-    points: Sequence[Point],
-    device: Any,
-    size: Size,
-    model: Workload | None,
-    go_on: Callable[[], bool],
+    points: Sequence[Point], device: Any, settings: CalibrationSettings, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
     """Rows of kernels, point by point.
 
     Args:
-        model: whose lookups some of the points are.
         go_on: whether there is time for another point.
     """
-    measures = dict(ALONE)
-    if model is not None:
-        measures["model_lookup"] = partial(lookups.measure_model_lookup, model)
+    size, measures = settings.size, dict(ALONE)
+    if settings.model is not None:
+        measures["model_lookup"] = partial(lookups.measure_model_lookup, settings.model)
     timer = timer_of(device.type)
     # the first lookups of a process take twice as long as all later ones: none of them counts
     lookups.measure_lookup(lookups.lookup_points(1)[0], timer, size.seconds)
@@ -141,32 +136,29 @@ def measure_alone(
 def measure_together(
     points: Sequence[Point],
     device: Any,
-    size: Size,
-    runtime: Runtime,
-    hosts: int,
+    settings: CalibrationSettings,
     go_on: Callable[[float], bool],
 ) -> Iterator[Measurement]:
     """Rows of what needs all ranks; every rank gets them.
 
     Args:
-        hosts: that the ranks lie on, evenly and one after the other.
         go_on: whether less than a share of the time is over; collective over all ranks.
     """
-    rounds = size.rounds
+    rounds, hosts = settings.size.rounds, settings.hosts
     # a run in which nothing else is missing finishes them
     later = any(point.family == "collective" for point in points)
-    if device.type == "cpu" and runtime is Runtime.TUNED:
+    if device.type == "cpu" and settings.runtime is Runtime.TUNED:
         hasten_gloo()
     elif device.type == "cpu":
         rounds *= PLAIN_ROUNDS
-    references = collectives.References(device, size)
+    references = collectives.References(device, settings.size)
     for family, run in groupby(points, key=lambda point: point.family):
         of_family = list(run)
         if family == "reference":
             yield from references.rows(of_family)
         elif family == "iteration":
             in_time = partial(go_on, 1.0)
-            yield from host.measure_iterations(of_family, device, size, runtime, in_time, later)
+            yield from host.measure_iterations(of_family, device, settings, in_time, later)
         else:
             more = partial(go_on, COLLECTIVES_SHARE)
             yield from collectives.measure_collectives(of_family, device, rounds, hosts, more)

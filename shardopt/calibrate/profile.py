@@ -24,7 +24,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, MeasuredDense, Workload
 from predictor.trace.phases import Measured
-from shardopt.calibrate import Group, gpu_lookups, host, lookups, moves, products
+from shardopt.calibrate import FAMILIES, Group, gpu_lookups, host, lookups, moves, products
 from shardopt.calibrate.collectives import fit_links, issue_us
 from shardopt.calibrate.fitting import (
     FEWEST,
@@ -78,7 +78,7 @@ def build_profile(
         InputError: there are no rows.
     """
     wiring = Wiring(ranks, hosts, link_gbit_s)
-    used = [row for row in rows if only is None or row.point.family in only.families]
+    used = [row for row in rows if only is None or row.point.family in FAMILIES[only]]
     found = accept(row for row in used if _of_wiring(row, wiring))
     made = CalibratedProfile(found.rows, origin, wiring, base, base)
     made = _fit_cpu(made) if base.inline else _fit_gpu(made)

@@ -18,17 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any
 
 from predictor import units
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE
-from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
 from shardopt.calibrate import Group, families
-from shardopt.calibrate.points import TOGETHER, Device, Point, Size
+from shardopt.calibrate.points import TOGETHER, CalibrationSettings, Device, Point
 from shardopt.calibrate.rows import (
     UNSTEADY,
     CalibrationRows,
@@ -39,7 +37,7 @@ from shardopt.calibrate.rows import (
 )
 from shardopt.measure.machine import available_bytes, environment, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
-from shardopt.ranks.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.hosts import HOSTS, check_hosts
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import (
     Rank,
@@ -62,37 +60,6 @@ PATIENCE = timedelta(hours=12)
 ALONE_SHARE = 0.6
 """Of the limit, after which one rank leaves the rest of the time to all of them."""
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class CalibrationSettings:
-    """What to calibrate.
-
-    Args:
-        rows: where rows are kept; what it already holds is not measured again.
-        link: that collectives go over, each rank a host; None: within this machine.
-        model: whose tables are looked up too.
-        hosts: that the ranks lie on.
-        runtime: of the ranks.
-        only: the one group that is measured; None: all.
-        minutes: after which no more points are begun; None: when all are measured.
-    """
-
-    backend: str
-    ranks: int
-    size: Size
-    rows: Path
-    link: Link | None = None
-    model: Workload | None = None
-    hosts: int = 1
-    runtime: Runtime = Runtime.PLAIN
-    only: Group | None = None
-    minutes: float | None = None
-
-    @property
-    def link_gbit_s(self) -> float | None:
-        """As points carry it."""
-        return None if self.link is None else self.link.gbit_s
 
 
 def check_calibration(settings: CalibrationSettings) -> None:
@@ -350,10 +317,9 @@ def _rows(
         dist.broadcast(left, src=0)
         return bool(left)
 
-    size = settings.size
     if points[0].family not in TOGETHER:
-        return families.measure_alone(points, device, size, settings.model, limit.lasts)
-    return families.measure_together(points, device, size, settings.runtime, settings.hosts, go_on)
+        return families.measure_alone(points, device, settings, limit.lasts)
+    return families.measure_together(points, device, settings, go_on)
 
 
 def measure_joined(settings: CalibrationSettings, join: Rank, say: Say) -> CalibrationRows | None:

@@ -12,8 +12,9 @@ from shardopt.report.blocks import Grid, Heading, View
 
 if TYPE_CHECKING:
     from shardopt.calibrate.fitting import CalibratedProfile
+    from shardopt.calibrate.points import CalibrationSettings
     from shardopt.calibrate.rows import CalibrationRows
-    from shardopt.calibrate.run import CalibrationSettings, Say
+    from shardopt.calibrate.run import Say
     from shardopt.ranks.rank import Rank
 
 
@@ -97,7 +98,7 @@ def calibrate(
     size = design.QUICK if quick else design.FULL
     if only is Group.HOST:
         size = design.BRIEF
-    settings = run.CalibrationSettings(
+    settings = design.CalibrationSettings(
         backend, count, size, kept, between, workload, hosts, runtime, only, minutes
     )
     run.check_calibration(settings)

@@ -27,8 +27,8 @@ pytest.importorskip("scipy")
 pytestmark = pytest.mark.distributed
 
 
-def settings(folder: Path, **others: object) -> run.CalibrationSettings:
-    return run.CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
+def settings(folder: Path, **others: object) -> design.CalibrationSettings:
+    return design.CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
 
 
 @pytest.mark.slow

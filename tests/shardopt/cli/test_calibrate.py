@@ -10,7 +10,7 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import Group, run
-from shardopt.calibrate.points import TINY
+from shardopt.calibrate.points import TINY, CalibrationSettings
 from shardopt.cli.app import main
 
 
@@ -20,7 +20,7 @@ def test_outputs_that_cannot_be(refused) -> None:
 
 
 def check(backend: str, ranks: int, **others: object) -> None:
-    asked = run.CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **others)
+    asked = CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **others)
     run.check_calibration(asked)
 
 

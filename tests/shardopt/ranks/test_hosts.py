@@ -15,7 +15,7 @@ from shardopt.bench.run import run_bench
 from shardopt.calibrate import points as design
 from shardopt.calibrate import run
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import Point
+from shardopt.calibrate.points import CalibrationSettings, Point
 from shardopt.calibrate.rows import Measurement
 from shardopt.config import read_model
 from shardopt.plan import load_plan
@@ -102,7 +102,7 @@ def test_sizes_end_where_a_call_takes_too_long() -> None:
     [("gloo", 4, "2 hosts of one rank, not 4"), ("nccl", 2, "choose gloo")],
 )
 def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str, tmp_path: Path) -> None:
-    asked = run.CalibrationSettings(backend, ranks, design.TINY, tmp_path / "rows.csv", Link(1.0))
+    asked = CalibrationSettings(backend, ranks, design.TINY, tmp_path / "rows.csv", Link(1.0))
     with pytest.raises(InputError, match=said):
         run.check_calibration(asked)
 
@@ -209,7 +209,7 @@ def test_an_all_to_all_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
         for op in ("all_to_all", "all_reduce")
     ]
     rows: list[Measurement] = []
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
+    asked = CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
     run.run_points(asked, points, 2, rows.append)
     half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
     assert rows[0].median_us > 0.95 * half
