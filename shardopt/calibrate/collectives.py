@@ -56,16 +56,19 @@ FEWEST_SIZES = 3
 # What is measured.
 
 
-def collective_points(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
+def collective_points(
+    size: Size, ranks: int, link_gbit_s: float | None = None, **among: Any
+) -> list[Point]:
     """All collectives at every octave, in an order that no drift of the machine follows.
 
     Octaves alternate between fit and test, the first and the last are fitted.
 
     Args:
         link_gbit_s: of the link between the ranks, where each is a host; limits the sizes.
+        among: further params of every point.
     """
     low, high = size.collective_octaves
-    among: dict[str, Any] = {"ranks": ranks}
+    among = {"ranks": ranks, **among}
     if link_gbit_s is not None:
         high = _last_octave(low, high, link_gbit_s)
         among["link_gbit_s"] = link_gbit_s

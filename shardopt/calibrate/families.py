@@ -81,12 +81,11 @@ def together(
         hosts: that the ranks lie on; collectives within a host are measured too.
     """
     among: dict[str, Any] = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
-    points = collectives.collective_points(size, ranks, link_gbit_s)
     if hosts > 1:
-        among = {"hosts": hosts}
-        points = [Point(p.family, p.params | among, p.test) for p in points]
-        if ranks > hosts:
-            points += collectives.collective_points(size, ranks // hosts)
+        among["hosts"] = hosts
+    points = collectives.collective_points(size, ranks, **among)
+    if 1 < hosts < ranks:
+        points += collectives.collective_points(size, ranks // hosts)
     middle = len(points) // 2
     return [
         *collectives.reference_points(ranks, "start", **among),

@@ -44,6 +44,7 @@ from shardopt.ranks.rank import (
     RankDiedError,
     Report,
     available_cores,
+    check_gpus,
     errors_of,
     join_group,
     prepare,
@@ -92,20 +93,12 @@ def check_calibration(settings: CalibrationSettings) -> None:
                 f"but only {format_bytes(free)} are free here; choose a model with smaller tables",
                 inputs=("model",),
             )
-    import torch
     import torch.distributed as dist
 
     if not dist.is_available():
         raise InputError("this PyTorch has no torch.distributed; install one that has")
     if backend == "nccl":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        local = ranks // settings.hosts
-        if found < local:
-            raise InputError(
-                f"nccl with {local} ranks on this host needs as many GPUs, but PyTorch "
-                f"sees {found}; choose fewer ranks, or gloo to measure CPU ranks",
-                inputs=("ranks", "backend"),
-            )
+        check_gpus(ranks // settings.hosts, inputs=("ranks", "backend"))
 
 
 def origin(backend: str) -> Origin:

@@ -136,7 +136,7 @@ def test_what_the_machine_lacks_is_said_with_numbers(monkeypatch: pytest.MonkeyP
     with pytest.raises(InfeasibleError, match=r"rank 0 .*rank 1 .*100 B"):
         check_memory(job, sum(needs) - 100)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="nccl needs CUDA"):
+    with pytest.raises(InputError, match="needs CUDA and as many GPUs"):
         check_job(make_job(backend="nccl"))
     monkeypatch.setattr("shardopt.extras.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install torchrec"):
