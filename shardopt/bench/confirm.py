@@ -199,7 +199,9 @@ class StartedSessions:
             if message["kind"] == "plan":
                 self.current = message["name"]
             elif message["kind"] == "round":
-                race.add((session, index), slowest_medians(message["ranks_ms"]))
+                ranks_ms = message["ranks_ms"]
+                slowest = {name: max(map(statistics.median, of)) for name, of in ranks_ms.items()}
+                race.add((session, index), slowest)
                 index += 1
 
         try:
@@ -228,11 +230,6 @@ class StartedSessions:
             link=self.link,
             traces={n: str(traces_of(self.folder, n)) for n in new},
         )
-
-
-def slowest_medians(ranks_ms: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
-    """A round: plan -> the median of its slowest rank."""
-    return {name: max(map(statistics.median, ranks)) for name, ranks in ranks_ms.items()}
 
 
 def traces_of(folder: Path, name: str) -> Path:

@@ -219,6 +219,7 @@ class CalibratedProfile:
             also: said after the error, such as constants that stay as they were.
         """
         group, known = self.profile.groups[name], None
+        found = {key: [float(value) for value in values] for key, values in (ranges or {}).items()}
         rms = held_out.rms if held_out.n else group.rel_error
         if held_out.n:
             known = KnownError(
@@ -234,7 +235,7 @@ class CalibratedProfile:
             versions=self.origin.versions,
             date=max(row.date for row in fitted)[:10],
             n=len(fitted),
-            range={key: span(values) for key, values in (ranges or {}).items()},
+            range={key: (min(values), max(values)) for key, values in found.items()},
             error=known,
         )
         error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)
@@ -256,11 +257,6 @@ def kept_words(what: str) -> str:
 def source_on(machine: str) -> str:
     """How the source of a measured group begins."""
     return f"shardopt calibrate on {machine}; "
-
-
-def span(values: Iterable[float]) -> tuple[float, float]:
-    known = [float(v) for v in values]
-    return min(known), max(known)
 
 
 def non_negative(columns: Any, time: Array) -> Array:
