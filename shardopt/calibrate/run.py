@@ -193,16 +193,33 @@ def _limit(settings: CalibrationSettings) -> Stretch:
     return Stretch(time.monotonic(), time.monotonic() + seconds)
 
 
-def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
+def measure(
+    settings: CalibrationSettings, say: Say, join: Rank | None = None
+) -> CalibrationRows | None:
     """Measure every point that the rows file lacks, then once more those whose rows are doubtful.
 
-    Ranks are processes of their own.
+    Args:
+        join: this process among the ranks that torchrun has started; None to start all of them.
+
+    Returns:
+        All rows; None on ranks of torchrun other than the first.
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
-    file, limit = open_rows(settings, say), _limit(settings)
+    file = open_rows(settings, say) if join is None or join.index == 0 else None
+    if join is not None:
+        with errors_of(join):
+            _take_part(settings, join, file, say)
+    elif file is not None:
+        _start_ranks(settings, file, say)
+    return file
+
+
+def _start_ranks(settings: CalibrationSettings, file: CalibrationRows, say: Say) -> None:
+    """Measure in processes of their own."""
+    limit = _limit(settings)
 
     def run(points: Sequence[Point], ranks: int, share: float) -> None:
         if not points or not limit.lasts():
@@ -224,7 +241,6 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     for kernels, exchanges in _passes(settings, file, limit):
         run(kernels, 1, ALONE_SHARE if exchanges else 1.0)
         run(exchanges, settings.ranks, 1.0)
-    return file
 
 
 def _passes(
@@ -313,22 +329,6 @@ def _rows(
     if points[0].family not in TOGETHER:
         return families.measure_alone(points, device, settings, limit.lasts)
     return families.measure_together(points, device, settings, go_on)
-
-
-def measure_joined(settings: CalibrationSettings, join: Rank, say: Say) -> CalibrationRows | None:
-    """As `measure`, by this process as one of the ranks that torchrun has started.
-
-    Returns:
-        All rows; None on other ranks than the first.
-
-    Raises:
-        InputError: the rows file is of another machine, or corrupt.
-        RankDiedError: this rank failed; the rows measured before are in the file.
-    """
-    file = open_rows(settings, say) if join.index == 0 else None
-    with errors_of(join):
-        _take_part(settings, join, file, say)
-    return file
 
 
 def _take_part(

@@ -105,10 +105,7 @@ def calibrate(
     quiet = quiet or bool(join and join.index)
     say = _silent if quiet else told
     try:
-        if join is None:
-            measured: CalibrationRows | None = run.measure(settings, say)
-        else:
-            measured = run.measure_joined(settings, join, say)
+        measured = run.measure(settings, say, join)
     except (KeyboardInterrupt, SystemExit, RankDiedError):
         if join is None or join.index == 0:
             with suppress(InputError):  # too few rows

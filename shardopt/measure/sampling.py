@@ -261,7 +261,7 @@ def sample_gradients(
 def interleave(
     what: Mapping[str, Callable[[], float]],
     repeat: int,
-    on_start: Callable[[str, int], None] = lambda name, round_: None,
+    on_start: Callable[[str, int], None],
 ) -> dict[str, Samples]:
     """Measure everything once a round, so that a busy machine disturbs all of it alike.
 

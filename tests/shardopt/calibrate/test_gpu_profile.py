@@ -203,7 +203,7 @@ def test_the_command_writes_a_file_over_the_base_of_its_device(
     pytest.importorskip("fbgemm_gpu")
     few = [r for r in rows if r.point.family in ("streaming", "elementwise", "gemm")]
 
-    def measure(asked: design.CalibrationSettings, say: run.Say) -> CalibrationRows:
+    def measure(asked: design.CalibrationSettings, *_: object) -> CalibrationRows:
         assert (asked.backend, asked.ranks, asked.hosts) == ("nccl", 2, 1)
         file = CalibrationRows(asked.rows, ORIGIN)
         file.rows = few
