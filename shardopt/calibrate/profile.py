@@ -298,24 +298,20 @@ def measured_on(profile: HardwareProfile) -> tuple[str, ...]:
     return tuple(sorted({match.group(1) for match in found if match}))
 
 
-def other_machine_note(profile: HardwareProfile, machine: str) -> str | None:
-    """What there is to say where a profile was measured on another machine than this one."""
-    others = [other for other in measured_on(profile) if other != machine]
-    if not others:
-        return None
-    return (
-        f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
-        "predicted and measured times will differ by what the machines do; "
-        "measure this one with shardopt calibrate"
-    )
-
-
-def other_runtime_note(profile: HardwareProfile, runtime: str) -> str | None:
-    """What there is to say where a profile was measured in another runtime than ``runtime``."""
-    if profile.runtime in (None, runtime):
-        return None
-    return (
-        f"hardware {profile.name} was measured in the {profile.runtime} runtime, and these ranks "
-        f"run in the {runtime} one: collectives and host code take other times; calibrate in the "
-        f"{runtime} runtime"
-    )
+def elsewhere_notes(profile: HardwareProfile, machine: str, runtime: str) -> list[str]:
+    """What there is to say where a profile was measured on another machine, or in another runtime
+    than ``runtime``."""
+    others, notes = [other for other in measured_on(profile) if other != machine], []
+    if others:
+        notes.append(
+            f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
+            "predicted and measured times will differ by what the machines do; "
+            "measure this one with shardopt calibrate"
+        )
+    if profile.runtime not in (None, runtime):
+        notes.append(
+            f"hardware {profile.name} was measured in the {profile.runtime} runtime, and these "
+            f"ranks run in the {runtime} one: collectives and host code take other times; "
+            f"calibrate in the {runtime} runtime"
+        )
+    return notes

@@ -31,10 +31,9 @@ from shardopt.calibrate.points import Point
 from shardopt.calibrate.products import BATCH_LAYOUTS
 from shardopt.calibrate.profile import (
     build_profile,
+    elsewhere_notes,
     judge,
     measured_on,
-    other_machine_note,
-    other_runtime_note,
     profile_text,
 )
 from shardopt.calibrate.rows import Accepted, Measurement, Origin, read_rows
@@ -316,15 +315,13 @@ def test_a_measured_profile_names_its_machine_and_runtime_where_they_are_others(
     (machine,) = measured_on(BASE)
     assert measured_on(published) == ()
     assert BASE.embedding.provenance.source.startswith(source_on(machine))
-    assert other_machine_note(BASE, machine) is other_machine_note(published, machine) is None
-    said = other_machine_note(BASE, "a toaster, 1 cores, 2 GiB, Linux")
-    assert said is not None
-    assert "this is a toaster" in said
-    assert machine in said
-    assert other_runtime_note(BASE, "tuned") is other_runtime_note(published, "plain") is None
-    said = other_runtime_note(BASE, "plain")
-    assert said is not None
-    assert "cpu-gloo was measured in the tuned runtime" in said
+    assert (
+        elsewhere_notes(BASE, machine, "tuned") == elsewhere_notes(published, "any", "plain") == []
+    )
+    where, how = elsewhere_notes(BASE, "a toaster, 1 cores, 2 GiB, Linux", "plain")
+    assert "this is a toaster" in where
+    assert machine in where
+    assert "cpu-gloo was measured in the tuned runtime" in how
 
 
 ROWS = ROOT / "configs/bench/against-torchrec/2026-11-23-plain-published/calibration.rows.csv"
