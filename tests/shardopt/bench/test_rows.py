@@ -58,6 +58,7 @@ def test_files_from_before_there_were_two_runtimes_are_of_the_tuned_one(tmp_path
         ("[1.5, 2.5]", "[1.5, -2.5]", "'a' are not 2 times"),
         ("[1.5, 2.5]", '["x", 2.5]', "'a' are not 2 times"),
         ('"reference_ms"', '"reference"', "'reference_ms' is missing"),
+        ("[[0.1, 0.2], [0.1, 0.3]]", "[[], []]", "reference_ms of gemm are not"),
         ('"session": 0', '"session": 3', "session is 3, but there are 1"),
         ("[8.0, 8.0]", "[8.0, 0]", "lead_ms of plan 'b'"),
         ('"name": "b", ', "", "'name' is missing"),
