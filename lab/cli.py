@@ -317,7 +317,6 @@ def ablate(
     from lab.planners.ablation import ablate as run
     from lab.planners.suite import load_suite, matching
     from search.stop import Stop
-    from shardopt.cli.output import check_writable
 
     Stop(effort)
     check_writable(rows)

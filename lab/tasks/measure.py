@@ -228,9 +228,8 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
 
         from shardopt.calibrate import points as design
         from shardopt.calibrate import run
-    run.check_calibration(BACKEND, settings.world_size, settings.link)
     rows = settings.folder / CALIBRATION_FILE
-    wanted = run.CalibrationSettings(
+    wanted = design.CalibrationSettings(
         BACKEND,
         settings.world_size,
         design.QUICK,
@@ -238,6 +237,7 @@ def _calibrate(settings: TaskSetSettings, say: Say) -> None:
         settings.link,
         runtime=settings.runtime,
     )
+    run.check_calibration(wanted)
     run.measure(wanted, lambda text: say(f"calibration: {text}"))
 
 

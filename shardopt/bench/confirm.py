@@ -75,7 +75,7 @@ def entrants(
     try:
         server = CallServer(["shardopt.training.torchrec_planner"])
         asked = problem.workload, problem.topology, problem.hardware.device
-        theirs = server.call(None, ask_torchrec, *asked).plan
+        theirs, _, _ = server.call(None, ask_torchrec, *asked)
     except CallError as error:
         raise InputError(f"TorchRec's planner failed: {error}") from None
     found = {
@@ -135,9 +135,7 @@ def confirm(
             break
         if not fresh:
             say("the best plan stays the same")
-            run_race(race, sessions, deadline, say)
-            learned, told = learned_from(setting, race, folder)
-            break
+            plan_again = None
         race.enter(fresh)
     run_final(race, sessions, end, say)
     race.notes += told
@@ -177,7 +175,6 @@ class StartedSessions:
 
     setting: Setting
     folder: Path
-    silence_s: float = SILENCE_S
     link: Link | None = None
     traced: bool = True
     current: str = ""
@@ -202,7 +199,9 @@ class StartedSessions:
             if message["kind"] == "plan":
                 self.current = message["name"]
             elif message["kind"] == "round":
-                race.add((session, index), slowest_medians(message["ranks_ms"]))
+                ranks_ms = message["ranks_ms"]
+                slowest = {name: max(map(statistics.median, of)) for name, of in ranks_ms.items()}
+                race.add((session, index), slowest)
                 index += 1
 
         try:
@@ -213,7 +212,7 @@ class StartedSessions:
                 local_world_size=job.local_world_size,
                 link=job.link,
                 on_report=hear,
-                silence_s=self.silence_s,
+                silence_s=SILENCE_S,
             )
         except RankDiedError as error:
             return {self.current: str(error).splitlines()[0]}
@@ -231,11 +230,6 @@ class StartedSessions:
             link=self.link,
             traces={n: str(traces_of(self.folder, n)) for n in new},
         )
-
-
-def slowest_medians(ranks_ms: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
-    """A round: plan -> the median of its slowest rank."""
-    return {name: max(map(statistics.median, ranks)) for name, ranks in ranks_ms.items()}
 
 
 def traces_of(folder: Path, name: str) -> Path:

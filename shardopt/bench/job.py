@@ -16,6 +16,7 @@ from predictor.units import GIB, format_bytes
 from shardopt.extras import require_packages
 from shardopt.measure.machine import available_bytes
 from shardopt.ranks.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.rank import available_cores, check_gpus
 from shardopt.ranks.realtime import Runtime
 
 RANK_BYTES = GIB // 2
@@ -95,9 +96,9 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         )
     here = local if joined else job.world_size
     if job.backend == "nccl":
-        _check_gpus(here)
+        check_gpus(here)
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = len(available_cores())
     if here > cores:
         raise InputError(
             f"the plans are for {here} ranks, but this process may use {cores} cores, and ranks "
@@ -140,22 +141,6 @@ def _check_link(job: Job, link: Link, joined: bool) -> None:
             inputs=("link", "gpus", "gpus_per_node"),
         )
     check_hosts(link, job.backend)
-
-
-def _check_gpus(ranks: int) -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise InputError(
-            f"nccl needs CUDA, which torch {torch.__version__} does not find here; choose gloo to "
-            "run on CPU cores",
-            inputs=("backend",),
-        )
-    if ranks > torch.cuda.device_count():
-        raise InputError(
-            f"the plans are for {ranks} ranks, but there are {torch.cuda.device_count()} GPUs; "
-            "run plans for fewer ranks, or join ranks of several hosts with torchrun"
-        )
 
 
 def check_memory(job: Job, available: int, ranks: int | None = None) -> None:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from predictor.errors import ShardoptError
 from predictor.model.plan import ShardingPlan
@@ -30,6 +29,7 @@ from shardopt.ranks.launch import python_path
 SEARCH = "shardopt search"
 COMMAND = "shardopt plan"
 TORCHREC = "torchrec planner"
+_TorchRecAnswer = tuple[ShardingPlan | None, float, float | None]
 
 
 class CommandError(ShardoptError):
@@ -106,28 +106,21 @@ def compare(
     def torchrec() -> float:
         inputs = problem.workload, problem.topology, problem.hardware.device
         answers.append(server.call(None, ask_torchrec, *inputs))
-        return answers[-1].seconds
+        return answers[-1][1]
 
     calls = {SEARCH: search, COMMAND: lambda: _time_command(words), TORCHREC: torchrec}
     times = interleave(calls, rounds, on_start)
-    ours, theirs = (_answer(problem, plan) for plan in (results[-1].best.plan, answers[-1].plan))
-    return Comparison(times, results[-1], ours, theirs, answers[-1].rating_ms, where)
-
-
-class _TorchRecAnswer(NamedTuple):
-    """What is kept of `shardopt.training.torchrec_planner.TorchRecAnswer`, which can only
-    be read where torch is loaded."""
-
-    plan: ShardingPlan | None
-    seconds: float
-    rating_ms: float | None
+    plan, _, rating_ms = answers[-1]
+    ours, theirs = (_answer(problem, one) for one in (results[-1].best.plan, plan))
+    return Comparison(times, results[-1], ours, theirs, rating_ms, where)
 
 
 def ask_torchrec(workload: Workload, topology: Topology, device: str) -> _TorchRecAnswer:
+    """Plan, seconds and rating; `TorchRecAnswer` can only be read where torch is loaded."""
     from shardopt.training.torchrec_planner import plan_with_torchrec
 
     answer = plan_with_torchrec(workload, topology, device)
-    return _TorchRecAnswer(answer.plan, answer.seconds, answer.rating_ms)
+    return answer.plan, answer.seconds, answer.rating_ms
 
 
 def _build(workload: Workload) -> None:

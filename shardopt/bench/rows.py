@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text
 from shardopt.measure.store import read_json
@@ -154,24 +156,20 @@ def _round_problem(entry: Mapping[str, Any], rows: BenchRows, index: int) -> str
         return f"session is {entry['session']!r}, but there are {len(rows.sessions)}"
     ranks, block = rows.settings.get("world_size"), rows.settings.get("block")
     for name in rows.names:
-        if not _are_times(_get(entry["ranks_ms"], name), ranks, block):
+        if _times_shape(_get(entry["ranks_ms"], name)) != (ranks, block):
             return f"ranks_ms of plan '{name}' are not {block} times above 0 for {ranks} ranks"
-        if not _are_times([_get(entry["lead_ms"], name)], 1, ranks):
+        if _times_shape(_get(entry["lead_ms"], name)) != (ranks,):
             return f"lead_ms of plan '{name}' are not {ranks} times above 0"
     if entry["other_cores"] is not None and not _is_number(entry["other_cores"]):
         return f"other_cores is {entry['other_cores']!r}; it is a number, or null"
-    kernels, first = entry["reference_ms"], _get(rows.rounds[0], "reference_ms")
-    if not isinstance(kernels, dict) or [*kernels] != [*(first if isinstance(first, dict) else ())]:
+    kernels = entry["reference_ms"]
+    if not isinstance(kernels, dict) or [*kernels] != [*rows.rounds[0]["reference_ms"]]:
         return "reference_ms are not of the kernels of the first round"
     for kernel, blocks in kernels.items():
-        repeats = len(blocks[0]) if _holds_lists(blocks) else 0
-        if not repeats or not _are_times(blocks, ranks, repeats):
+        count, *repeats = _times_shape(blocks) or (0,)
+        if count != ranks or len(repeats) != 1 or not repeats[0]:
             return f"reference_ms of {kernel} are not as many times above 0 for {ranks} ranks"
     return None
-
-
-def _holds_lists(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 
 def _is_number(value: object) -> bool:
@@ -183,16 +181,14 @@ def _get(of: object, key: str) -> object:
     return of.get(key) if isinstance(of, Mapping) else None
 
 
-def _are_times(value: object, outer: object, inner: object) -> bool:
-    """A list of `outer` lists of `inner` positive, finite numbers."""
-    if not isinstance(value, list) or len(value) != outer:
-        return False
-    return all(
-        isinstance(times, list)
-        and len(times) == inner
-        and all(_is_number(t) and t > 0 for t in times)
-        for times in value
-    )
+def _times_shape(value: object) -> tuple[int, ...] | None:
+    """Of lists of positive, finite numbers; None if these are no such."""
+    try:
+        times = np.array(value)
+    except ValueError:  # lists of several lengths
+        return None
+    known = times.dtype.kind in "if" and bool(((times > 0) & (times < MOST)).all())
+    return times.shape if known else None
 
 
 def check_continues(path: Path, old: BenchRows, new: BenchRows) -> None:

@@ -38,7 +38,6 @@ def run_bench(
     join: Rank | None = None,
     silence_s: float = SILENCE_S,
     say: Callable[[str], None] = lambda text: None,
-    on_start: Callable[[list[int]], None] = lambda pids: None,
 ) -> BenchRows | None:
     """Run the plans of a job for real.
 
@@ -48,7 +47,6 @@ def run_bench(
         join: the rank to be, instead of starting all of them.
         silence_s: without any report for so long, the ranks count as hung.
         say: called with what is going on, a line at a time.
-        on_start: called with the ranks' process ids.
 
     Returns:
         All rows; None on ranks of torchrun other than the first.
@@ -79,7 +77,6 @@ def run_bench(
                 local_world_size=job.local_world_size,
                 link=job.link,
                 on_report=lambda _, message: keeper(message),
-                on_start=on_start,
                 silence_s=silence_s,
             )
     except RankDiedError as error:

@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shardopt.bench.rows import BenchRows
-from shardopt.measure.sampling import Samples, quantile
+from shardopt.measure.sampling import Samples
 from shardopt.race import Ratio, ratio_of
 
 
@@ -36,7 +38,8 @@ class PlanSummary:
     @property
     def p10_p90_ms(self) -> tuple[float, float]:
         """Between which four samples of five lie."""
-        return quantile(self.samples_ms, 0.1), quantile(self.samples_ms, 0.9)
+        low, high = np.quantile(self.samples_ms, (0.1, 0.9)).tolist()
+        return low, high
 
     @property
     def round_spread(self) -> float:

@@ -1,6 +1,6 @@
 """One rank of a bench run: builds every plan in one process group, and times one after another.
 
-Why: docs/decisions/0028-plans-from-the-bound.md.
+Why: docs/decisions/0023-measuring-plans.md.
 """
 
 from __future__ import annotations
@@ -197,16 +197,14 @@ def is_warm(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
     Args:
         blocks: milliseconds of every warm-up iteration, block by block, for each plan.
     """
-    return all(len(b) > 1 and not fell(b[-2], b[-1]) for b in blocks.values())
-
-
-def fell(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether `after` is significantly below `before` (Mann and Whitney 1947, one-sided)."""
-    return fall_probability(before, after) < SIGNIFICANCE
+    return all(
+        len(b) > 1 and fall_probability(b[-2], b[-1]) >= SIGNIFICANCE for b in blocks.values()
+    )
 
 
 def fall_probability(before: Sequence[float], after: Sequence[float]) -> float:
-    """How probable so clear a fall is where both are drawn alike; ties count half."""
+    """How probable so clear a fall is where both are drawn alike (Mann and Whitney 1947,
+    one-sided); ties count half."""
     m, n = len(before), len(after)
     u = sum((b > a) + 0.5 * (b == a) for b in before for a in after)
     return sum(_ways(m, n)[math.ceil(u) :]) / math.comb(m + n, n)

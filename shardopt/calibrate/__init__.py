@@ -19,15 +19,11 @@ class Group(StrEnum):
     GEMM = "gemm"
     COLLECTIVES = "collectives"
 
-    @property
-    def families(self) -> frozenset[str]:
-        """Families of the rows that its constants are fitted on."""
-        return frozenset(_FAMILIES[self])
 
-
-_FAMILIES = {
+FAMILIES = {
     Group.HOST: ("host", "iteration"),
     Group.EMBEDDING: ("lookup", "lookup_cached", "lookup_dense", "model_lookup"),
     Group.GEMM: ("gemm",),
     Group.COLLECTIVES: ("collective",),
 }
+"""Families of the rows that the constants of a group are fitted on."""

@@ -23,17 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor import units
-from predictor.cost.collectives import bands, bus_factor, latency_ms, transfer_ms
+from predictor.cost.collectives import OPS, bands, bus_factor, latency_ms, transfer_ms
 from predictor.hardware.schema import Curve
 from shardopt.calibrate.fitting import (
     REWEIGHTINGS,
-    TRUSTED_ERROR,
     Array,
     CalibratedProfile,
     HeldOut,
+    least_errors,
     total,
 )
-from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, Point, Size
+from shardopt.calibrate.points import REFERENCE_KERNELS, Point, Size
 from shardopt.calibrate.rows import Measurement, row_of_samples
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, WARM_UP, Samples, Timer, timer_of
 
@@ -56,22 +56,25 @@ FEWEST_SIZES = 3
 # What is measured.
 
 
-def collective_points(size: Size, ranks: int, link_gbit_s: float | None = None) -> list[Point]:
+def collective_points(
+    size: Size, ranks: int, link_gbit_s: float | None = None, **among: Any
+) -> list[Point]:
     """All collectives at every octave, in an order that no drift of the machine follows.
 
     Octaves alternate between fit and test, the first and the last are fitted.
 
     Args:
         link_gbit_s: of the link between the ranks, where each is a host; limits the sizes.
+        among: further params of every point.
     """
     low, high = size.collective_octaves
-    among: dict[str, Any] = {"ranks": ranks}
+    among = {"ranks": ranks, **among}
     if link_gbit_s is not None:
         high = _last_octave(low, high, link_gbit_s)
         among["link_gbit_s"] = link_gbit_s
     points = [
         Point("collective", {"op": op, "bytes": 2**octave, **among}, (octave - low) % 2 == 1)
-        for op in COLLECTIVE_OPS
+        for op in OPS
         for octave in range(low, high + 1)
     ]
     points.append(Point("collective", {"op": "issue", "bytes": 256, **among}))
@@ -324,13 +327,7 @@ def fit_curve(
     target = 1.0 - given / time
     steps = smoothing * _step_penalty(edges, bus_mib, time)
     penalty = np.pad(steps, ((0, 0), (latencies.shape[1], 0)))
-    weight = np.ones_like(time)
-    solution = _solve(columns, target, penalty)
-    for _ in range(reweightings):
-        off = np.abs(columns @ solution - target)
-        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
-        weight /= np.sqrt((weight**2).mean())
-        solution = _solve(columns * weight[:, None], target * weight, penalty)
+    solution = least_errors(columns, target, penalty, reweightings)
     first, growth, per_rank, *costs = solution.tolist()
     return Curve(
         latency_us=start.latency_us + first,
@@ -342,19 +339,8 @@ def fit_curve(
     )
 
 
-def _solve(columns: Array, target: Array, penalty: Array) -> Array:
-    """Least squares with coefficients >= 0, columns scaled to one."""
-    from scipy.optimize import nnls
-
-    matrix = np.vstack((columns, penalty))
-    scale = np.abs(matrix).max(axis=0)
-    scale[scale == 0] = 1.0
-    solution, _ = nnls(matrix / scale, np.concatenate((target, np.zeros(len(penalty)))))
-    return np.asarray(solution / scale)
-
-
 def _bus_mib(rows: CollectiveRows, op: str) -> Array:
-    factor = [bus_factor(op, int(n)) if op in COLLECTIVE_OPS else 1.0 for n in rows.ranks]
+    factor = [bus_factor(op, int(n)) if op in OPS else 1.0 for n in rows.ranks]
     return np.asarray(rows.size_bytes * np.array(factor) / units.MIB)
 
 
@@ -469,7 +455,7 @@ def _fit_link(
     latency_us: Mapping[str, float] | None,
 ) -> CalibratedProfile:
     """The curves of one link, unless its rows are too few."""
-    by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in COLLECTIVE_OPS}
+    by_op = {op: [r for r in rows if r.point.params["op"] == op] for op in OPS}
     if min(sum(not r.point.test for r in found) for found in by_op.values()) < FEWEST_SIZES:
         return made.kept(f"collectives.{name}") if rows else made
     local, rings = made.wiring.local, not made.profile.inline
@@ -497,9 +483,9 @@ def _fit_link(
         scores.append(HeldOut(errors(curve, test, op, outside), count))
         made = made.error(f"{op}{suffix}", scores[-1], errors_of_shipped)
     if latency_us is not None:
-        for op, curve in curves.items():
+        for op in OPS:
             in_iterations = {"latency_us": latency_us[op], "latency_per_doubling_us": 0.0}
-            curves[op] = curve.model_copy(update=in_iterations)
+            curves[op] = curves[op].model_copy(update=in_iterations)
     # rows of an all-reduce hold what the switch does of it
     changed: dict[str, Any] = {**curves, "in_switch": None, "small_rel_error": None}
     if name == "inter" and made.wiring.link_gbit_s is not None:

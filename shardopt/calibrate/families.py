@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Any
 
 from predictor.model.workload import Workload
-from shardopt.calibrate import Group, collectives, host, lookups, moves, products
-from shardopt.calibrate.points import Device, Point, Size
+from shardopt.calibrate import FAMILIES, Group, collectives, host, lookups, moves, products
+from shardopt.calibrate.points import CalibrationSettings, Device, Point, Size
 from shardopt.calibrate.rows import Measurement
 from shardopt.measure.sampling import Timer, timer_of
 from shardopt.ranks.realtime import Runtime, hasten_gloo
@@ -47,12 +47,12 @@ SHORT = 0.25
 COLLECTIVES_SHARE = 0.7
 """Of the time of all ranks together, after which near-empty iterations begin."""
 PLAIN_ROUNDS = 2
-"""Times the rounds of collectives among plain ranks, whose times have modes: decision 0006."""
+"""Times the rounds of collectives among plain ranks, whose times have modes: decision 0021."""
 
 
 def of_group(points: Sequence[Point], group: Group | None) -> list[Point]:
     """Those of the points that a group needs; all where there is none."""
-    return [point for point in points if group is None or point.family in group.families]
+    return [point for point in points if group is None or point.family in FAMILIES[group]]
 
 
 def alone(
@@ -81,12 +81,11 @@ def together(
         hosts: that the ranks lie on; collectives within a host are measured too.
     """
     among: dict[str, Any] = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
-    points = collectives.collective_points(size, ranks, link_gbit_s)
     if hosts > 1:
-        among = {"hosts": hosts}
-        points = [Point(p.family, p.params | among, p.test) for p in points]
-        if ranks > hosts:
-            points += collectives.collective_points(size, ranks // hosts)
+        among["hosts"] = hosts
+    points = collectives.collective_points(size, ranks, **among)
+    if 1 < hosts < ranks:
+        points += collectives.collective_points(size, ranks // hosts)
     middle = len(points) // 2
     return [
         *collectives.reference_points(ranks, "start", **among),
@@ -107,21 +106,16 @@ def _alternated(points: Sequence[Point]) -> list[Point]:
 
 
 def measure_alone(
-    points: Sequence[Point],
-    device: Any,
-    size: Size,
-    model: Workload | None,
-    go_on: Callable[[], bool],
+    points: Sequence[Point], device: Any, settings: CalibrationSettings, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
     """Rows of kernels, point by point.
 
     Args:
-        model: whose lookups some of the points are.
         go_on: whether there is time for another point.
     """
-    measures = dict(ALONE)
-    if model is not None:
-        measures["model_lookup"] = partial(lookups.measure_model_lookup, model)
+    size, measures = settings.size, dict(ALONE)
+    if settings.model is not None:
+        measures["model_lookup"] = partial(lookups.measure_model_lookup, settings.model)
     timer = timer_of(device.type)
     # the first lookups of a process take twice as long as all later ones: none of them counts
     lookups.measure_lookup(lookups.lookup_points(1)[0], timer, size.seconds)
@@ -141,32 +135,29 @@ def measure_alone(
 def measure_together(
     points: Sequence[Point],
     device: Any,
-    size: Size,
-    runtime: Runtime,
-    hosts: int,
+    settings: CalibrationSettings,
     go_on: Callable[[float], bool],
 ) -> Iterator[Measurement]:
     """Rows of what needs all ranks; every rank gets them.
 
     Args:
-        hosts: that the ranks lie on, evenly and one after the other.
         go_on: whether less than a share of the time is over; collective over all ranks.
     """
-    rounds = size.rounds
+    rounds, hosts = settings.size.rounds, settings.hosts
     # a run in which nothing else is missing finishes them
     later = any(point.family == "collective" for point in points)
-    if device.type == "cpu" and runtime is Runtime.TUNED:
+    if device.type == "cpu" and settings.runtime is Runtime.TUNED:
         hasten_gloo()
     elif device.type == "cpu":
         rounds *= PLAIN_ROUNDS
-    references = collectives.References(device, size)
+    references = collectives.References(device, settings.size)
     for family, run in groupby(points, key=lambda point: point.family):
         of_family = list(run)
         if family == "reference":
             yield from references.rows(of_family)
         elif family == "iteration":
             in_time = partial(go_on, 1.0)
-            yield from host.measure_iterations(of_family, device, size, runtime, in_time, later)
+            yield from host.measure_iterations(of_family, device, settings, in_time, later)
         else:
             more = partial(go_on, COLLECTIVES_SHARE)
             yield from collectives.measure_collectives(of_family, device, rounds, hosts, more)

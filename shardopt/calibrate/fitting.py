@@ -101,11 +101,6 @@ class HeldOut:
             return math.nan
         return float(np.sqrt(np.average(self.errors**2, weights=self.times)))
 
-    def __add__(self, other: HeldOut) -> HeldOut:
-        errors = np.concatenate((self.errors, other.errors))
-        parts = [h.times if h.times is not None else np.ones(h.n) for h in (self, other)]
-        return HeldOut(errors, self.fitted + other.fitted, np.concatenate(parts))
-
     def __str__(self) -> str:
         if not self.n:
             return "none"
@@ -114,7 +109,9 @@ class HeldOut:
 
 def total(errors: Sequence[HeldOut]) -> HeldOut:
     """All of them together; at least one."""
-    return sum(errors[1:], start=errors[0])
+    times = [np.ones(one.n) if one.times is None else one.times for one in errors]
+    together = np.concatenate([one.errors for one in errors])
+    return HeldOut(together, sum(one.fitted for one in errors), np.concatenate(times))
 
 
 @dataclass(frozen=True)
@@ -222,6 +219,7 @@ class CalibratedProfile:
             also: said after the error, such as constants that stay as they were.
         """
         group, known = self.profile.groups[name], None
+        found = {key: [float(value) for value in values] for key, values in (ranges or {}).items()}
         rms = held_out.rms if held_out.n else group.rel_error
         if held_out.n:
             known = KnownError(
@@ -237,7 +235,7 @@ class CalibratedProfile:
             versions=self.origin.versions,
             date=max(row.date for row in fitted)[:10],
             n=len(fitted),
-            range={key: span(values) for key, values in (ranges or {}).items()},
+            range={key: (min(values), max(values)) for key, values in found.items()},
             error=known,
         )
         error = round(float(np.clip(rms, MIN_REL_ERROR, MAX_REL_ERROR)), 4)
@@ -261,25 +259,36 @@ def source_on(machine: str) -> str:
     return f"shardopt calibrate on {machine}; "
 
 
-def span(values: Iterable[float]) -> tuple[float, float]:
-    known = [float(v) for v in values]
-    return min(known), max(known)
-
-
 def non_negative(columns: Any, time: Array) -> Array:
     """Coefficients >= 0 of ``columns [rows, terms]`` with the least absolute relative errors."""
+    relative = np.asarray(columns, dtype=np.float64) / time[:, None]
+    return least_errors(relative, np.ones_like(time))
+
+
+def least_errors(
+    columns: Array, target: Array, penalty: Array | None = None, reweightings: int = REWEIGHTINGS
+) -> Array:
+    """Coefficients >= 0 of ``columns [rows, terms]`` that come near a ``target [rows]``.
+
+    Args:
+        penalty: further rows ``[any, terms]`` whose target is 0, and whose weight stays.
+        reweightings: 0 for least squares; a dozen come close to least absolute errors.
+    """
     from scipy.optimize import nnls
 
-    relative = np.asarray(columns, dtype=np.float64) / time[:, None]
-    scale = np.abs(relative).max(axis=0)
-    scale[scale == 0] = 1.0
-    weight = np.ones_like(time)
-    solution = np.zeros(relative.shape[1])
-    for _ in range(1 + REWEIGHTINGS):
-        solution, _ = nnls(relative / scale * weight[:, None], weight)
-        off = np.abs(relative / scale @ solution - 1.0)
-        weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
-    return np.asarray(solution / scale)
+    penalty = np.zeros((0, columns.shape[1])) if penalty is None else penalty
+    targets, weight = np.append(target, np.zeros(len(penalty))), np.ones_like(target)
+    for left in range(reweightings, -1, -1):
+        matrix = np.vstack((columns * weight[:, None], penalty))
+        scale = np.abs(matrix).max(axis=0)
+        scale[scale == 0] = 1.0
+        targets[: len(target)] = target * weight
+        solution = nnls(matrix / scale, targets)[0] / scale
+        if left:
+            off = np.abs(columns @ solution - target)
+            weight = 1.0 / np.sqrt(np.maximum(off, TRUSTED_ERROR))
+            weight /= np.sqrt((weight**2).mean())
+    return np.asarray(solution)
 
 
 def after_call(

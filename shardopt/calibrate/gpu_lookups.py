@@ -3,7 +3,7 @@
 The kernel models are those that predict (`predictor.cost.lookup`), called with a changed profile.
 `LOOKUPS` and `UVM` say which of their constants are free, and within which bounds.
 
-Why: docs/decisions/0004-timeline.md.
+Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations

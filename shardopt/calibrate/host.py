@@ -11,7 +11,7 @@ includes the backward). Where a real model looks up rows and multiplies matrices
 what the caches hold, and are not charged for it: framework code runs slower after a lookup than
 after more framework code.
 
-They give the overheads group. Why: decision 0023, decision 0006.
+They give the overheads group. Why: decisions 0010 and 0021.
 """
 
 from __future__ import annotations
@@ -53,7 +53,15 @@ from shardopt.calibrate.fitting import (
     fit_free,
     non_negative,
 )
-from shardopt.calibrate.points import Coordinates, Device, Point, Size, sobol_points, whole
+from shardopt.calibrate.points import (
+    CalibrationSettings,
+    Coordinates,
+    Device,
+    Point,
+    Size,
+    sobol_points,
+    whole,
+)
 from shardopt.calibrate.rows import Measurement, key_of, row_of_samples, times_ms
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CpuTimer, Samples, Timer
 from shardopt.ranks.realtime import Runtime, hasten_gloo
@@ -317,8 +325,7 @@ def measure_optimizer(point: Point, timer: Timer, seconds: float) -> list[Measur
 def measure_iterations(
     points: Sequence[Point],
     device: Any,
-    size: Size,
-    runtime: Runtime,
+    settings: CalibrationSettings,
     go_on: Callable[[], bool] = lambda: True,
     later: bool = False,
 ) -> Iterator[Measurement]:
@@ -349,12 +356,12 @@ def measure_iterations(
         # the host of a GPU runs nothing but framework code
         for training in trainings:
             flush.between(training.model)
-    if runtime is Runtime.TUNED:
+    if settings.runtime is Runtime.TUNED:
         hasten_gloo()
         gc.collect()
         gc.freeze()
     spent: list[list[Array]] = [[] for _ in points]
-    for round_ in range(WARM_UP_ROUNDS + size.iteration_rounds):
+    for round_ in range(WARM_UP_ROUNDS + settings.size.iteration_rounds):
         enough = round_ >= WARM_UP_ROUNDS + FEWEST_ROUNDS
         if (enough or later) and not go_on():
             if not enough:

@@ -31,6 +31,7 @@ from shardopt.calibrate.fitting import (
     after_call,
     mape,
     non_negative,
+    total,
 )
 from shardopt.calibrate.points import (
     Coordinates,
@@ -553,7 +554,7 @@ def fit_cpu(made: CalibratedProfile) -> CalibratedProfile:
     if costs is not None:
         fitted = fitted.model_copy(update=dict(zip(DENSE, costs.tolist(), strict=True)))
     rows = parts["forward"] + parts["backward"]
-    error = made.errors["lookup forward"] + made.errors["lookup backward"]
+    error = total([made.errors[f"lookup {part}"] for part in PASSES])
     made = made.update(embedding=fitted).measured("embedding", rows, error, lookup_ranges(rows))
     return _fit_unpooled(made, fitted)
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.model.workload import Workload
+from shardopt.calibrate import Group
+from shardopt.ranks.hosts import Link
+from shardopt.ranks.realtime import Runtime
+
 TEST_EVERY = 5
-COLLECTIVE_OPS = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
 REFERENCE_KERNELS = ("lookup_forward", "lookup_backward", "gemm", "all_to_all")
 TOGETHER = ("reference", "collective", "iteration")
 """Families that need all ranks."""
@@ -51,6 +56,37 @@ BRIEF = replace(QUICK, iteration_rounds=10)
 """Of the host alone: ten rounds of each near-empty iteration, well under a minute."""
 TINY = Size(8, 8, (14, 17), (10, 15), 0.02, 3, 2, 1, 1, 1)
 """For tests of the machinery: seconds, and constants that mean nothing."""
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """What to calibrate.
+
+    Args:
+        rows: where rows are kept; what it already holds is not measured again.
+        link: that collectives go over, each rank a host; None: within this machine.
+        model: whose tables are looked up too.
+        hosts: that the ranks lie on.
+        runtime: of the ranks.
+        only: the one group that is measured; None: all.
+        minutes: after which no more points are begun; None: when all are measured.
+    """
+
+    backend: str
+    ranks: int
+    size: Size
+    rows: Path
+    link: Link | None = None
+    model: Workload | None = None
+    hosts: int = 1
+    runtime: Runtime = Runtime.PLAIN
+    only: Group | None = None
+    minutes: float | None = None
+
+    @property
+    def link_gbit_s(self) -> float | None:
+        """As points carry it."""
+        return None if self.link is None else self.link.gbit_s
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """From the rows of a calibration to the file of a hardware profile, and what it is worth.
 
-Reads rows, and measures nothing. Why: docs/decisions/0004-timeline.md.
+Reads rows, and measures nothing. Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from predictor.cost.collectives import OPS
 from predictor.cost.posterior import posterior
 from predictor.errors import InputError
 from predictor.hardware.learned import HOST, Evidence, Learned
@@ -23,7 +24,7 @@ from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingTyp
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, MeasuredDense, Workload
 from predictor.trace.phases import Measured
-from shardopt.calibrate import Group, gpu_lookups, host, lookups, moves, products
+from shardopt.calibrate import FAMILIES, Group, gpu_lookups, host, lookups, moves, products
 from shardopt.calibrate.collectives import fit_links, issue_us
 from shardopt.calibrate.fitting import (
     FEWEST,
@@ -33,7 +34,7 @@ from shardopt.calibrate.fitting import (
     kept_words,
     source_on,
 )
-from shardopt.calibrate.points import COLLECTIVE_OPS, REFERENCE_KERNELS, TOGETHER
+from shardopt.calibrate.points import REFERENCE_KERNELS, TOGETHER
 from shardopt.calibrate.rows import PASSES, Accepted, Measurement, Origin, accept
 
 MOST_REFUSED = 0.05
@@ -77,7 +78,7 @@ def build_profile(
         InputError: there are no rows.
     """
     wiring = Wiring(ranks, hosts, link_gbit_s)
-    used = [row for row in rows if only is None or row.point.family in only.families]
+    used = [row for row in rows if only is None or row.point.family in FAMILIES[only]]
     found = accept(row for row in used if _of_wiring(row, wiring))
     made = CalibratedProfile(found.rows, origin, wiring, base, base)
     made = _fit_cpu(made) if base.inline else _fit_gpu(made)
@@ -266,7 +267,7 @@ def judge(
     """
     worse, doubts = [], []
     for what, together in (("kernels", False), ("collectives", True)):
-        names = [name for name in shipped if name.startswith(COLLECTIVE_OPS) == together]
+        names = [name for name in shipped if name.startswith(OPS) == together]
         known = ([of[name].mape for name in names if of[name].n] for of in (errors, shipped))
         mine, theirs = (statistics.fmean(found) if found else 0.0 for found in known)
         if mine > (1 + MOST_WORSE) * theirs:
@@ -297,24 +298,20 @@ def measured_on(profile: HardwareProfile) -> tuple[str, ...]:
     return tuple(sorted({match.group(1) for match in found if match}))
 
 
-def other_machine_note(profile: HardwareProfile, machine: str) -> str | None:
-    """What there is to say where a profile was measured on another machine than this one."""
-    others = [other for other in measured_on(profile) if other != machine]
-    if not others:
-        return None
-    return (
-        f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
-        "predicted and measured times will differ by what the machines do; "
-        "measure this one with shardopt calibrate"
-    )
-
-
-def other_runtime_note(profile: HardwareProfile, runtime: str) -> str | None:
-    """What there is to say where a profile was measured in another runtime than ``runtime``."""
-    if profile.runtime in (None, runtime):
-        return None
-    return (
-        f"hardware {profile.name} was measured in the {profile.runtime} runtime, and these ranks "
-        f"run in the {runtime} one: collectives and host code take other times; calibrate in the "
-        f"{runtime} runtime"
-    )
+def elsewhere_notes(profile: HardwareProfile, machine: str, runtime: str) -> list[str]:
+    """What there is to say where a profile was measured on another machine, or in another runtime
+    than ``runtime``."""
+    others, notes = [other for other in measured_on(profile) if other != machine], []
+    if others:
+        notes.append(
+            f"hardware {profile.name} was measured on {'; '.join(others)}, and this is {machine}: "
+            "predicted and measured times will differ by what the machines do; "
+            "measure this one with shardopt calibrate"
+        )
+    if profile.runtime not in (None, runtime):
+        notes.append(
+            f"hardware {profile.name} was measured in the {profile.runtime} runtime, and these "
+            f"ranks run in the {runtime} one: collectives and host code take other times; "
+            f"calibrate in the {runtime} runtime"
+        )
+    return notes

@@ -11,7 +11,7 @@ but all took as long, the cost itself has modes, such as gloo's waits, and count
 refused: it stays in the file, and no fit uses it. The rows alone say all this, so that a run that
 is resumed knows what was repeated.
 
-Why: docs/decisions/0004-timeline.md.
+Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.cost.collectives import OPS
 from predictor.errors import InputError
-from shardopt.calibrate.points import COLLECTIVE_OPS, Point
+from shardopt.calibrate.points import Point
 from shardopt.files import decode, read_bytes
 from shardopt.measure import store
-from shardopt.measure.sampling import Samples, quantile
+from shardopt.measure.sampling import Samples
 from shardopt.measure.store import Fields, RowKind, RowsFile
 from shardopt.ranks.realtime import Runtime
 
@@ -141,20 +142,11 @@ def key_of(point: Point, part: str = "") -> str:
 
 def row_of_samples(point: Point, samples: Samples, part: str = "", **facts: Any) -> Measurement:
     """A row of some samples; its settings, date and load are added when it is written."""
-    ordered = sorted(samples.seconds)
-    return Measurement(
-        point,
-        part,
-        facts,
-        # as written, so that rows are the same before and after the file
-        median_us=round(samples.median_s * 1e6, 3),
-        mean_us=round(sum(ordered) / len(ordered) * 1e6, 3),
-        p10_us=round(quantile(ordered, 0.1) * 1e6, 3),
-        p25_us=round(quantile(ordered, 0.25) * 1e6, 3),
-        p75_us=round(quantile(ordered, 0.75) * 1e6, 3),
-        p90_us=round(quantile(ordered, 0.9) * 1e6, 3),
-        n=len(ordered),
-    )
+    seconds = np.array(samples.seconds)
+    found = (*np.quantile(seconds, TRIMMED_SHARES), seconds.mean())
+    # as written, so that rows are the same before and after the file
+    p10, p25, median, p75, p90, mean = (round(float(time) * 1e6, 3) for time in found)
+    return Measurement(point, part, facts, median, mean, p10, p25, p75, p90, len(seconds))
 
 
 def rows_of_passes(point: Point, passes: Iterable[Samples], **facts: Any) -> list[Measurement]:
@@ -331,7 +323,7 @@ def _attempts(
     curves = defaultdict(list)
     for row in filter(None, chosen.values()):
         point = row.point
-        if point.params.get("op") in COLLECTIVE_OPS and not point.test and not _varies(point):
+        if point.params.get("op") in OPS and not point.test and not _varies(point):
             among = {name: value for name, value in point.params.items() if name != "bytes"}
             curves[key_of(Point(point.family, among))].append(row)
     for row in chain.from_iterable(map(_above, curves.values())):

@@ -12,24 +12,21 @@ import dataclasses
 import logging
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any
 
 from predictor import units
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE
-from predictor.model.workload import Workload
 from predictor.units import GIB, format_bytes
 from shardopt.calibrate import Group, families
-from shardopt.calibrate.points import TOGETHER, Device, Point, Size
+from shardopt.calibrate.points import TOGETHER, CalibrationSettings, Device, Point
 from shardopt.calibrate.rows import (
     UNSTEADY,
     CalibrationRows,
@@ -40,13 +37,14 @@ from shardopt.calibrate.rows import (
 )
 from shardopt.measure.machine import available_bytes, environment, memory_bytes
 from shardopt.measure.sampling import BRIEF_FLUSH_BYTES, CUDA_SETTINGS, FLUSH_BYTES, SETTINGS
-from shardopt.ranks.hosts import HOSTS, Link, check_hosts
+from shardopt.ranks.hosts import HOSTS, check_hosts
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import (
     Rank,
     RankDiedError,
     Report,
     available_cores,
+    check_gpus,
     errors_of,
     join_group,
     prepare,
@@ -65,55 +63,15 @@ ALONE_SHARE = 0.6
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class CalibrationSettings:
-    """What to calibrate.
-
-    Args:
-        rows: where rows are kept; what it already holds is not measured again.
-        link: that collectives go over, each rank a host; None: within this machine.
-        model: whose tables are looked up too.
-        hosts: that the ranks lie on.
-        runtime: of the ranks.
-        only: the one group that is measured; None: all.
-        minutes: after which no more points are begun; None: when all are measured.
-    """
-
-    backend: str
-    ranks: int
-    size: Size
-    rows: Path
-    link: Link | None = None
-    model: Workload | None = None
-    hosts: int = 1
-    runtime: Runtime = Runtime.PLAIN
-    only: Group | None = None
-    minutes: float | None = None
-
-    @property
-    def link_gbit_s(self) -> float | None:
-        """As points carry it."""
-        return None if self.link is None else self.link.gbit_s
-
-
-def check_calibration(
-    backend: str,
-    ranks: int,
-    link: Link | None = None,
-    model: Workload | None = None,
-    hosts: int = 1,
-    only: Group | None = None,
-) -> None:
+def check_calibration(settings: CalibrationSettings) -> None:
     """Refuse what cannot be measured here.
-
-    Args:
-        hosts: that the ranks lie on, of which this machine is one.
-        only: the one group that is measured; one rank is enough for its own work on the host.
 
     Raises:
         InputError: says what is missing and what to do.
     """
-    fewest = 1 if only is Group.HOST and backend == "nccl" else 2
+    backend, ranks, link, model = settings.backend, settings.ranks, settings.link, settings.model
+    # of a GPU's host one rank tells enough
+    fewest = 1 if settings.only is Group.HOST and backend == "nccl" else 2
     if not fewest <= ranks <= MAX_RANKS:
         raise InputError(
             f"the number of ranks is {ranks}; it must be at least {fewest}, because collectives "
@@ -135,19 +93,12 @@ def check_calibration(
                 f"but only {format_bytes(free)} are free here; choose a model with smaller tables",
                 inputs=("model",),
             )
-    import torch
     import torch.distributed as dist
 
     if not dist.is_available():
         raise InputError("this PyTorch has no torch.distributed; install one that has")
     if backend == "nccl":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if found < ranks // hosts:
-            raise InputError(
-                f"nccl with {ranks // hosts} ranks on this host needs as many GPUs, but PyTorch "
-                f"sees {found}; choose fewer ranks, or gloo to measure CPU ranks",
-                inputs=("ranks", "backend"),
-            )
+        check_gpus(ranks // settings.hosts, inputs=("ranks", "backend"))
 
 
 def origin(backend: str) -> Origin:
@@ -242,16 +193,33 @@ def _limit(settings: CalibrationSettings) -> Stretch:
     return Stretch(time.monotonic(), time.monotonic() + seconds)
 
 
-def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
+def measure(
+    settings: CalibrationSettings, say: Say, join: Rank | None = None
+) -> CalibrationRows | None:
     """Measure every point that the rows file lacks, then once more those whose rows are doubtful.
 
-    Ranks are processes of their own.
+    Args:
+        join: this process among the ranks that torchrun has started; None to start all of them.
+
+    Returns:
+        All rows; None on ranks of torchrun other than the first.
 
     Raises:
         InputError: the rows file is of another machine, or corrupt.
         RankDiedError: a rank failed; the rows measured before are in the file.
     """
-    file, limit = open_rows(settings, say), _limit(settings)
+    file = open_rows(settings, say) if join is None or join.index == 0 else None
+    if join is not None:
+        with errors_of(join):
+            _take_part(settings, join, file, say)
+    elif file is not None:
+        _start_ranks(settings, file, say)
+    return file
+
+
+def _start_ranks(settings: CalibrationSettings, file: CalibrationRows, say: Say) -> None:
+    """Measure in processes of their own."""
+    limit = _limit(settings)
 
     def run(points: Sequence[Point], ranks: int, share: float) -> None:
         if not points or not limit.lasts():
@@ -273,7 +241,6 @@ def measure(settings: CalibrationSettings, say: Say) -> CalibrationRows:
     for kernels, exchanges in _passes(settings, file, limit):
         run(kernels, 1, ALONE_SHARE if exchanges else 1.0)
         run(exchanges, settings.ranks, 1.0)
-    return file
 
 
 def _passes(
@@ -359,26 +326,9 @@ def _rows(
         dist.broadcast(left, src=0)
         return bool(left)
 
-    size = settings.size
     if points[0].family not in TOGETHER:
-        return families.measure_alone(points, device, size, settings.model, limit.lasts)
-    return families.measure_together(points, device, size, settings.runtime, settings.hosts, go_on)
-
-
-def measure_joined(settings: CalibrationSettings, join: Rank, say: Say) -> CalibrationRows | None:
-    """As `measure`, by this process as one of the ranks that torchrun has started.
-
-    Returns:
-        All rows; None on other ranks than the first.
-
-    Raises:
-        InputError: the rows file is of another machine, or corrupt.
-        RankDiedError: this rank failed; the rows measured before are in the file.
-    """
-    file = open_rows(settings, say) if join.index == 0 else None
-    with errors_of(join):
-        _take_part(settings, join, file, say)
-    return file
+        return families.measure_alone(points, device, settings, limit.lasts)
+    return families.measure_together(points, device, settings, go_on)
 
 
 def _take_part(
@@ -488,7 +438,3 @@ def _settings(settings: CalibrationSettings, point: Point, realtime: bool) -> st
     if "link_gbit_s" in point.params:
         said.append(f"two hosts joined by {point.params['link_gbit_s']:g} Gbit/s")
     return ", ".join(said)
-
-
-def progress(text: str) -> None:
-    print(f"shardopt: {text}", file=sys.stderr, flush=True)

@@ -12,8 +12,9 @@ from shardopt.report.blocks import Grid, Heading, View
 
 if TYPE_CHECKING:
     from shardopt.calibrate.fitting import CalibratedProfile
+    from shardopt.calibrate.points import CalibrationSettings
     from shardopt.calibrate.rows import CalibrationRows
-    from shardopt.calibrate.run import CalibrationSettings, Say
+    from shardopt.calibrate.run import Say
     from shardopt.ranks.rank import Rank
 
 
@@ -64,6 +65,7 @@ def calibrate(
     from shardopt.api.request import check_number
     from shardopt.calibrate import points as design
     from shardopt.cli.output import check_writable, show
+    from shardopt.cli.output import say as told
     from shardopt.config.model import load_model
     from shardopt.extras import needs_torchrec, require_packages
     from shardopt.ranks.hosts import Link
@@ -93,20 +95,17 @@ def calibrate(
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
-    run.check_calibration(backend, count, between, workload, hosts, only)
     size = design.QUICK if quick else design.FULL
     if only is Group.HOST:
         size = design.BRIEF
-    settings = run.CalibrationSettings(
+    settings = design.CalibrationSettings(
         backend, count, size, kept, between, workload, hosts, runtime, only, minutes
     )
+    run.check_calibration(settings)
     quiet = quiet or bool(join and join.index)
-    say = _silent if quiet else run.progress
+    say = _silent if quiet else told
     try:
-        if join is None:
-            measured: CalibrationRows | None = run.measure(settings, say)
-        else:
-            measured = run.measure_joined(settings, join, say)
+        measured = run.measure(settings, say, join)
     except (KeyboardInterrupt, SystemExit, RankDiedError):
         if join is None or join.index == 0:
             with suppress(InputError):  # too few rows

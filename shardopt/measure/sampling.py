@@ -3,7 +3,7 @@
 A CPU is timed by the clock. A GPU is timed between two of its events, and its L2 is emptied before
 the first, see `CudaTimer`.
 
-Why: docs/decisions/0004-timeline.md.
+Why: docs/decisions/0022-calibration.md.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def sample_gradients(
 def interleave(
     what: Mapping[str, Callable[[], float]],
     repeat: int,
-    on_start: Callable[[str, int], None] = lambda name, round_: None,
+    on_start: Callable[[str, int], None],
 ) -> dict[str, Samples]:
     """Measure everything once a round, so that a busy machine disturbs all of it alike.
 
@@ -278,12 +278,3 @@ def interleave(
             on_start(name, round_)
             samples[name].append(what[name]())
     return {name: Samples(tuple(seconds)) for name, seconds in samples.items()}
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the order statistics, as numpy does it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -80,7 +80,6 @@ def run_ranks(
     local_world_size: int | None = None,
     link: Link | None = None,
     on_report: OnReport = _ignore,
-    on_start: Callable[[list[int]], None] = _ignore,
     silence_s: float | None = None,
 ) -> None:
     """Run a function in `count` processes on this machine until all are done.
@@ -92,7 +91,6 @@ def run_ranks(
         local_world_size: ranks that count as one host; all of them if None.
         link: puts every rank on a separate host, joined by such a link.
         on_report: called with the rank and what it reported, in order.
-        on_start: called with the process ids.
         silence_s: without any report for so long, the ranks count as hung; they may take
             `START_S` to the first.
 
@@ -114,7 +112,7 @@ def run_ranks(
             )
             for index in range(count)
         ]
-        run_commands(commands, folder, on_report, on_start, silence_s)
+        run_commands(commands, folder, on_report, silence_s)
 
 
 def python_path() -> str:
@@ -142,7 +140,6 @@ def run_commands(
     commands: Sequence[Command],
     folder: Path,
     on_report: OnReport = _ignore,
-    on_start: Callable[[list[int]], None] = _ignore,
     silence_s: float | None = None,
 ) -> None:
     """Run the programs of all ranks until they are done; see `run_ranks`.
@@ -155,7 +152,6 @@ def run_commands(
     try:
         for index, command in enumerate(commands):
             ranks.append(_start(command, folder / f"log.{index}"))
-        on_start([rank.process.pid for rank in ranks])
         failed = _watch(ranks, on_report, silence_s, folder)
     finally:
         _end(ranks)

@@ -101,6 +101,24 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+def check_gpus(ranks: int, inputs: Iterable[str] = ("backend",)) -> None:
+    """Refuse ranks of nccl for which this host has no GPUs.
+
+    Raises:
+        InputError: there are fewer.
+    """
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < ranks:
+        raise InputError(
+            f"nccl with {ranks} ranks on this host needs CUDA and as many GPUs, but torch "
+            f"{torch.__version__} sees {found}; choose fewer ranks, gloo to run on CPU cores, or "
+            "join ranks of several hosts with torchrun",
+            inputs,
+        )
+
+
 def prepare(rank: Rank, backend: str = "gloo", runtime: Runtime = Runtime.TUNED) -> Any:
     """Make this process one that measures: pinned, with one thread.
 

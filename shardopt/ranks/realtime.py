@@ -8,7 +8,7 @@ A kernel that does not preempt (PREEMPT_NONE, or the lazy model) lets a thread t
 busy core wait for the scheduler's tick: 3 to 4 ms, against 0.3 ms for a small collective. A message
 then takes either time, by chance. Threads of a real-time class run as soon as they are woken.
 
-Why: docs/decisions/0006-fused-launches-and-caches.md.
+Why: docs/decisions/0021-cpu-ranks.md.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from predictor.cost.collectives import OPS
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import families, run
@@ -19,7 +20,6 @@ from shardopt.calibrate.collectives import FEWEST_SIZES
 from shardopt.calibrate.points import Point
 from shardopt.calibrate.profile import build_profile, profile_text
 from shardopt.calibrate.rows import PARTS, CalibrationRows, Measurement, accept
-from shardopt.ranks import launch
 from shardopt.ranks.rank import RankDiedError
 
 pytest.importorskip("fbgemm_gpu")
@@ -27,8 +27,8 @@ pytest.importorskip("scipy")
 pytestmark = pytest.mark.distributed
 
 
-def settings(folder: Path, **others: object) -> run.CalibrationSettings:
-    return run.CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
+def settings(folder: Path, **others: object) -> design.CalibrationSettings:
+    return design.CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
 
 
 @pytest.mark.slow
@@ -93,17 +93,8 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_dies_keeps_what_was_measured(tmp_path: Path, pids: list[int]) -> None:
     asked = settings(tmp_path)
-    pids: list[int] = []
-    started = launch.run_commands
-
-    def run_commands(commands, folder, on_report, _, silence_s) -> None:
-        started(commands, folder, on_report, pids.extend, silence_s)
-
-    monkeypatch.setattr(launch, "run_commands", run_commands)
 
     def say(text: str) -> None:
         if text.startswith("[2/"):
@@ -155,7 +146,7 @@ def has_curves(path: Path) -> bool:
     rows = accept(CalibrationRows(path, run.origin("gloo")).rows).rows
     fitted = [r.point for r in rows if r.point.family == "collective" and not r.point.test]
     sizes = Counter(point.params["op"] for point in fitted)
-    return min(sizes[op] for op in design.COLLECTIVE_OPS) >= FEWEST_SIZES
+    return min(sizes[op] for op in OPS) >= FEWEST_SIZES
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def run(
     """
     from shardopt.bench.job import Job, check_job
     from shardopt.bench.run import run_bench
-    from shardopt.calibrate.profile import other_machine_note, other_runtime_note
+    from shardopt.calibrate.profile import elsewhere_notes
     from shardopt.calibrate.run import origin
     from shardopt.cli.output import check_writable, note, predict_plans, show
     from shardopt.ranks.hosts import Link
@@ -85,11 +85,8 @@ def run(
     join = rank_of_torchrun()
     check_job(job, given_ranks=join.world_size if join else gpus, joined=join is not None)
     quiet = quiet or bool(join and join.index)
-    told = (
-        other_machine_note(setting.hardware, origin(backend).machine),
-        other_runtime_note(setting.hardware, runtime),
-    )
-    note([*setting.notes, *filter(None, told)], quiet=quiet)
+    told = elsewhere_notes(setting.hardware, origin(backend).machine, runtime)
+    note([*setting.notes, *told], quiet=quiet)
     rows = run_bench(
         job,
         output,

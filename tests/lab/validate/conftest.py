@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from predictor.cost.collectives import OPS
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.plan_json import plan_to_dict
 from shardopt.bench.rows import BenchRows, write_rows
-from shardopt.calibrate.points import COLLECTIVE_OPS, Point
 from shardopt.calibrate.points import REFERENCE_KERNELS as KERNELS
+from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import CalibrationRows, Origin, row_of_samples
 from shardopt.measure.sampling import Samples
 from tests.builders import a_table, cut, data_parallel, table_wise
@@ -109,7 +110,7 @@ def write_calibration(path: Path, origin: Origin = ORIGIN, **link: float) -> Non
         row = row_of_samples(point, Samples((ms * 1e-3,) * 3))
         file.append(dataclasses.replace(row, date=CALIBRATED_AT))
 
-    for op in COLLECTIVE_OPS:
+    for op in OPS:
         for octave in range(10, 24):
             point = Point("collective", {"op": op, "bytes": 2**octave, **among}, octave % 2 == 1)
             add(point, 0.2 + 2.0 ** (octave - 20))

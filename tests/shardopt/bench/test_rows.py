@@ -40,6 +40,7 @@ def test_round_trip(tmp_path: Path, rounds: int) -> None:
     write_rows(path, rows(rounds))
     assert read_rows(path) == rows(rounds)
     assert json.loads(path.read_text())["schema"] == "shardopt.bench-rows/1"
+    assert rows(rounds).samples_ms("b", 1) == [[3.5, 4.5]] * rounds
 
 
 def test_files_from_before_there_were_two_runtimes_are_of_the_tuned_one(tmp_path: Path) -> None:
@@ -47,10 +48,6 @@ def test_files_from_before_there_were_two_runtimes_are_of_the_tuned_one(tmp_path
     del old.settings["runtime"]
     write_rows(tmp_path / "rows.json", old)
     assert read_rows(tmp_path / "rows.json").settings["runtime"] == "tuned"
-
-
-def test_samples_of_a_rank() -> None:
-    assert rows().samples_ms("b", 1) == [[3.5, 4.5]] * 2
 
 
 @pytest.mark.parametrize(
@@ -61,34 +58,26 @@ def test_samples_of_a_rank() -> None:
         ("[1.5, 2.5]", "[1.5, -2.5]", "'a' are not 2 times"),
         ("[1.5, 2.5]", '["x", 2.5]', "'a' are not 2 times"),
         ('"reference_ms"', '"reference"', "'reference_ms' is missing"),
+        ("[[0.1, 0.2], [0.1, 0.3]]", "[[], []]", "reference_ms of gemm are not"),
         ('"session": 0', '"session": 3', "session is 3, but there are 1"),
         ("[8.0, 8.0]", "[8.0, 0]", "lead_ms of plan 'b'"),
+        ('"name": "b", ', "", "'name' is missing"),
         ("{", "", "not JSON"),
     ],
 )
-def test_a_corrupted_round_is_named_with_its_line(
+def test_what_is_corrupted_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, told: str
 ) -> None:
     path = tmp_path / "rows.json"
     write_rows(path, rows())
     lines = path.read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith('  {"round": 1'))
-    assert old in lines[at]
+    at = max(i for i, line in enumerate(lines) if old in line)
     lines[at] = lines[at].replace(old, new, 1)
     path.write_text("\n".join(lines))
     with pytest.raises(InputError, match=r"rows\.json") as caught:
         read_rows(path)
     assert f"{path}:{at + 1}:" in str(caught.value)
     assert told in str(caught.value)
-
-
-def test_a_cut_off_file_is_named_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    write_rows(path, rows())
-    text = path.read_text()
-    path.write_text(text[: len(text) // 2])
-    with pytest.raises(InputError, match=r"rows\.json:\d+: not JSON"):
-        read_rows(path)
 
 
 def test_another_schema_and_a_missing_part_are_refused(tmp_path: Path) -> None:
@@ -113,13 +102,3 @@ def test_only_the_same_bench_is_continued() -> None:
     other.plans.pop()
     with pytest.raises(InputError, match="the plans were a, b, now a"):
         check_continues(Path("r"), rows(), other)
-
-
-def test_a_plan_without_a_name_is_found_before_its_rounds(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    write_rows(path, rows())
-    data = json.loads(path.read_text())
-    del data["plans"][0]["name"]
-    path.write_text(json.dumps(data))
-    with pytest.raises(InputError, match=r"plans\[0\]: 'name' is missing"):
-        read_rows(path)

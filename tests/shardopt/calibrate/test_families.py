@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from predictor.cost.collectives import OPS
 from shardopt.calibrate import Group, families, lookups
 from shardopt.calibrate import points as design
 from shardopt.calibrate.collectives import collective_points
@@ -89,7 +90,7 @@ def test_every_family_has_fit_and_test_points(gpu: Device | None) -> None:
 def test_largest_and_smallest_messages_are_fitted() -> None:
     points = [p for p in collective_points(design.QUICK, 2) if not p.test]
     low, high = design.QUICK.collective_octaves
-    for op in design.COLLECTIVE_OPS:
+    for op in OPS:
         sizes = [p.params["bytes"] for p in points if p.params["op"] == op]
         assert (min(sizes), max(sizes)) == (2**low, 2**high)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from predictor.cost.elementwise import memory_ms
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from shardopt.calibrate.fitting import FreeConstant, HeldOut, fit_free
+from shardopt.calibrate.fitting import FreeConstant, HeldOut, fit_free, total
 
 pytest.importorskip("scipy")
 
@@ -86,7 +86,7 @@ def test_a_constant_may_be_one_of_a_mapping_and_may_be_absent() -> None:
 
 
 def test_held_out_errors_add_up() -> None:
-    both = HeldOut(np.array([0.1, -0.1]), 5) + HeldOut(np.array([0.3]), 6)
+    both = total([HeldOut(np.array([0.1, -0.1]), 5), HeldOut(np.array([0.3]), 6)])
     assert (both.n, both.fitted) == (3, 11)
     assert both.mape == pytest.approx(0.5 / 3)
     assert both.bias == pytest.approx(0.1)
@@ -99,4 +99,4 @@ def test_a_group_is_as_wrong_as_the_kernels_that_take_its_time() -> None:
     timed = HeldOut(errors, 2, np.array([1.0, 99.0]))
     assert timed.rms == pytest.approx(np.sqrt((0.25 + 99 * 0.01) / 100))
     assert timed.mape == HeldOut(errors, 2).mape
-    assert (timed + HeldOut(errors, 2)).times == pytest.approx([1.0, 99.0, 1.0, 1.0])
+    assert total([timed, HeldOut(errors, 2)]).times == pytest.approx([1.0, 99.0, 1.0, 1.0])

@@ -13,7 +13,6 @@ import pytest
 from predictor.cost.collectives import OPS, Collectives
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.topology import Topology
 from predictor.predict import predict
 from shardopt.calibrate import families, run
 from shardopt.calibrate import points as design
@@ -26,7 +25,7 @@ from shardopt.calibrate.products import predict_gemms
 from shardopt.calibrate.profile import build_profile, profile_text
 from shardopt.calibrate.rows import PARTS, CalibrationRows, Measurement, Origin
 from shardopt.cli.app import main
-from tests.shardopt.calibrate.synthetic import changed, row
+from tests.shardopt.calibrate.synthetic import changed, facts_of, row, topology
 
 pytest.importorskip("scipy")
 
@@ -61,20 +60,6 @@ def machine() -> HardwareProfile:
 TRUE = machine()
 
 
-def topology(ranks: int, local: int) -> Topology:
-    return Topology.uniform(ranks, local, hbm_bytes=2**36, ddr_bytes=2**36)
-
-
-def facts_of(point: Point) -> dict[str, object]:
-    p = point.params
-    if point.family.startswith("lookup"):
-        counts = [(t["rows"], t["dim"], p["batch"] * t["pooling"]) for t in p["tables"]]
-        return {"tables": [[n, dim, p["batch"], ids, ids / 2] for n, dim, ids in counts]}
-    if point.family == "elementwise":
-        return {"bytes_moved": (3 if p["op"] == "add" else 2) * p["bytes"]}
-    return {"device": DEVICE} if p.get("what") == "op" else {}
-
-
 def true_ms(point: Point, blank: Measurement) -> float:
     """What the machine takes."""
     p, cost = point.params, TRUE.overheads
@@ -107,7 +92,7 @@ def drawn(points: list[Point]) -> list[Measurement]:
     """Rows with 3 % noise, but those of the host, which are one of a kind."""
     rng, made = np.random.default_rng(0), []
     for point in points:
-        facts = facts_of(point)
+        facts = facts_of(point) | ({"device": DEVICE} if point.params.get("what") == "op" else {})
         for part in PARTS.get(point.family, ("",)):
             time = true_ms(point, row(point, 1.0, part, **facts))
             alone = point.family == "host" or point.params.get("op") == "issue"
@@ -218,7 +203,7 @@ def test_the_command_writes_a_file_over_the_base_of_its_device(
     pytest.importorskip("fbgemm_gpu")
     few = [r for r in rows if r.point.family in ("streaming", "elementwise", "gemm")]
 
-    def measure(asked: run.CalibrationSettings, say: run.Say) -> CalibrationRows:
+    def measure(asked: design.CalibrationSettings, *_: object) -> CalibrationRows:
         assert (asked.backend, asked.ranks, asked.hosts) == ("nccl", 2, 1)
         file = CalibrationRows(asked.rows, ORIGIN)
         file.rows = few

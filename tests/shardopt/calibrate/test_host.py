@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,16 +30,16 @@ from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import Measurement, Origin
 from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
 from tests.quick import quick_first
+from tests.shardopt.calibrate.synthetic import iteration_rows, with_groups
 
 pytest.importorskip("scipy")
 
-Rows = Callable[..., list[Measurement]]
 BASE = load_hardware("cpu-gloo")
 
 
 def machine(op_us: float, layer_op_us: float, iteration_us: float) -> HardwareProfile:
     known = {"op_us": op_us, "layer_op_us": layer_op_us, "iteration_us": iteration_us}
-    return BASE.model_copy(update={"overheads": BASE.overheads.model_copy(update=known)})
+    return with_groups(BASE, overheads=known)
 
 
 def fitted(rows: Sequence[Measurement]) -> SimpleNamespace:
@@ -53,7 +53,6 @@ def fitted(rows: Sequence[Measurement]) -> SimpleNamespace:
     quick_first(1, [(9.0, 6.0, 900.0, 300.0), (14.0, 14.0, 0.0, 0.0), (5.0, 0.0, 400.0, 80.0)]),
 )
 def test_known_costs_are_found(
-    iteration_rows: Rows,
     op_us: float,
     layer_op_us: float,
     iteration_us: float,
@@ -73,7 +72,7 @@ def test_known_costs_are_found(
     assert abs(found.held_out.errors[alike]).max() < 0.01
 
 
-def test_a_row_is_held_out_of_the_fit_it_is_scored_by(iteration_rows: Rows) -> None:
+def test_a_row_is_held_out_of_the_fit_it_is_scored_by() -> None:
     """A wrong row has a large error of its own, and leaves the costs nearly alone."""
     rows = iteration_rows(machine(9.0, 6.0, 900.0), 300.0)
     where = next(i for i, r in enumerate(rows) if r.part == "cpu" and r.point.params["layers"] == 0)
@@ -83,7 +82,7 @@ def test_a_row_is_held_out_of_the_fit_it_is_scored_by(iteration_rows: Rows) -> N
     assert found.op_us == pytest.approx(9.0, rel=0.1)
 
 
-def test_waiting_that_a_pipeline_hides_says_nothing_of_messages(iteration_rows: Rows) -> None:
+def test_waiting_that_a_pipeline_hides_says_nothing_of_messages() -> None:
     rows = iteration_rows(machine(9.0, 6.0, 900.0), 300.0)
     base = [row for row in rows if row.point.params["pipeline"] == "base"]
     longer = [
@@ -96,7 +95,7 @@ def test_waiting_that_a_pipeline_hides_says_nothing_of_messages(iteration_rows: 
     assert fitted(longer).latency_us == fitted(rows).latency_us
 
 
-def test_an_iteration_shorter_than_its_main_thread_has_free_messages(iteration_rows: Rows) -> None:
+def test_an_iteration_shorter_than_its_main_thread_has_free_messages() -> None:
     rows = [
         replace(row, median_us=0.5 * row.median_us) if row.part == "wall" else row
         for row in iteration_rows(machine(9.0, 6.0, 900.0), 1.0)
@@ -104,7 +103,7 @@ def test_an_iteration_shorter_than_its_main_thread_has_free_messages(iteration_r
     assert max(fitted(rows).latency_us.values()) < 1.0
 
 
-def test_every_collective_has_a_latency_of_its_own(iteration_rows: Rows) -> None:
+def test_every_collective_has_a_latency_of_its_own() -> None:
     """A plain gloo all-reduce of two ranks takes four times an all-to-all."""
     known = {"all_to_all": 560.0, "all_reduce": 2240.0, "reduce_scatter": 1260.0}
     known["all_gather"] = known["reduce_scatter"]

@@ -1,13 +1,13 @@
-"""Constants of small CPU kernels come back from rows of a machine that has them."""
+"""Bounds of what small CPU kernels tell; constants of a GPU's come back from their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from predictor.cost.elementwise import columns_ms
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.fitting import CalibratedProfile, Wiring
@@ -22,89 +22,36 @@ from shardopt.calibrate.moves import (
     predict_streaming,
 )
 from shardopt.calibrate.points import QUICK, Point
-from shardopt.calibrate.rows import PASSES, Measurement, Origin
+from shardopt.calibrate.rows import Measurement, Origin
 from shardopt.measure.sampling import CLEAN_ENOUGH, CpuTimer
-from tests.shardopt.calibrate.synthetic import CALL_US, GB_S, changed, cpu, row
+from tests.shardopt.calibrate.synthetic import changed, cpu_rows, row
 
 pytest.importorskip("scipy")
 
-POINTS = cpu_points(QUICK)
-PIECE_US = 0.3
-"""Of each tensor that is joined or taken apart."""
+BASE = load_hardware("cpu-gloo")
 
 
-def of(family: str, *ops: str) -> list[Point]:
-    return [p for p in POINTS if p.family == family and p.params["op"] in ops]
+def moves(hw: HardwareProfile, **scales: float) -> dict[str, float]:
+    """What is fitted to the rows of a machine, of which those of some families are other ones.
 
-
-def pooled_rows(hw: HardwareProfile, nonsense: float = 1.0) -> list[Measurement]:
-    """Every op of the family; ``nonsense`` scales passes that copy no columns."""
-    rows = []
+    Args:
+        scales: of a family's rows; of ``pooled`` those that copy no columns.
+    """
     columns = {("forward", "cat"), ("backward", "split")}
-    for point in of("pooled", "cat", "split"):
-        pieces = len(point.params["dims"])
-        size = 4 * point.params["batch"] * sum(point.params["dims"])
-        # read and written, as the iteration graph counts them
-        time = CALL_US + PIECE_US * pieces + 1e3 * float(columns_ms(hw, 2 * size))
-        for part in PASSES:
-            scale = 1.0 if (part, point.params["op"]) in columns else nonsense
-            rows.append(row(point, 1e-3 * time * scale, part, bytes=size, pieces=pieces))
-    return rows
-
-
-def streamed(gb_s: float = GB_S) -> list[Measurement]:
-    """Of a machine with that bandwidth, and the call of cold code as its floor."""
-    sizes = [2**octave for octave in range(12, 26)]
-    return [
-        row(
-            Point("elementwise", {"op": "add", "bytes": n}),
-            1e-3 * CALL_US + n / gb_s / 1e6,
-            bytes_moved=n,
-        )
-        for n in sizes
-    ]
-
-
-def moves(rows: list[Measurement], gb_s: float = GB_S) -> dict[str, float]:
-    """What the fit changes in the elementwise group, of what these rows tell."""
-    base = load_hardware("cpu-gloo")
-    given = [*streamed(gb_s), *rows]
-    made = fit_cpu(CalibratedProfile(given, Origin("m", "t"), Wiring(2), base, base)).profile
-    assert made.memory.hbm_gb_s == pytest.approx(gb_s, rel=1e-6)
-    group = made.elementwise
-    assert group.floor_us == pytest.approx(CALL_US, rel=1e-6)
-    return {"columns": group.columns, "bucketize_ns_per_id": group.bucketize_ns_per_id}
-
-
-@pytest.mark.parametrize("columns", [0.2, 0.45, 1.0])
-def test_the_share_of_columns_is_that_which_predicts_the_rows(columns: float) -> None:
-    hw = cpu(elementwise={"columns": columns})
-    assert moves(pooled_rows(hw))["columns"] == pytest.approx(columns, rel=1e-2)
-
-
-def test_only_copies_of_columns_count_and_none_is_faster_than_streaming() -> None:
-    hw = cpu(elementwise={"columns": 0.2})
-    assert moves(pooled_rows(hw, 50.0)) == moves(pooled_rows(hw))
-    assert moves(pooled_rows(hw), 1e-3)["columns"] == 1.0
-
-
-def jagged_rows(each_ns: float, gb_s: float) -> list[Measurement]:
     rows = []
-    for point in of("jagged", "bucketize"):
-        p = point.params
-        ids = p["features"] * p["batch"] * p["pooling"]
-        # ids are read and written twice
-        time = CALL_US + ids * (each_ns * 1e-3 + 4 * 8 / (gb_s * 1e3))
-        rows.append(row(point, 1e-3 * time, ids=ids))
-    return rows
+    for of in cpu_rows(hw, cpu_points(QUICK)):
+        family, params = of.point.family, of.point.params
+        copies = family == "pooled" and (of.part, params["op"]) in columns
+        scale = 1.0 if copies else scales.get(family, 1.0)
+        rows.append(replace(of, median_us=scale * of.median_us))
+    made = fit_cpu(CalibratedProfile(rows, Origin("m", "t"), Wiring(2), BASE, BASE)).profile
+    return {name: getattr(made.elementwise, name) for name in ("columns", "bucketize_ns_per_id")}
 
 
-@pytest.mark.parametrize("each_ns", [3.0, 12.0])
-def test_sorting_an_id_costs_beyond_moving_it(each_ns: float) -> None:
-    found = moves(jagged_rows(each_ns, GB_S))
-    assert found["bucketize_ns_per_id"] == pytest.approx(each_ns, rel=1e-2)
-    faster = moves(jagged_rows(0.0, 10 * GB_S))
-    assert faster["bucketize_ns_per_id"] == 0.0
+def test_only_copies_of_columns_count_and_nothing_is_faster_than_streaming() -> None:
+    assert moves(BASE, pooled=50.0) == moves(BASE)
+    bound = moves(BASE, elementwise=1e4, jagged=0.01)
+    assert bound == {"columns": 1.0, "bucketize_ns_per_id": 0.0}
 
 
 def test_copies_and_reads_are_of_their_bytes() -> None:

@@ -2,9 +2,10 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from predictor import units
-from predictor.cost.collectives import bus_factor, latency_ms, transfer_ms
-from predictor.cost.gemm import gemm_ms
+from predictor.cost.collectives import OPS, latency_ms, transfer_ms
 from predictor.cost.loads import Load, ShardLoads
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
@@ -26,95 +26,107 @@ from shardopt.calibrate import Group, families, lookups
 from shardopt.calibrate import points as design
 from shardopt.calibrate.collectives import collective_points
 from shardopt.calibrate.fitting import CalibratedProfile, HeldOut, Wiring, source_on
+from shardopt.calibrate.host import _layer_op_us
 from shardopt.calibrate.points import Point
+from shardopt.calibrate.products import BATCH_LAYOUTS
 from shardopt.calibrate.profile import (
     build_profile,
+    elsewhere_notes,
     judge,
     measured_on,
-    other_machine_note,
-    other_runtime_note,
     profile_text,
 )
 from shardopt.calibrate.rows import Accepted, Measurement, Origin, read_rows
 from shardopt.cli.app import app
-from tests.shardopt.calibrate.synthetic import row
+from tests.shardopt.calibrate.synthetic import (
+    CALL_US,
+    ISSUE_US,
+    LAYER_OP_US,
+    STEP_US,
+    collective_rows,
+    cpu_rows,
+    iteration_rows,
+    row,
+    with_groups,
+)
 
 pytest.importorskip("scipy")
 
 ORIGIN = Origin("a made-up machine", "torch 0")
-TRUE = load_hardware("cpu-gloo").model_copy(
-    update={"gemm": load_hardware("cpu-gloo").gemm.model_copy(update={"floor_us": 20.0})}
-)
-ISSUE_US = 60.0
-FLOOR_US = TRUE.elementwise.floor_us
+BASE = load_hardware("cpu-gloo")
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "configs" / "models" / "dlrm_criteo_kaggle.yaml"
+UNPOOLED = {name: 0.7 for names in lookups.UNPOOLED.values() for name in names}
+RATES = {
+    **{"batches": dict.fromkeys(BATCH_LAYOUTS, (0.8, 0.5, 1.3, 0.02))},
+    **{"attention_head_us": (4.0, 8.0), "attention_forward": 0.6, "attention_backward": 0.5},
+}
+LEVELS = ("hbm_gb_s", "l2_gb_s", "ddr_gb_s", "host_link_gb_s")
+MACHINES: list[dict[str, dict[str, Any]]] = [
+    {
+        "memory": dict.fromkeys(LEVELS, 16.0),
+        "elementwise": {
+            **{"columns": 0.45, "bucketize_ns_per_id": 3.0, "gather_ns_per_element": 1.5},
+            **{"sliced_ns_per_element": 0.6, "turned_ns_per_element": 1.7},
+        },
+        "gemm": {
+            **{"tflops": {"fp32": 0.12, "bf16": 0.3}, "prologue_k": 12.0},
+            **{"batched_us": 0.2, "batched_share": 0.5, **RATES},
+        },
+        "embedding": {
+            **{"backward_dense_table_us": 300.0, "backward_dense_ns_per_weight": 0.4},
+            **{"backward_dense_ns_per_lookup": 6.0, "backward_dense_ns_per_lookup_dim": 0.05},
+            **{"backward_dense_ns_per_row_dim": 0.8, **UNPOOLED},
+        },
+    },
+    {
+        "memory": dict.fromkeys(LEVELS, 40.0),
+        "elementwise": {
+            **{"columns": 1.0, "bucketize_ns_per_id": 12.0, "gather_ns_per_element": 8.0}
+        },
+        "gemm": {"batched_us": 0.6, "batched_share": 0.15, **RATES},
+        "embedding": {"forward_ns_per_lookup_dim": 0.2, "backward_ns_per_row": 900.0},
+    },
+]
+TRUE = with_groups(BASE, **MACHINES[0])
 
 
-def synthetic_rows(true: HardwareProfile) -> list[Measurement]:
-    law = true.embedding
-    assert isinstance(law, CpuEmbedding)
-    rows = []
-    rng = np.random.default_rng(0)
-    for point in families.alone(design.QUICK):
-        p = point.params
-        if point.family == "lookup":
-            tables = []
-            for t in p["tables"]:
-                ids = p["batch"] * t["pooling"]
-                distinct = min(ids, t["rows"]) * rng.uniform(0.1, 1.0)
-                tables.append([t["rows"], t["dim"], p["batch"], ids, distinct])
-            for part, names in (("forward", lookups.FORWARD), ("backward", lookups.BACKWARD)):
-                blank = row(point, 1.0, part, tables=tables)
-                time = float(lookups.predict_lookups(law, [blank], names)[0])
-                rows.append(row(point, time, part, tables=tables))
-        elif point.family == "gemm":
-            rows.append(row(point, gemm_ms(true, p["m"], p["n"], p["k"], p["dtype"])))
-        elif point.family == "elementwise":
-            time = units.us(true.elementwise.floor_us) + 2 * p["bytes"] / true.memory.hbm
-            rows.append(row(point, time, bytes_moved=2 * p["bytes"]))
-        elif point.family == "host":
-            rows.append(row(point, 0.005))
-    return rows + collective_rows(true)
-
-
-def collective_rows(true: HardwareProfile, link_gbit_s: float | None = None) -> list[Measurement]:
-    rows = []
-    wire = true.collectives.intra if link_gbit_s is None else true.collectives.inter
-    for point in collective_points(design.QUICK, 2, link_gbit_s):
-        op = point.params["op"]
-        if op == "issue":
-            rows.append(row(point, units.us(ISSUE_US)))
-            continue
-        curve = getattr(wire, op)
-        bus = np.array([point.params["bytes"] * bus_factor(op, 2)])
-        time = latency_ms(curve, 2) + float(transfer_ms(curve, bus, 2)[0])
-        rows.append(row(point, time + units.us(ISSUE_US)))
-    return rows
+def rows_of(true: HardwareProfile) -> list[Measurement]:
+    wires = collective_rows(true, collective_points(design.QUICK, 2))
+    return cpu_rows(true, families.alone(design.QUICK)) + wires
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[Measurement]:
-    return synthetic_rows(TRUE)
+    return rows_of(TRUE)
 
 
-def test_held_out_errors_of_exact_rows_are_small(rows: list[Measurement]) -> None:
-    found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
-    bounds = {"lookup": 1e-3, "elementwise": 1e-3, "gemm": 0.03, "all": 0.08, "reduce": 0.08}
-    assert {"lookup forward", "lookup backward", "gemm fp32", "elementwise"} <= set(found.errors)
-    assert set(design.COLLECTIVE_OPS) <= set(found.errors)
-    for family, error in found.errors.items():
-        bound = next(b for start, b in bounds.items() if family.startswith(start))
-        assert error.n == 0 or error.mape < bound, family
+@pytest.mark.parametrize("machine", MACHINES)
+def test_constants_come_back_from_their_rows(machine: dict[str, dict[str, Any]]) -> None:
+    found = build_profile(rows_of(with_groups(BASE, **machine)), ORIGIN, BASE, "mine", 2, 24.0)
+    for group, constants in machine.items():
+        made = getattr(found.profile, group).model_dump()
+        for name, value in constants.items():
+            for key in value if isinstance(value, dict) else ():
+                assert made[name][key] == pytest.approx(value[key], rel=2e-3), (name, key)
+            if not isinstance(value, dict):
+                assert made[name] == pytest.approx(value, rel=2e-3), name
+    assert {"lookup forward", "lookup backward", "gemm fp32", *OPS} <= set(found.errors)
+    for what, error in found.errors.items():
+        assert error.n
+        assert error.mape < (0.08 if what in OPS else 0.01), what
     overheads = found.profile.overheads
+    assert found.profile.elementwise.floor_us == pytest.approx(CALL_US)
+    assert len(found.profile.elementwise.math_ns) == 10
     assert overheads.collective_us == pytest.approx(ISSUE_US)
-    base = load_hardware("cpu-gloo").overheads
+    assert overheads.step_us == pytest.approx(STEP_US, rel=1e-2)
+    assert _layer_op_us(found) == pytest.approx(LAYER_OP_US, rel=1e-2)
     kept = (overheads.op_us, overheads.layer_op_us)
-    assert kept == (base.op_us, base.layer_op_us), "no iterations were run"
+    assert kept == (BASE.overheads.op_us, BASE.overheads.layer_op_us), "no iterations were run"
 
 
 def test_the_profile_is_a_file_that_plan_takes(rows: list[Measurement], tmp_path: Path) -> None:
-    found = build_profile(rows, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    found = build_profile(rows, ORIGIN, BASE, "mine", 2, 24.0)
     path = tmp_path / "mine.yaml"
     path.write_text(profile_text(found))
     loaded = load_hardware(str(path))
@@ -135,32 +147,32 @@ def test_the_profile_is_a_file_that_plan_takes(rows: list[Measurement], tmp_path
 
 
 def test_a_link_between_hosts_is_fitted_from_its_own_rows_alone() -> None:
-    base = load_hardware("cpu-gloo")
-    both = [*collective_rows(TRUE), *collective_rows(TRUE, 1.0)]
-    made = build_profile(both, ORIGIN, base, "mine", 2, 24.0, 1.0).profile
+    points = [*collective_points(design.QUICK, 2), *collective_points(design.QUICK, 2, 1.0)]
+    both = collective_rows(TRUE, points)
+    made = build_profile(both, ORIGIN, BASE, "mine", 2, 24.0, 1.0).profile
     assert (made.gpus_per_host, made.nvlink_domain) == (1, 1)
-    assert made.collectives.intra == base.collectives.intra
+    assert made.collectives.intra == BASE.collectives.intra
     inter = made.collectives.inter
     assert inter.provenance.kind == "measured"
     assert inter.nic_gbit_s == 1.0
     sizes = np.array([2.0**20])
-    for op in design.COLLECTIVE_OPS:
+    for op in OPS:
         found, true = (getattr(wire, op) for wire in (inter, TRUE.collectives.inter))
         times = [latency_ms(c, 2) + float(transfer_ms(c, sizes, 2)[0]) for c in (found, true)]
         assert times[0] == pytest.approx(times[1], rel=0.05)
-    within = build_profile(both, ORIGIN, base, "mine", 2, 24.0).profile
+    within = build_profile(both, ORIGIN, BASE, "mine", 2, 24.0).profile
     assert within.overheads.collective_us == pytest.approx(ISSUE_US)
-    assert within.collectives.inter == base.collectives.inter
+    assert within.collectives.inter == BASE.collectives.inter
     assert within.collectives.intra.provenance.kind == "measured"
 
 
 @pytest.mark.parametrize("link_gbit_s", [None, 1.0])
 def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
-    iteration_rows: Callable[..., list[Measurement]], link_gbit_s: float | None
+    link_gbit_s: float | None,
 ) -> None:
     """The latency of a curve is that of iterations; a row split's two collectives share theirs."""
     known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0, "collective_us": 0.0}
-    true = TRUE.model_copy(update={"overheads": TRUE.overheads.model_copy(update=known)})
+    true = with_groups(TRUE, overheads=known)
     name, among = ("intra", {}) if link_gbit_s is None else ("inter", {"link_gbit_s": link_gbit_s})
     wire = getattr(true.collectives, name)
     in_iterations = {
@@ -169,42 +181,39 @@ def test_iterations_give_the_host_costs_and_what_the_curves_hold_of_them(
         "reduce_scatter": 400.0,
         "all_gather": 400.0,
     }
-    given = collective_rows(true, link_gbit_s) + iteration_rows(true, in_iterations, **among)
+    points = collective_points(design.QUICK, 2, link_gbit_s)
+    given = collective_rows(true, points) + iteration_rows(true, in_iterations, **among)
     found = build_profile(given, ORIGIN, TRUE, "mine", 2, 24.0, link_gbit_s)
     overheads = found.profile.overheads
     assert overheads.provenance.kind == "measured"
     assert {cost: getattr(overheads, cost) for cost in known} == pytest.approx(known, rel=0.02)
     assert "host" in found.errors
     sizes = np.array([2.0**20])
-    for op in design.COLLECTIVE_OPS:
+    for op in OPS:
         made = getattr(getattr(found.profile.collectives, name), op)
         assert made.latency_us == pytest.approx(in_iterations[op], rel=0.05), op
         moved = (float(transfer_ms(curve, sizes, 2)[0]) for curve in (made, getattr(wire, op)))
         assert next(moved) == pytest.approx(next(moved), rel=0.05), op
 
 
-@pytest.mark.parametrize(("small_us", "floor_us"), [(2.0, 2.0), (50.0, FLOOR_US), (None, FLOOR_US)])
+@pytest.mark.parametrize(("small_us", "floor_us"), [(2.0, 2.0), (50.0, CALL_US), (None, CALL_US)])
 def test_the_floor_of_a_kernel_is_at_most_a_small_op_in_a_loop(
     rows: list[Measurement], small_us: float | None, floor_us: float
 ) -> None:
     given = [r for r in rows if r.point.family == "elementwise"]
     if small_us is not None:
         given.append(row(Point("host", {"what": "op"}), units.us(small_us)))
-    found = build_profile(given, ORIGIN, load_hardware("cpu-gloo"), "mine", 2, 24.0)
+    found = build_profile(given, ORIGIN, BASE, "mine", 2, 24.0)
     assert found.profile.elementwise.floor_us == pytest.approx(floor_us, rel=1e-3)
 
 
 def test_one_group_is_fitted_and_written_over_the_base(
-    rows: list[Measurement],
-    iteration_rows: Callable[..., list[Measurement]],
-    tmp_path: Path,
+    rows: list[Measurement], tmp_path: Path
 ) -> None:
     """Whatever other rows the file holds."""
-    base = load_hardware("cpu-gloo")
-    known = {"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0}
-    true = TRUE.model_copy(update={"overheads": TRUE.overheads.model_copy(update=known)})
+    true = with_groups(TRUE, overheads={"op_us": 8.0, "layer_op_us": 5.0, "iteration_us": 700.0})
     given = [*rows, *iteration_rows(true, 100.0)]
-    found = build_profile(given, ORIGIN, base, "mine", 2, 24.0, only=Group.HOST)
+    found = build_profile(given, ORIGIN, BASE, "mine", 2, 24.0, only=Group.HOST)
     assert found.groups == {"overheads"}
     path = tmp_path / "mine.yaml"
     path.write_text(profile_text(found, "cpu-gloo"))
@@ -212,12 +221,9 @@ def test_one_group_is_fitted_and_written_over_the_base(
     assert loaded.overheads.op_us == pytest.approx(8.0, rel=0.1)
     assert loaded.overheads.provenance.kind == "measured"
     for name, group in loaded.groups.items():
-        assert name == "overheads" or group == base.groups[name], name
+        assert name == "overheads" or group == BASE.groups[name], name
     with pytest.raises(InputError, match="no point is measured"):
-        build_profile(rows[:0], ORIGIN, base, "mine", 2, 24.0, only=Group.GEMM)
-
-
-CPU = load_hardware("cpu-gloo")
+        build_profile(rows[:0], ORIGIN, BASE, "mine", 2, 24.0, only=Group.GEMM)
 
 
 def some(count: int, family: str = "gemm", load: float = 1.0) -> list[Measurement]:
@@ -275,8 +281,8 @@ def test_a_larger_error_of_one_kind_makes_it_worse_whatever_the_other_is() -> No
 
 
 def judged(verdict: Verdict) -> CalibratedProfile:
-    named = CPU.model_copy(update={"verdict": verdict, "name": "mine"})
-    return CalibratedProfile([], ORIGIN, Wiring(2), CPU, named)
+    named = BASE.model_copy(update={"verdict": verdict, "name": "mine"})
+    return CalibratedProfile([], ORIGIN, Wiring(2), BASE, named)
 
 
 def test_a_profile_keeps_its_verdict_and_those_who_plan_with_it_hear_it(tmp_path: Path) -> None:
@@ -306,18 +312,16 @@ def test_a_file_on_top_of_a_judged_profile_has_no_verdict(tmp_path: Path) -> Non
 def test_a_measured_profile_names_its_machine_and_runtime_where_they_are_others() -> None:
     published = load_hardware("h100-sxm")
     assert published.verdict is None
-    (machine,) = measured_on(CPU)
+    (machine,) = measured_on(BASE)
     assert measured_on(published) == ()
-    assert CPU.embedding.provenance.source.startswith(source_on(machine))
-    assert other_machine_note(CPU, machine) is other_machine_note(published, machine) is None
-    said = other_machine_note(CPU, "a toaster, 1 cores, 2 GiB, Linux")
-    assert said is not None
-    assert "this is a toaster" in said
-    assert machine in said
-    assert other_runtime_note(CPU, "tuned") is other_runtime_note(published, "plain") is None
-    said = other_runtime_note(CPU, "plain")
-    assert said is not None
-    assert "cpu-gloo was measured in the tuned runtime" in said
+    assert BASE.embedding.provenance.source.startswith(source_on(machine))
+    assert (
+        elsewhere_notes(BASE, machine, "tuned") == elsewhere_notes(published, "any", "plain") == []
+    )
+    where, how = elsewhere_notes(BASE, "a toaster, 1 cores, 2 GiB, Linux", "plain")
+    assert "this is a toaster" in where
+    assert machine in where
+    assert "cpu-gloo was measured in the tuned runtime" in how
 
 
 ROWS = ROOT / "configs/bench/against-torchrec/2026-11-23-plain-published/calibration.rows.csv"
@@ -327,7 +331,7 @@ GOLDEN = ROOT / "tests" / "golden" / "calibrated.yaml"
 
 def test_committed_rows_give_the_profile_that_they_gave() -> None:
     origin, rows = read_rows(ROWS)
-    made = yaml.safe_load(profile_text(build_profile(rows, origin, CPU, "golden", 2, 24.0)))
+    made = yaml.safe_load(profile_text(build_profile(rows, origin, BASE, "golden", 2, 24.0)))
     known = yaml.safe_load(GOLDEN.read_text(encoding="utf-8"))
     assert dict(numbers(made)) == pytest.approx(dict(numbers(known)), rel=1e-3)
 
@@ -351,7 +355,7 @@ def test_whatever_points_there_are_give_a_profile(seed: int, tmp_path: Path) -> 
     draw = random.Random(seed)
     left = {row.point.family: draw.random() ** 2 for row in rows}
     some = [row for row in rows if draw.random() < left[row.point.family]]
-    made = build_profile(some, origin, CPU, "some", 2, 24.0, missing=len(rows) - len(some))
+    made = build_profile(some, origin, BASE, "some", 2, 24.0, missing=len(rows) - len(some))
     assert made.profile.verdict.quality != "quiet"
     (tmp_path / "some.yaml").write_text(profile_text(made))
     assert load_hardware(str(tmp_path / "some.yaml")).name == "some"
@@ -399,12 +403,3 @@ def test_tables_of_the_model_are_priced_as_measured() -> None:
     assert lookup_ms(found, other, 0) < slower * plain[0]  # factors of tables are of one model
     assert found.learned is not None
     assert {f.table for f in found.learned.factors} == {None, "t0"}
-
-
-def test_a_profile_is_made_of_whatever_points_there_are() -> None:
-    origin, base = ORIGIN, load_hardware("cpu-gloo")
-    made = build_profile(synthetic_rows(base)[:2], origin, base, "new", 2, 8.0, missing=600)
-    assert made.profile.embedding == base.embedding
-    assert any("embedding" in note and "gemm" in note for note in made.notes)
-    with pytest.raises(InputError, match="no point"):
-        build_profile([], origin, base, "new", 2, 8.0)

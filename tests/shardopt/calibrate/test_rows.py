@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictor.cost.collectives import latency_ms, transfer_ms
+from predictor.cost.collectives import OPS, latency_ms, transfer_ms
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import COLLECTIVE_OPS, QUICK, Point
+from shardopt.calibrate.points import QUICK, Point
 from shardopt.calibrate.profile import build_profile
 from shardopt.calibrate.rows import (
     CalibrationRows,
@@ -153,40 +153,45 @@ def slow(of: list[float]) -> list[float]:
 @pytest.mark.parametrize("op", ["all_reduce", None])
 def test_a_poisoned_size_does_not_move_the_curve(poison: Poison, op: str | None) -> None:
     clean, poisoned = fitted(collectives()), fitted(collectives(poison, op))
-    for of in COLLECTIVE_OPS:
+    for of in OPS:
         assert times(poisoned, of) == pytest.approx(times(clean, of), rel=0.06), of
 
 
-def test_an_unsteady_point_is_measured_again_once_and_the_steady_row_counts() -> None:
-    first = row(PRODUCT, hiccup(samples(1e-3, 0)))
-    assert points_again([first]) == [PRODUCT]
-    assert accept([first]).refused == [first]
-    second = row(PRODUCT, samples(1e-3, 1))
-    found = accept([first, second])
-    assert (found.rows, found.refused, found.repeated) == ([second], [], 1)
-    assert points_again([first, second]) == []
+REFERENCE = Point("reference", {"kernel": "gemm", "at": "start"})
+LINKED = Point("collective", {"op": "all_gather", "bytes": 256, "link_gbit_s": 1.0})
+STEADY = [samples(1e-3, seed) for seed in range(2)]
+MODES = [modes(of) for of in STEADY]
 
 
-def test_a_point_that_is_unsteady_twice_is_refused_and_not_measured_a_third_time() -> None:
-    both = [row(PRODUCT, modes(samples(1e-3, 0))), row(PRODUCT, hiccup(samples(1e-3, 1)))]
-    found = accept(both)
-    assert (found.rows, found.repeated, len(found.refused)) == ([], 1, 1)
-    assert found.refused[0] in both
-    assert points_again(both) == []
+@pytest.mark.parametrize(
+    ("point", "attempts", "kept", "again"),
+    [
+        (PRODUCT, [hiccup(STEADY[0])], None, True),
+        (PRODUCT, [hiccup(STEADY[0]), STEADY[1]], 1, False),
+        (PRODUCT, [MODES[0], hiccup(STEADY[1])], None, False),  # never a third time
+        (PRODUCT, [slow(STEADY[0]), STEADY[1]], 1, False),  # of two steady ones the shorter
+        (PRODUCT, [STEADY[1], slow(STEADY[0])], 0, False),
+        (PRODUCT, MODES, 0, False),  # the same modes twice are the cost's own
+        (REFERENCE, [hiccup(STEADY[0])], 0, False),  # varies by nature
+        (LINKED, [hiccup(STEADY[0])], 0, False),
+    ],
+)
+def test_a_steady_attempt_counts_or_the_same_modes_twice(
+    point: Point, attempts: list[list[float]], kept: int | None, again: bool
+) -> None:
+    rows = [row(point, of) for of in attempts]
+    found = accept(rows)
+    assert points_again(rows) == ([point] if again else [])
+    assert found.repeated == (len(rows) > 1)
+    assert found.rows == ([] if kept is None else [rows[kept]])
+    assert len(found.refused) == (kept is None)
+    assert all(refused in rows for refused in found.refused)
 
 
-def test_a_cost_with_the_same_modes_twice_counts() -> None:
-    both = [row(PRODUCT, modes(samples(1e-3, seed))) for seed in (0, 1)]
-    (kept,) = accept(both).rows
-    assert kept in both
+def test_a_cost_with_modes_takes_their_mean() -> None:
     # a third of the samples take 5 ms: neither the mode of 1 ms nor the mean of all
-    assert kept.median_us == pytest.approx(1000, rel=0.05)
-    assert 1800 < kept.trimmed_us < 2600
-
-
-def test_of_two_steady_attempts_the_shorter_counts() -> None:
-    long, short = row(PRODUCT, samples(1.3e-3, 0)), row(PRODUCT, samples(1e-3, 1))
-    assert accept([long, short]).rows == accept([short, long]).rows == [short]
+    assert row(PRODUCT, MODES[0]).median_us == pytest.approx(1000, rel=0.05)
+    assert 1800 < row(PRODUCT, MODES[0]).trimmed_us < 2600
 
 
 def test_one_unsteady_part_repeats_the_point_and_costs_the_others_nothing() -> None:
@@ -212,19 +217,6 @@ def test_the_smallest_message_is_compared_with_the_next() -> None:
         for size, seconds in ((256, 9e-4), (1024, 3e-4), (4096, 3e-4))
     ]
     assert [point.params["bytes"] for point in points_again(rows)] == [256]
-
-
-@pytest.mark.parametrize(
-    "point",
-    [
-        Point("reference", {"kernel": "gemm", "at": "start"}),
-        Point("collective", {"op": "all_gather", "bytes": 256, "link_gbit_s": 1.0}),
-    ],
-)
-def test_what_varies_by_nature_is_never_repeated_nor_refused(point: Point) -> None:
-    of = row(point, hiccup(samples(1e-3, 0)))
-    assert points_again([of]) == []
-    assert accept([of]).rows == [of]
 
 
 def test_a_calibration_interrupted_in_a_repeat_repeats_that_point() -> None:

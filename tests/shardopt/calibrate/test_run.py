@@ -14,7 +14,7 @@ import pytest
 from predictor.errors import InputError
 from shardopt.calibrate import families, host, run
 from shardopt.calibrate import points as design
-from shardopt.calibrate.points import Point
+from shardopt.calibrate.points import CalibrationSettings, Point
 from shardopt.calibrate.rows import CalibrationRows, Measurement, Origin, accept, row_of_samples
 from shardopt.config.model import load_model
 from shardopt.measure.sampling import Samples
@@ -23,6 +23,12 @@ from shardopt.ranks.realtime import Runtime
 ROOT = Path(__file__).parents[3]
 
 ORIGIN = Origin("machine", "versions")
+
+
+def settings(folder: Path, **others: Any) -> CalibrationSettings:
+    return CalibrationSettings("gloo", 2, design.TINY, folder / "rows.csv", **others)
+
+
 TABLES = [[1000, 8, 64, 288.0, 240.0]]
 
 
@@ -49,7 +55,7 @@ def test_a_row_is_named_kept_and_counted(
     said: str,
 ) -> None:
     monkeypatch.setattr(run, "points_of", lambda settings: ([point], [Point("gemm", {})]))
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = settings(tmp_path)
     file, lines = CalibrationRows(asked.rows, ORIGIN), list[str]()
     save = run.saver(asked, file, [point], lines.append)
     save(row_of_samples(point, Samples((1e-3, 1e-3, 1e-3)), "forward", **facts))
@@ -64,7 +70,9 @@ def test_rows_say_their_runtime_and_two_are_never_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
 ) -> None:
     monkeypatch.setattr(run, "origin", lambda backend: ORIGIN)
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", runtime=runtime)
+    asked = design.CalibrationSettings(
+        "gloo", 2, design.TINY, tmp_path / "rows.csv", runtime=runtime
+    )
     point = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
     monkeypatch.setattr(run, "points_of", lambda settings: ([point], []))
     save = run.saver(asked, run.open_rows(asked, print), [point], print)
@@ -85,7 +93,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     monkeypatch.setattr(run.time, "monotonic", lambda: 20.0 * len(done))
 
     def run_points(
-        settings: run.CalibrationSettings,
+        settings: CalibrationSettings,
         points: list[Point],
         ranks: int,
         on_row: Callable[[Measurement], None],
@@ -109,7 +117,7 @@ def test_doubtful_points_are_measured_again_after_all_others_and_once(
     kernel = Point("gemm", {"m": 64, "dtype": "fp32", "layout": "nn"})
     exchange = Point("collective", {"op": "all_reduce", "bytes": 256, "ranks": 2})
     monkeypatch.setattr(run, "points_of", lambda settings: ([kernel], [exchange]))
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv")
+    asked = settings(tmp_path)
     lines = list[str]()
     file = run.measure(asked, lines.append)
     assert measured == [kernel, exchange, kernel, exchange]
@@ -131,7 +139,7 @@ def test_a_limit_leaves_time_for_all_ranks_and_the_same_command_goes_on(
     kernels = [Point("gemm", {"m": m, "steady": 1}) for m in range(4)]
     exchanges = [Point("collective", {"op": "issue", "bytes": n, "steady": 1}) for n in range(4)]
     monkeypatch.setattr(run, "points_of", lambda settings: (kernels, exchanges))
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", minutes=1.0)
+    asked = settings(tmp_path, minutes=1.0)
     there = []
     for _ in range(6):
         before = len(measured)
@@ -146,9 +154,8 @@ def test_iterations_that_there_is_no_time_for_are_left_to_the_next_run() -> None
     """They take most of a minute on a busy machine, and begin last."""
     device: Any = SimpleNamespace(type="cpu")
     points = host.iteration_points(2)
-    late = host.measure_iterations(
-        points, device, design.TINY, Runtime.PLAIN, go_on=lambda: False, later=True
-    )
+    asked = settings(Path())
+    late = host.measure_iterations(points, device, asked, go_on=lambda: False, later=True)
     assert list(late) == []
 
 

@@ -89,7 +89,7 @@ def say(text):
         os.kill(os.getpid(), signal.SIGKILL)
 
 rows = Path(sys.argv[1])
-run.measure(run.CalibrationSettings("gloo", 2, points.TINY, rows), say)
+run.measure(points.CalibrationSettings("gloo", 2, points.TINY, rows), say)
 """
 
 
@@ -105,7 +105,7 @@ def test_a_calibration_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     kept = rows.read_text().splitlines()
 
-    file = run.measure(run.CalibrationSettings("gloo", 2, points.TINY, rows), lambda text: None)
+    file = run.measure(points.CalibrationSettings("gloo", 2, points.TINY, rows), lambda text: None)
     assert rows.read_text().splitlines()[: len(kept)] == kept
     assert len(file.rows) > len(kept)
 

@@ -10,12 +10,18 @@ from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import Group, run
+from shardopt.calibrate.points import TINY, CalibrationSettings
 from shardopt.cli.app import main
 
 
 def test_outputs_that_cannot_be(refused) -> None:
     refused("calibrate", "-o", "no/p.yaml", says="no directory")
     refused("calibrate", "-o", "p.yaml", "--rows", "p.yaml", says="choose another")
+
+
+def check(backend: str, ranks: int, **others: object) -> None:
+    asked = CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **others)
+    run.check_calibration(asked)
 
 
 def test_ranks_that_make_no_sense() -> None:
@@ -28,17 +34,17 @@ def test_ranks_that_make_no_sense() -> None:
         ("nccl", gpus + 2, None, "gloo"),
     ):
         with pytest.raises(InputError, match=said):
-            run.check_calibration(backend, ranks, only=only)
+            check(backend, ranks, only=only)
     if not gpus:  # one rank is enough for the host of a GPU alone
         with pytest.raises(InputError, match="as many GPUs"):
-            run.check_calibration("nccl", 1, only=Group.HOST)
+            check("nccl", 1, only=Group.HOST)
 
 
 def test_a_model_larger_than_memory() -> None:
     huge = Table("huge", 10**12, 128, (Feature("f", 1.0),))
     model = Workload("huge", 8, (huge,), DenseArch(1, (1,), (1,)))
     with pytest.raises(InputError, match="table 'huge'"):
-        run.check_calibration("gloo", 2, model=model)
+        check("gloo", 2, model=model)
 
 
 def test_broken_rows_end_with_their_line(refused, tmp_path: Path) -> None:

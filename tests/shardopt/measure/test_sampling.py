@@ -15,7 +15,6 @@ from shardopt.measure.sampling import (
     choose_samples,
     interleave,
     needs_more,
-    quantile,
     sample_stages,
 )
 
@@ -161,10 +160,8 @@ def test_stable(seconds: tuple[float, ...], stable: bool | None) -> None:
     assert Samples(seconds).stable is stable
 
 
-def test_median_quantile_and_overlap() -> None:
+def test_median_and_overlap() -> None:
     assert Samples((3.0, 1.0, 2.0)).median_s == 2
-    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert quantile([1.0], 0.9) == 1.0
     assert Samples((1.0, 2.0)).overlaps(Samples((2.0, 5.0)))
     assert Samples((1.0, 9.0)).overlaps(Samples((2.0, 3.0)))
     assert not Samples((1.0, 2.0)).overlaps(Samples((2.1, 5.0)))

@@ -1,6 +1,5 @@
 """Two hosts on one machine: what makes them, what is refused, and how fast the link is."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from predictor.errors import InputError, PlanError
+from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.workload import DenseArch
 from shardopt.bench.job import Job, check_job
 from shardopt.bench.rows import read_rows
 from shardopt.bench.run import run_bench
 from shardopt.calibrate import points as design
 from shardopt.calibrate import run
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import Point
+from shardopt.calibrate.points import CalibrationSettings, Point
 from shardopt.calibrate.rows import Measurement
-from shardopt.config import read_model
-from shardopt.plan import load_plan
 from shardopt.ranks import hosts
 from shardopt.ranks.hosts import NETNS, Host, Link, check_hosts, shaped_hosts
+from tests.builders import a_table, a_workload, cut
 
 PACKAGES = Path(__file__).resolve().parents[3]
 TRIES = 2
@@ -41,15 +41,6 @@ got = first
 while got < size:
     got += peer.recv_into(buffer)
 print((got - first) * 8e-9 / (time.monotonic() - begin))
-"""
-MODEL = """
-schema: 1
-name: tiny
-batch_size: 16
-tables:
-  - {name: a, num_embeddings: 100, embedding_dim: 8,
-     features: [{name: fa, pooling_factor: 2, index_distribution: uniform}]}
-dense: {in_features: 4, bottom_mlp: [8], interaction: dot, top_mlp: [8, 1]}
 """
 
 
@@ -101,32 +92,28 @@ def test_sizes_end_where_a_call_takes_too_long() -> None:
     ("backend", "ranks", "said"),
     [("gloo", 4, "2 hosts of one rank, not 4"), ("nccl", 2, "choose gloo")],
 )
-def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str) -> None:
+def test_calibrate_refuses_other_ranks(backend: str, ranks: int, said: str, tmp_path: Path) -> None:
+    asked = CalibrationSettings(backend, ranks, design.TINY, tmp_path / "rows.csv", Link(1.0))
     with pytest.raises(InputError, match=said):
-        run.check_calibration(backend, ranks, Link(1.0))
+        run.check_calibration(asked)
 
 
-def make_job(folder: Path, ranks_a_host: int = 1, **settings: object) -> Job:
-    (folder / "model.yaml").write_text(MODEL)
-    table = {
-        "sharding_type": "row_wise",
-        "compute_kernel": "fused",
-        "shards": [{"rank": r, "offset": [50 * r, 0], "size": [50, 8]} for r in range(2)],
-    }
-    head = {"schema": "shardopt.plan/1", "world_size": 2, "local_world_size": ranks_a_host}
-    (folder / "plan.json").write_text(json.dumps({**head, "tables": {"a": table}}))
-    workload, _, _ = read_model(folder / "model.yaml")
-    plans = {"plan": load_plan(folder / "plan.json")}
-    return Job(workload, plans, link=Link(0.5), **settings)
+def make_job(ranks_a_host: int = 1, **settings: object) -> Job:
+    table = a_table("a", 100, 8)
+    workload = a_workload(table, batch_size=16, dense=DenseArch(4, (8,), (8, 1), "dot"))
+    shards = {workload.keys[0]: cut(table, ShardingType.ROW_WISE, [0, 1])}
+    return Job(
+        workload, {"plan": ShardingPlan(shards, 2, ranks_a_host)}, link=Link(0.5), **settings
+    )
 
 
-def test_plans_for_other_hosts_are_refused(tmp_path: Path) -> None:
+def test_plans_for_other_hosts_are_refused() -> None:
     with pytest.raises(PlanError, match="a link joins 2 hosts of one rank"):
-        check_job(make_job(tmp_path, ranks_a_host=2))
+        check_job(make_job(ranks_a_host=2))
     with pytest.raises(InputError, match="choose gloo"):
-        check_job(make_job(tmp_path, backend="nccl"))
+        check_job(make_job(backend="nccl"))
     with pytest.raises(InputError, match="run without torchrun"):
-        check_job(make_job(tmp_path), joined=True)
+        check_job(make_job(), joined=True)
 
 
 @pytest.mark.usefixtures("can_make_hosts")
@@ -208,7 +195,7 @@ def test_an_all_to_all_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
         for op in ("all_to_all", "all_reduce")
     ]
     rows: list[Measurement] = []
-    asked = run.CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
+    asked = CalibrationSettings("gloo", 2, design.TINY, tmp_path / "rows.csv", Link(0.5))
     run.run_points(asked, points, 2, rows.append)
     half, whole = (2**21 * 8 / 0.5e9 * 1e6 * buffers for buffers in (1, 2))
     assert rows[0].median_us > 0.95 * half
@@ -222,7 +209,7 @@ def test_an_all_to_all_takes_the_time_of_its_bytes(tmp_path: Path) -> None:
 def test_a_plan_runs_over_the_link(tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
     path = tmp_path / "rows.json"
-    rows = run_bench(make_job(tmp_path, rounds=2, block=3, warmup=1), path)
+    rows = run_bench(make_job(rounds=2, block=3, warmup=1), path)
     assert rows is not None
     assert read_rows(path) == rows
     assert rows.settings["link_gbit_s"] == 0.5
