@@ -150,6 +150,11 @@ class Bags:
         return len(self.ids) if self.lengths is None else len(self.lengths)
 
 
+def sample_of(at: int, lengths: Ids | None) -> int:
+    """The sample that the ``at``-th id of all lies in, by `Bags.lengths`."""
+    return at if lengths is None else int(np.searchsorted(np.cumsum(lengths), at, side="right"))
+
+
 @dataclass
 class FeatureCounts:
     """Counts of one feature.
