@@ -164,12 +164,7 @@ class _Listing(Recorder):
         return word_value(of) if isinstance(of, str) else of
 
     def _op(
-        self,
-        at: int,
-        call: dict[str, Any],
-        op: Any,
-        arguments: list[Any],
-        keywords: dict[str, Any],
+        self, at: int, call: dict[str, Any], op: Any, arguments: list[Any], keywords: dict[str, Any]
     ) -> Any:
         name, before = call["op"], len(self.recording.calls)
         if name == READS:

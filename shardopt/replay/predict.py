@@ -3,7 +3,7 @@
 It reads the benchmark's data files: which ops, on which shapes, in which order. The program is
 neither parsed nor run, so that whoever is sent a benchmark can predict it before trusting it.
 
-Why: docs/decisions/0028-plans-from-the-bound.md.
+Why: docs/decisions/0020-benchmarks-from-traces.md.
 """
 
 from __future__ import annotations
@@ -116,10 +116,7 @@ def predict_ranks(
     )
     collectives = Collectives(profile, topology)
     graph, missing = op_graph(
-        times,
-        ranks,
-        lambda starts: collective_ms(starts, collectives),
-        topology.local_world_size,
+        times, ranks, lambda starts: collective_ms(starts, collectives), topology.local_world_size
     )
     return {
         "predicted_ms": float(simulate(graph).iteration_ms[0]),
@@ -160,17 +157,16 @@ def group_calls(of: Mapping[str, Any], calls_us: Sequence[float] | None = None) 
         of: what `shardopt.replay.op_list` finds of the rank.
         calls_us: of each call of the program, its time in a replay.
     """
-    found: dict[Any, CallGroup] = {}
+    found = defaultdict[Any, list[CallGroup]](list)
     for at, (segment, op, us, ops) in enumerate(of["calls"]):
         if ops is None:  # a collective
             continue
         rows = tuple(OpRow(kind, tuple(sizes), tuple(reuse)) for kind, sizes, reuse in ops)
         ms = None if calls_us is None else calls_us[at] / 1e3
-        one = CallGroup(segment, op, rows, 1, us, ms)
         key = (segment, op, tuple((row.kind, row.sizes) for row in rows), us is None)
-        found[key] = _add(found[key], one) if key in found else one
+        found[key].append(CallGroup(segment, op, rows, 1, us, ms))
     left_out = tuple((op, us) for op, us in of["left_out"])
-    return RankCalls(tuple(found.values()), events_of(of["events"]), left_out)
+    return RankCalls(tuple(map(_as_one, found.values())), events_of(of["events"]), left_out)
 
 
 def events_of(listed: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
@@ -183,21 +179,18 @@ def events_of(listed: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
     )
 
 
-def _add(first: CallGroup, second: CallGroup) -> CallGroup:
+def _as_one(calls: Sequence[CallGroup]) -> CallGroup:
+    """Equal calls together; times are known of all of them or of none."""
+    first, count = calls[0], len(calls)
     rows = tuple(
         replace(
-            a,
-            reuse=tuple(x + y for x, y in zip(a.reuse, b.reuse, strict=True)),
-            count=a.count + b.count,
+            of[0], reuse=tuple(map(sum, zip(*(row.reuse for row in of), strict=True))), count=count
         )
-        for a, b in zip(first.rows, second.rows, strict=True)
+        for of in zip(*(call.rows for call in calls), strict=True)
     )
-    us, ms = _sum(first.us, second.us), _sum(first.ms, second.ms)
-    return replace(first, rows=rows, count=first.count + second.count, us=us, ms=ms)
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a + b
+    us = None if first.us is None else sum(call.us or 0.0 for call in calls)
+    ms = None if first.ms is None else sum(call.ms or 0.0 for call in calls)
+    return replace(first, rows=rows, count=count, us=us, ms=ms)
 
 
 def collective_ms(starts: Sequence[CollectiveStart], collectives: Collectives) -> float | None:

@@ -242,16 +242,13 @@ def source_of(program: RankProgram) -> Source:
     for at, (section, lines) in enumerate(functions):
         name = f"part_{at}_{_identifier(section[-1]).strip('_').lower() if section else 'part'}"
         text.append(f"def {name}(t, work):")
-        text += [f'    """{_quote(" / ".join(section) or "not annotated")}"""']
+        title = " / ".join(section).replace("\\", "").replace('"', "'") or "not annotated"
+        text += [f'    """{title}"""']
         text += [*(f"    {line}" for line in lines), "", ""]
         listed.append(f"    ({section!r}, {name}),")
     text += ["ITERATION = [", *listed, "]", "", 'if __name__ == "__main__":']
     text += ["    main(ITERATION, ops)", ""]
     return Source("\n".join(text), tuple(pairwise([*starts, len(program.calls)])))
-
-
-def _quote(text: str) -> str:
-    return text.replace("\\", "").replace('"', "'")
 
 
 def _identifier(text: str) -> str:

@@ -14,7 +14,6 @@ from predictor.errors import InputError
 from predictor.trace.events import CollectiveCall, RankTrace
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.kineto.arguments import MemoryPool
-from shardopt.replay.kineto.inputs import text_of
 from shardopt.replay.kineto.items import NO_SHAPES, Item, Reader, Span, gloo_ends, last_step, spans
 from shardopt.replay.program.program import LeftOut
 from shardopt.replay.program.select import ChosenOp
@@ -151,7 +150,7 @@ class _Nodes:
             node = self.memory.place(node, item.schema)
         if item.schema is not None:
             gives = self.memory.alone(replace(node, inputs=item.gives)).inputs
-            node = replace(node, outputs=gives, schema=text_of(item.schema))
+            node = replace(node, outputs=gives, schema=item.schema.text)
         self.nodes.append(node)
         self.chosen.append(ChosenOp(node, item.span.section, item.native))
         self.us[node.id] = item.span.us

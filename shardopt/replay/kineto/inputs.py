@@ -18,13 +18,7 @@ from typing import Any, Literal
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import (
-    Parameter,
-    Schema,
-    load_library,
-    ops_of,
-    parse_schema,
-)
+from shardopt.replay.program.schema import Parameter, Schema, load_library, ops_of, parse_schema
 from shardopt.replay.program.tensors import contiguous
 
 Kind = Literal["tensor", "tensors", "number", "numbers", "other"]
@@ -148,31 +142,20 @@ def value_of(text: Any) -> Any:
 @lru_cache(maxsize=4096)
 def schemas(name: str) -> tuple[Schema, ...]:
     """PyTorch's schemas of an op that a program can call."""
-    return tuple(_texts_of(name))
-
-
-@lru_cache(maxsize=4096)
-def _texts_of(name: str) -> dict[Schema, str]:
-    """A schema -> how PyTorch spells it."""
     import torch
 
     load_library(name)
-    found = {}
+    found: list[Schema] = []
     if not name.isascii():  # C++ takes no other name
-        return {}
+        return ()
     for text in map(str, torch._C._jit_get_schemas_for_operator(name)):
         with suppress(InputError):
             made = parse_schema(text)
             # overloads that only TorchScript has, or that name dimensions
             hidden = "hacked_twin" in made.overload or made.overload.startswith("prim")
             if not hidden and not any("Dimname" in p.type for p in made.parameters):
-                found[made] = text
-    return found
-
-
-def text_of(schema: Schema) -> str:
-    """A schema of `schemas` as PyTorch spells it."""
-    return _texts_of(schema.name)[schema]
+                found.append(made)
+    return tuple(dict.fromkeys(found))
 
 
 def fitting(name: str, inputs: Sequence[Input]) -> Schema | None:

@@ -27,7 +27,6 @@ from shardopt.replay.kineto.inputs import (
     fitting,
     read_inputs,
     schemas,
-    text_of,
 )
 from shardopt.replay.program.build import KIND, KNOWN
 from shardopt.replay.program.program import ITEMS
@@ -219,7 +218,7 @@ def _is_idle(schema: Schema | None, span: Span) -> bool:
     if name in ALLOCATING or name in RESHAPING:
         return True
     of = schemas(name) if schema is None else (schema,)
-    if of and all(VIEW.search(text_of(s)) for s in of):
+    if of and all(VIEW.search(s.text) for s in of):
         return True
     # an op that is made of others and called none had nothing to do
     return bool(of) and not span.children and all(_is_composite(s, False) for s in of)

@@ -1,6 +1,6 @@
 """From the chosen ops of a rank's trace to its program.
 
-Why: docs/decisions/0028-plans-from-the-bound.md.
+Why: docs/decisions/0020-benchmarks-from-traces.md.
 """
 
 from __future__ import annotations

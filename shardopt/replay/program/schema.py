@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from string import ascii_letters
 from typing import Any
@@ -56,11 +56,13 @@ class Schema:
     Args:
         name: ``namespace::op``.
         overload: ``default`` where the schema names none.
+        text: as PyTorch spells it.
     """
 
     name: str
     overload: str
     parameters: tuple[Parameter, ...]
+    text: str = field(compare=False)
 
 
 @lru_cache(maxsize=4096)
@@ -81,7 +83,7 @@ def parse_schema(text: str) -> Schema:
         for at, of in enumerate(fields)
         if of
     )
-    return Schema(match[1], match[2] or "default", parameters)
+    return Schema(match[1], match[2] or "default", parameters, text)
 
 
 def _split(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 Ops run under PyTorch's fake tensors on symbolic sizes; those that have plain numbers for sizes, or
 no fake kernel, follow `rules`. Parameters and what else an optimizer writes keep their sizes.
 
-Why: docs/decisions/0028-plans-from-the-bound.md.
+Why: docs/decisions/0020-benchmarks-from-traces.md.
 """
 
 from __future__ import annotations
