@@ -17,14 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import shardopt.replay
 from lab.transformers import TransformerShape
 from predictor.cost.collectives import Collectives
-from predictor.cost.ops.cpu_ops import (
-    VIEW,
-    Caches,
-    OpModels,
-    OpRow,
-    kind_and_sizes,
-    reuse_bytes,
-)
+from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels, OpRow, kind_and_sizes, reuse_bytes
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.op_graph import op_graph, rank_times

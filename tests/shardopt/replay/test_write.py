@@ -192,11 +192,7 @@ def test_names_of_ops_that_look_alike_stay_apart() -> None:
 
 def test_collectives_are_waited_for_where_the_program_says() -> None:
     sent = call(
-        "c10d::allreduce_",
-        (Slot(0),),
-        overload="",
-        collective="allreduce_",
-        keywords={"group": 0},
+        "c10d::allreduce_", (Slot(0),), overload="", collective="allreduce_", keywords={"group": 0}
     )
     product = call("aten::mm", Slot(0), gives=(1,), waits=(0,))
     program = program_of(sent, product, made=1)
