@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.transformers import TransformerShape
 from predictor.errors import InputError
 from predictor.trace.execution import Node
 from predictor.trace.read import load_traces
@@ -21,7 +20,7 @@ from shardopt.replay.program.select import Tree, choose
 from shardopt.replay.program.tensors import tensors_of
 from tests.public_data import TRACES, needs_public_data
 from tests.quick import quick_first
-from tests.shardopt.replay.captured import capture
+from tests.shardopt.replay.captured import capture, transformer_step
 
 
 def alone(folder: Path) -> Path:
@@ -54,12 +53,6 @@ def bag_step():
         optimizer.step()
 
     return step
-
-
-def transformer_step():
-    from lab.replay.transformers import Training
-
-    return Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)).step
 
 
 @pytest.fixture(scope="module", params=["convnet", "transformer", "bags"])
