@@ -15,7 +15,6 @@ from typing import Any
 from predictor.trace.read import TraceSet
 from shardopt.files import atomic_write_text
 from shardopt.replay.program.program import (
-    WITH_GRAD,
     Call,
     RankProgram,
     Slot,
@@ -137,7 +136,7 @@ def _call(call: Call) -> dict[str, Any]:
         "keywords": {name: _term(of) for name, of in call.keywords.items()},
         "targets": gives and [output if flat(output) else None for output in call.outputs],
         "frees": call.frees,
-        "with_grad": call.collective == WITH_GRAD,
+        "with_grad": call.with_grad,
         "overload": call.overload,
         "reads": sorted(set(call.reads())),
         "gives": gives,
@@ -283,7 +282,7 @@ def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
         return "backward", ""
     overload = "" if call.overload == "default" else f"_{call.overload}"
     name = _named(_identifier(call.op) + overload, f"ops({call.op!r}, {call.overload!r})", names)
-    if call.collective == WITH_GRAD:
+    if call.with_grad:
         names["forward"] = "ops.forward"
         return "forward", name
     return name, ""

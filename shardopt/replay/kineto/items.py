@@ -29,7 +29,7 @@ from shardopt.replay.kineto.inputs import (
     schemas,
 )
 from shardopt.replay.program.build import KIND, KNOWN
-from shardopt.replay.program.program import ITEMS
+from shardopt.replay.program.program import COLLECTIVES, ITEMS
 from shardopt.replay.program.schema import Parameter, Schema, UnwritableError, has_kernel, ops_of
 from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
 from shardopt.replay.program.tensors import contiguous
@@ -361,7 +361,6 @@ def _inside(event: HostEvent, outer: HostEvent, slack: float) -> bool:
     return event.start_us < outer.end_us or event.start_us == outer.start_us
 
 
-C10D = "c10d::"
 NAMES = {
     "all_to_all": "alltoall_base_",
     "all_reduce": "allreduce_",
@@ -402,7 +401,7 @@ def collective_of(
     if (op is None and kind == "other") or told in WAITS:
         return None
     op = op or NAMES.get(kind, kind)
-    if op not in KNOWN or not schemas(C10D + op):
+    if op not in KNOWN or not schemas(COLLECTIVES + op):
         raise UnwritableError("no call of torch.distributed is known for this collective")
     group = (info.group or groups.get(info.group_name or "") or ()) if info else ()
     ranks = len(group) or world_size or 1
@@ -419,7 +418,7 @@ def collective_of(
         received = int(sent * times)
     dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
     arguments = []
-    schema = schemas(C10D + op)[0]
+    schema = schemas(COLLECTIVES + op)[0]
     for parameter in schema.parameters:
         name, given = parameter.name, named.get(parameter.name)
         if name not in KNOWN[op]:
@@ -438,13 +437,13 @@ def collective_of(
 def _find_call(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
     """c10d's op, and its inputs by name where they can be read."""
     for span in events:
-        if span.event.name.startswith(C10D):
+        if span.event.name.startswith(COLLECTIVES):
             inputs: tuple[Input, ...] = ()
             with suppress(UnreadableError):
                 inputs = read_inputs(span.event.args or {}) or ()
             parameters = schemas(span.event.name)[0].parameters if schemas(span.event.name) else ()
             named = {p.name: i for p, i in zip(parameters, inputs, strict=False)}
-            return span.event.name.removeprefix(C10D), named
+            return span.event.name.removeprefix(COLLECTIVES), named
     return None, {}
 
 

@@ -15,11 +15,12 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.program.program import (
-    WITH_GRAD,
+    COLLECTIVES,
     Call,
     LeftOut,
     RankProgram,
     Slot,
+    TensorSpec,
     Term,
     nested,
 )
@@ -33,10 +34,9 @@ from shardopt.replay.program.schema import (
 )
 from shardopt.replay.program.select import ChosenOp, Tree
 from shardopt.replay.program.tables import MatchedTables, UnmatchedError
-from shardopt.replay.program.tensors import Tensors, TensorUse, View, tensors_of
+from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
 from shardopt.replay.program.values import LegalValues
 
-COLLECTIVES = "c10d::"
 NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
 """Of an op, or of a backward function in C++."""
 DROPPED = frozenset({"pin_memory", "generator"})
@@ -159,7 +159,7 @@ class _Builder:
         call = replace(call, outputs=self._outputs(of.node))
         if of.node.id in self.forward:
             handle = self.handles[of.node.id] = self.tensors.handle()
-            call = replace(call, outputs=(*call.outputs, handle), collective=WITH_GRAD)
+            call = replace(call, outputs=(*call.outputs, handle), with_grad=True)
         terms = call.named()
         written = [terms[p.name] for p in schema.parameters if p.written and p.name in terms]
         self.legal.note_outputs(call, written)
@@ -209,9 +209,9 @@ class _Builder:
         return None if of is None else Slot(self.tensors.take(of))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
-        taken: dict[int, dict[int, View]] = defaultdict(dict)
+        taken: dict[int, dict[int, TensorSpec]] = defaultdict(dict)
         for of in (of for argument in node.inputs for of in tensors_of(argument) if of is not None):
-            taken[of.tensor.storage][of.tensor.id] = of.view
+            taken[of.tensor.storage][of.tensor.id] = of.spec
         found = []
         for argument in node.outputs:
             numbers = tuple(
@@ -233,7 +233,6 @@ class _Builder:
             arguments,
             keywords={"group": self.groups.index(group)},
             names=KNOWN[kind],
-            collective=kind,
             bytes=size,
         )
         self.legal.note_received(call)

@@ -12,15 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.trace.read import TraceSet
-from shardopt.replay.program.program import (
-    WITH_GRAD,
-    Call,
-    RankProgram,
-    Slot,
-    TensorSpec,
-    Term,
-    Word,
-)
+from shardopt.replay.program.program import Call, RankProgram, Slot, TensorSpec, Term, Word
 from shardopt.replay.write import HEADER, MAX_LINES, source_of, write
 
 WORDS = {"torch.float32": "float32", "device": "the device", "cpu": "the host", "'sum'": "sum"}
@@ -184,9 +176,7 @@ def test_sections_and_parts_count_ops() -> None:
 
 
 def test_collectives_are_waited_for_where_the_program_says() -> None:
-    sent = call(
-        "c10d::allreduce_", (Slot(0),), overload="", collective="allreduce_", keywords={"group": 0}
-    )
+    sent = call("c10d::allreduce_", (Slot(0),), overload="", keywords={"group": 0})
     product = call("aten::mm", Slot(0), gives=(1,), waits=(0,))
     program = program_of(sent, product, made=1)
     assert source_of(program).parts == ((0, 2),)
@@ -200,7 +190,7 @@ def test_collectives_are_waited_for_where_the_program_says() -> None:
 
 def test_backward_functions_take_what_the_forward_op_kept() -> None:
     program = program_of(
-        call("fbgemm::lookup", Slot(0), gives=(1, 2), collective=WITH_GRAD),
+        call("fbgemm::lookup", Slot(0), gives=(1, 2), with_grad=True),
         call("backward of fbgemm::lookup", Slot(2), Slot(1), gives=(3,), overload=""),
         made=1,
     )

@@ -21,7 +21,7 @@ def sending(groups: list[tuple[int, ...]]) -> RankProgram:
     product = Call("aten::relu", "default", (Slot(0),), {}, (1,), (), 1, specs=(SPEC,))
     keywords = {"group": len(groups) - 1}
     exchange = Call("c10d::allreduce_", "", ((Slot(1),),), keywords, (), (), 2, bytes=8)
-    exchange = replace(exchange, collective="allreduce_", frees=(1,), waits=(0,))
+    exchange = replace(exchange, frees=(1,), waits=(0,))
     return RankProgram(0, [product, exchange], {0: SPEC}, {0: {"kind": "positive"}}, [], [], groups)
 
 

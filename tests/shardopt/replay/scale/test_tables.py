@@ -72,7 +72,7 @@ def call(op: str, reads: tuple[Any, ...], gives: int | None = None, **more: Any)
     specs = (more.pop("spec", FLOATS),) if gives is not None else ()
     outputs = () if gives is None else (gives,)
     made = Call(op, "default", terms, group, outputs, (), 0, 1.0)
-    return replace(made, specs=specs, collective=collective, names=names, **more)
+    return replace(made, specs=specs, names=names, **more)
 
 
 def ranks(*, found: bool = True, extra: tuple[Call, ...] = ()) -> list[RankProgram]:
