@@ -109,14 +109,6 @@ def wholes(node: Node) -> list:
     return [value for value in plain if isinstance(value, (bool, int, tuple)) and value != ()]
 
 
-def test_an_execution_trace_comes_first(traces: Path) -> None:
-    """Beside one, a Kineto trace gives times alone."""
-    both, execution = load_traces([traces], keep_args=True), load_traces([traces / "rank0.et.json"])
-    first, second = (programs_of(found, Annotations())[0] for found in (both, execution))
-    assert [call.op for call in first.calls] == [call.op for call in second.calls]
-    assert first.made == second.made
-
-
 def test_nothing_is_chained(traces: Path) -> None:
     """What ops take exists before the first, and what they give is let go of."""
     (made,) = programs_of(load_traces([alone(traces)], keep_args=True), Annotations())
