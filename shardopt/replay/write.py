@@ -6,7 +6,7 @@ import json
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -108,26 +108,13 @@ def rank_object(
             if number <= last
         },
         "calls": list(map(_call, program.calls)),
-        "left_out": [
-            {"op": item.op, "reason": item.reason, "us": item.us} for item in program.left_out
-        ],
+        "left_out": list(map(asdict, program.left_out)),
     }
 
 
 def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "shape": spec.shape,
-        "strides": spec.strides,
-        "dtype": spec.dtype,
-        "storage": spec.storage,
-    }
-    if spec.offset:
-        made["offset"] = spec.offset
-    if spec.host:
-        made["host"] = True
-    if fill is not None:
-        made["fill"] = fill
-    return made
+    made = asdict(spec) | {"fill": fill}
+    return {name: of for name, of in made.items() if of or name not in ("offset", "host", "fill")}
 
 
 def _call(call: Call) -> dict[str, Any]:

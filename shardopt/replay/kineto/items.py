@@ -33,7 +33,7 @@ from shardopt.replay.program.program import COLLECTIVES, ITEMS
 from shardopt.replay.program.schema import Parameter, Schema, UnwritableError, has_kernel, ops_of
 from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
 from shardopt.replay.program.tensors import contiguous
-from shardopt.replay.program.values import is_lookup
+from shardopt.replay.program.values import is_lookup, lookup_kind
 
 NO_SHAPES = "no shapes: record with record_shapes=True"
 UNKNOWN = "is no op of this PyTorch"
@@ -51,7 +51,6 @@ RESHAPING = ops_of(
 )
 """Ops that change how a tensor sees its memory, which other calls must not find changed."""
 KERNELS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-LOOKUP = re.compile(r"lookup_(\w+)_function")
 BACKWARD = re.compile(r"(?:.*: )?(\w+?)Backward\d*$")
 
 
@@ -105,7 +104,7 @@ class Reader:
     def _learn(self, span: Span, shapes: Sequence[tuple[int, ...]]) -> None:
         sequence, backward = span.event.sequence, BACKWARD.match(span.event.name)
         if is_lookup(span.event.name) and "lookup" in span.event.name:
-            self.lookups[_kind(span.event.name)].append(span)
+            self.lookups[lookup_kind(span.event.name)].append(span)
         elif _is_native(span) and shapes:
             self._pair(span, shapes[0])
         if sequence is None or not shapes:
@@ -193,12 +192,6 @@ class Reader:
             return Item(span, schema, reason=str(error))
         gradient = self.gradients.get(id(span))
         return Item(span, schema, *made, gives=() if gradient is None else (gradient,))
-
-
-def _kind(name: str) -> str:
-    """Of a lookup: the optimizer that its backward function runs."""
-    match = LOOKUP.search(name)
-    return match[1] if match else "dense"
 
 
 def _is_native(span: Span) -> bool:
@@ -370,13 +363,6 @@ NAMES = {
     "reduce": "reduce_",
 }
 """Kind of a collective -> the op of c10d that stands for it where the trace names none."""
-SPELLED = {
-    "Float": "float", "Double": "double", "Half": "c10::Half", "BFloat16": "c10::BFloat16",
-    "Long": "long int", "Int": "int", "Short": "short", "Char": "signed char",
-    "Byte": "unsigned char", "Bool": "bool",
-}  # fmt: skip
-"""Type as records of collectives spell it -> as ops do."""
-RECEIVED = frozenset({"output", "output_tensor", "output_tensors", "outputs", "output_lists"})
 SPLITS = {"output_split_sizes": "Out split size", "input_split_sizes": "In split size"}
 
 
@@ -416,7 +402,8 @@ def collective_of(
     if received is None and sent is not None:
         times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
         received = int(sent * times)
-    dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
+    told_type = str(record.get("dtype")).lower()
+    dtype = told_type if told_type in ITEMS else dtype or "float"
     arguments = []
     schema = schemas(COLLECTIVES + op)[0]
     for parameter in schema.parameters:
@@ -424,7 +411,7 @@ def collective_of(
         if name not in KNOWN[op]:
             arguments.append(Argument(None, (), "None"))
         elif "Tensor" in parameter.type:
-            elements = received if name in RECEIVED else sent
+            elements = received if name.startswith("output") else sent
             arguments.append(_tensors(parameter, given, elements, dtype, ranks))
         else:
             value = None if given is None else given.value

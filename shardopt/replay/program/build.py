@@ -33,9 +33,9 @@ from shardopt.replay.program.schema import (
     python_number,
 )
 from shardopt.replay.program.select import ChosenOp, Tree
-from shardopt.replay.program.tables import MatchedTables, UnmatchedError
+from shardopt.replay.program.tables import TableSummary, UnmatchedError
 from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
-from shardopt.replay.program.values import LegalValues
+from shardopt.replay.program.values import LegalValues, is_lookup, lookup_kind
 
 NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
 """Of an op, or of a backward function in C++."""
@@ -48,13 +48,13 @@ def build(
     chosen: Sequence[ChosenOp],
     us: Mapping[int, float],
     annotations: Annotations,
-    tables: MatchedTables | None = None,
+    tables: TableSummary | None = None,
 ) -> RankProgram:
     """The program of one rank.
 
     Args:
         us: id of a node -> its recorded microseconds.
-        tables: that its lookups read, where a summary of them is given.
+        tables: a summary of those that its lookups read, where there is one.
 
     Raises:
         UnmatchedError: `tables` are not those of a lookup.
@@ -82,13 +82,13 @@ class _Builder:
         trace: ExecutionTrace,
         us: Mapping[int, float],
         annotations: Annotations,
-        tables: MatchedTables | None,
+        tables: TableSummary | None,
         chosen: Sequence[ChosenOp],
     ) -> None:
         self.rank, self.us, self.annotations = trace.rank, us, annotations
         self.tree = Tree(trace)
         self.tensors = Tensors()
-        self.legal = LegalValues(self.tensors, tables)
+        self.legal = LegalValues(self.tensors, trace.rank, tables)
         self.pairs = pair_lookups(chosen)
         self.forward = {node.id for node in self.pairs.values()}
         self.handles: dict[int, int] = {}
@@ -324,7 +324,7 @@ def pair_lookups(chosen: Iterable[ChosenOp]) -> dict[int, Node]:
     found: dict[int, Node] = {}
     lookups: list[Node] = []
     for of in chosen:
-        if "lookup_function" in of.node.name or "_lookup_" in of.node.name:
+        if is_lookup(of.node.name) and "lookup" in of.node.name:
             lookups.append(of.node)
         elif of.native:
             node = next((n for n in reversed(lookups) if _fits(n, of.node)), None)
@@ -338,12 +338,8 @@ def _fits(lookup: Node, backward: Node) -> bool:
     match = KIND.search(backward.name)
     if match is None or not lookup.outputs or not backward.inputs:
         return False
-    if lookup.outputs[0].shape != backward.inputs[0].shape:
-        return False
-    kind = match[1].lower()
-    return f"lookup_{kind}_function" in lookup.name or (
-        kind == "dense" and "::dense" in lookup.name
-    )
+    same = lookup.outputs[0].shape == backward.inputs[0].shape
+    return same and lookup_kind(lookup.name) == match[1].lower()
 
 
 def gradient_of(tree: Tree, backward: Node, lookup: Node) -> TensorUse | None:

@@ -20,7 +20,10 @@ ITEMS = {
     "signed char": "int8",
     "char": "int8",
     "unsigned char": "uint8",
+    "byte": "uint8",
     "bool": "bool",
+    "half": "float16",
+    "bfloat16": "bfloat16",
     "c10::Half": "float16",
     "c10::BFloat16": "bfloat16",
     "c10::complex<float>": "complex64",
@@ -28,7 +31,7 @@ ITEMS = {
     "c10::Float8_e4m3fn": "float8_e4m3fn",
     "c10::Float8_e5m2": "float8_e5m2",
 }
-"""C++ type of a tensor's items -> name of torch's dtype."""
+"""C++ type of a tensor's items, or how records of collectives spell it -> torch's dtype."""
 COLLECTIVES = "c10d::"
 WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
 
