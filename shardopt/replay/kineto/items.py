@@ -131,7 +131,11 @@ class Reader:
             within: the function of autograd that it lies in.
         """
         if span.is_collective:
-            return self._collective(span)
+            try:
+                made = collective_of(span, self.groups, self.world_size)
+            except UnwritableError as error:
+                return [Item(span, reason=str(error))]
+            return [] if made is None else [made]
         if span.is_op:
             return self._op(span, within)
         if _is_native(span):
@@ -142,24 +146,20 @@ class Reader:
         backward = BACKWARD.match(span.event.name)
         if backward is not None and span.event.sequence is not None:
             within = self.autograd.get((span.event.sequence, _plain(backward[1])))
-        return [item for child in span.children for item in self.items(child, within)]
+        return self._inner(span, within)
 
-    def _collective(self, span: Span) -> list[Item]:
-        try:
-            made = collective_of(span, self.groups, self.world_size)
-        except UnwritableError as error:
-            return [Item(span, reason=str(error))]
-        return [] if made is None else [made]
+    def _inner(self, span: Span, within: Autograd | None) -> list[Item]:
+        return [item for child in span.children for item in self.items(child, within)]
 
     def _op(self, span: Span, within: Autograd | None) -> list[Item]:
         if any(below.is_collective for below in span.below()):
-            return [item for child in span.children for item in self.items(child, within)]
+            return self._inner(span, within)
         own = self._own(span, within)
         made_of_others = _is_composite(
             own.schema or next(iter(schemas(span.event.name)), None), own.reason is not None
         )
         if made_of_others and span.children:
-            inner = [item for child in span.children for item in self.items(child, within)]
+            inner = self._inner(span, within)
             if own.reason is None:
                 return inner if inner and not any(item.reason for item in inner) else [own]
             if inner:
