@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,7 +116,7 @@ def find_proposal(
 
 
 def observed_workload(
-    workload: Workload, statistics: Sequence[FeatureStats], path: Path
+    workload: Workload, statistics: Iterable[FeatureStats], path: Path
 ) -> Workload:
     """The workload with the pooling factors and index distributions of a window.
 
