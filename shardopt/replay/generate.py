@@ -14,7 +14,7 @@ from shardopt.replay.check import Scale
 from shardopt.replay.kineto.imitate import imitate
 from shardopt.replay.program.build import Annotations, build
 from shardopt.replay.program.program import RankProgram, join_jobs
-from shardopt.replay.program.schema import has_gpu, has_kernel
+from shardopt.replay.program.schema import has_kernel
 from shardopt.replay.program.select import choose, fix_callers, open_wrappers
 from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.program.values import fills_of
@@ -168,8 +168,10 @@ def is_composite(name: str) -> bool:
 
 def _absent_devices(jobs: Sequence[TraceSet]) -> Iterable[str]:
     """That the traced GPUs are not here, where a replay would take long."""
+    import torch
+
     names = {trace.device_name for job in jobs for trace in job.traces if trace.device}
-    if names and not has_gpu():
+    if names and not torch.cuda.is_available():
         known = ", ".join(sorted(filter(None, names))) or "GPUs"
         yield (
             f"captured on {known}, and PyTorch sees no GPU here: `bench replay` runs the ops on "

@@ -150,7 +150,7 @@ def _flat(specs: tuple) -> list:
 def test_a_trace_of_a_gpu_that_is_not_here_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
-    monkeypatch.setattr("shardopt.replay.generate.has_gpu", lambda: here)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: here)
     synthetic.write(tmp_path, "kineto.json", synthetic.kineto())
     path = synthetic.write(tmp_path, "et.json", synthetic.execution())
     made = generate([path.parent], tmp_path / "b")
