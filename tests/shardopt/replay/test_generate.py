@@ -12,6 +12,7 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import load_traces
 from shardopt.replay.generate import generate, is_composite, program_of
 from shardopt.replay.program.build import Annotations
+from shardopt.replay.program.program import leaves
 from shardopt.replay.program.select import choose
 from tests.predictor.trace import synthetic
 from tests.public_data import TRACES, needs_public_data
@@ -120,7 +121,7 @@ def test_public_traces_are_whole(name: str) -> None:
             given = [a for a in node.outputs if "Tensor(" in a.type and "nullptr" not in a.type]
             shapes = [s for argument in given for s in _shapes(argument.shape)]
             if call.specs and not call.op.startswith("c10d::"):
-                assert [s.shape for s in _flat(call.specs)] == shapes
+                assert [s.shape for s in leaves(call.specs) if s] == shapes
             sent = [c for c in trace.nodes if c.parent == number and c.comm is not None]
             if sent and sent[0].comm is not None:
                 assert call.bytes == sent[0].comm.size_bytes
@@ -137,13 +138,6 @@ def _shapes(shape: tuple) -> list:
     if shape and isinstance(shape[0], tuple):
         return [s for inner in shape for s in _shapes(inner)]
     return [shape]
-
-
-def _flat(specs: tuple) -> list:
-    found = []
-    for spec in specs:
-        found.extend(_flat(spec) if isinstance(spec, tuple) else [spec] if spec else [])
-    return found
 
 
 @pytest.mark.parametrize("here", [False, True])
