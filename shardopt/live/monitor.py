@@ -42,7 +42,7 @@ from shardopt.files import atomic_open
 from shardopt.live.reshard import Proposal, find_proposal, observed_workload, reshard
 from shardopt.stats.collect import ReadOptions
 from shardopt.stats.counts import Bags, FeatureCounts
-from shardopt.stats.result import FeatureStats, summarise
+from shardopt.stats.result import summarise
 from shardopt.torchrec.collective import on_first_rank, search_seconds
 from shardopt.torchrec.running import find_lost_state, find_mismatches
 
@@ -113,15 +113,6 @@ class StepWindow:
         with atomic_open(path) as stream:
             np.savez(stream, allow_pickle=False, **arrays)
         self.credit_s -= time.perf_counter() - start
-
-    def statistics(self, rows: Mapping[str, int]) -> list[FeatureStats]:
-        """What the counted ids say, by feature.
-
-        Args:
-            rows: of the features' tables.
-        """
-        known = {name: found for name, found in self.counts.items() if name in rows}
-        return list(summarise(known, ReadOptions(rows=rows), 0))
 
 
 def _bags_of(features: Any, turn: int) -> Iterator[tuple[str, Bags]]:
@@ -289,7 +280,9 @@ class ReplanMonitor:
             for table in self._setting.workload.tables
             for feature in table.features
         }
-        workload = observed_workload(self._setting.workload, window.statistics(rows), path)
+        known = {name: found for name, found in window.counts.items() if name in rows}
+        found = summarise(known, ReadOptions(rows=rows), 0)
+        workload = observed_workload(self._setting.workload, found, path)
         problem = replace(self._setting.problem(), workload=workload)
         max_moves, max_bytes, horizon = self._limits
         in_use = PlanInUse(self.plan, max_moves, max_bytes, horizon, self._allows(workload))

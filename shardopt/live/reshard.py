@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from predictor.errors import PlanError
@@ -116,7 +116,7 @@ def find_proposal(
 
 
 def observed_workload(
-    workload: Workload, statistics: Sequence[FeatureStats], path: Path
+    workload: Workload, statistics: Iterable[FeatureStats], path: Path
 ) -> Workload:
     """The workload with the pooling factors and index distributions of a window.
 
@@ -153,27 +153,27 @@ MOST_TAG = 0x7FFFFFFF
 """Tags of gloo's messages have 31 bits."""
 
 
-@contextmanager
-def sound_transfers() -> Iterator[None]:
-    """While it lasts, reshard's messages have the same tags on all ranks, what a rank sends itself
-    is copied, and what is sent lies in one piece.
+def _tag(*words: Any, **named: Any) -> int:
+    """The same on all ranks.
 
     TorchRec tags messages with Python's hash of texts, which differs from process to process: under
-    gloo, which matches tags, ranks would wait for ever. A column shard that stays where it is while
-    others of its table move, and columns of it that do, are sent from a rank to itself, which gloo
-    cannot; and columns of an optimizer state are sent as they lie, which no backend takes.
+    gloo, which matches tags, ranks would wait for ever.
     """
-    with messages_through(_tag, _Messages()):
-        yield
-
-
-def _tag(*words: Any, **named: Any) -> int:
     text = repr((words, sorted(named.items())))
     return zlib.crc32(text.encode()) & MOST_TAG
 
 
+_DONE = SimpleNamespace(wait=lambda: None)
+
+
 class _Messages:
-    """`torch.distributed`, but for how a batch of messages is sent."""
+    """`torch.distributed`, but what a rank sends itself is copied, and what is sent lies in one
+    piece.
+
+    A column shard that stays where it is while others of its table move, and columns of it that do,
+    are sent from a rank to itself, which gloo cannot; and columns of an optimizer state are sent as
+    they lie, which no backend takes.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
@@ -191,14 +191,6 @@ class _Messages:
         works = dist.batch_isend_irecv(far) if far else []
         each = iter(works if len(works) == len(far) else works * len(far))  # NCCL has one for all
         return [_DONE if op.peer == me else next(each) for op in ops]
-
-
-class _Done:
-    def wait(self) -> None:
-        pass
-
-
-_DONE = _Done()
 
 
 def reshard(dmp: Any, proposal: Proposal) -> None:
@@ -225,7 +217,7 @@ def reshard(dmp: Any, proposal: Proposal) -> None:
             table, rows, dmp.device.type, proposal.plan.local_world_size
         )
         changed.setdefault(path, EmbeddingModuleShardingPlan())[name] = sharding
-    with sound_transfers():
+    with messages_through(_tag, _Messages()):
         for path, tables in changed.items():
             # set where the features come in the order of the tables, and never taken back: after a
             # move that changes this order, ids would be looked up in other tables, silently

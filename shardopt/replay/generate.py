@@ -14,9 +14,9 @@ from shardopt.replay.check import Scale
 from shardopt.replay.kineto.imitate import imitate
 from shardopt.replay.program.build import Annotations, build
 from shardopt.replay.program.program import RankProgram, join_jobs
-from shardopt.replay.program.schema import has_gpu, has_kernel
+from shardopt.replay.program.schema import has_kernel
 from shardopt.replay.program.select import choose, fix_callers, open_wrappers
-from shardopt.replay.program.tables import MatchedTables, TableSummary
+from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.program.values import fills_of
 from shardopt.replay.scale.doubled import scale_by_pair
 from shardopt.replay.scale.tables import repeat_tables
@@ -124,10 +124,7 @@ def _scale_batch(
             )
         pairs = zip(programs, others, strict=True)
         scaled = [scale_by_pair(one, two, times) for one, two in pairs]
-    return [
-        replace(program, fills=fills_of(program, _match_tables(tables, program.rank)))
-        for program in scaled
-    ]
+    return [replace(program, fills=fills_of(program, tables)) for program in scaled]
 
 
 def programs_of(
@@ -139,8 +136,7 @@ def programs_of(
     programs = []
     for trace in found.traces:
         made = imitate(trace)
-        matched = _match_tables(tables, trace.rank)
-        program = build(made.trace, made.chosen, made.us, annotations, matched)
+        program = build(made.trace, made.chosen, made.us, annotations, tables)
         left_out, notes = [*program.left_out, *made.left_out], [*program.notes, *made.notes]
         programs.append(replace(program, left_out=left_out, notes=notes))
     return programs
@@ -162,11 +158,7 @@ def program_of(
         )
     host = () if times is None else times.host
     us = {e.node: e.end_us - e.start_us for e in host if e.node is not None}
-    return build(trace, chosen, us, annotations, _match_tables(tables, trace.rank))
-
-
-def _match_tables(tables: TableSummary | None, rank: int) -> MatchedTables | None:
-    return None if tables is None else MatchedTables(tables, rank)
+    return build(trace, chosen, us, annotations, tables)
 
 
 def is_composite(name: str) -> bool:
@@ -176,8 +168,10 @@ def is_composite(name: str) -> bool:
 
 def _absent_devices(jobs: Sequence[TraceSet]) -> Iterable[str]:
     """That the traced GPUs are not here, where a replay would take long."""
+    import torch
+
     names = {trace.device_name for job in jobs for trace in job.traces if trace.device}
-    if names and not has_gpu():
+    if names and not torch.cuda.is_available():
         known = ", ".join(sorted(filter(None, names))) or "GPUs"
         yield (
             f"captured on {known}, and PyTorch sees no GPU here: `bench replay` runs the ops on "

@@ -95,8 +95,7 @@ def replay(
                 for rank in range(count)
             ]
             try:
-                run_commands(commands, scratch, lambda _, report: on_iteration(*report))
-                return _result(scratch)
+                return _run(commands, scratch, on_iteration)
             except RankDiedError as error:
                 op = _deadly_op(scratch, error)
                 if not op or op.startswith("c10d::") or op in without:
@@ -109,9 +108,7 @@ def replay(
 
 
 def replay_rank(
-    folder: Path,
-    words: Sequence[str],
-    on_iteration: OnIteration = lambda done, total, left_s: None,
+    folder: Path, words: Sequence[str], on_iteration: OnIteration = lambda done, total, left_s: None
 ) -> dict[str, Any]:
     """Run rank 0 of a job that torchrun started in this process's place.
 
@@ -122,10 +119,9 @@ def replay_rank(
     with scratch_folder() as scratch:
         try:
             command = _command(folder, scratch, words, 0, os.environ)
-            run_commands([command], scratch, lambda _, report: on_iteration(*report))
+            return _run([command], scratch, on_iteration)
         except RankDiedError as error:
             raise ReplayError(_message(error, _deadly_op(scratch, error))) from None
-        return _result(scratch)
 
 
 def become_rank(folder: Path, words: Sequence[str]) -> NoReturn:
@@ -143,7 +139,9 @@ def _command(
     return Command(command, environment, reports=rank == 0)
 
 
-def _result(scratch: Path) -> dict[str, Any]:
+def _run(commands: Sequence[Command], scratch: Path, on_iteration: OnIteration) -> dict[str, Any]:
+    """What rank 0 writes once all are done."""
+    run_commands(commands, scratch, lambda _, report: on_iteration(*report))
     try:
         result: dict[str, Any] = json.loads((scratch / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

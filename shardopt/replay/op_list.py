@@ -20,7 +20,7 @@ from typing import Any
 from predictor.cost.ops.cpu_ops import BINS, VIEW, kind_and_sizes, reuse_bytes
 from predictor.errors import InputError
 from predictor.model.distribution import Distribution, Empirical, Uniform, Zipf
-from predictor.model.op_calls import OpCall, Operand
+from predictor.model.op_calls import OpCall
 from shardopt.extras import needs_torchrec
 from shardopt.files import decode, read_bytes
 
@@ -127,7 +127,7 @@ class _Listing(Recorder):
         elif "::" in call.name:
             # kernel models of lookups go by tables: without them there is none
             kind = f"unsplit {call.name}" if is_lookup(call.name) else call.name
-            sizes = (_elements(call.outputs), _elements(call.inputs))
+            sizes = tuple(sum(of.elements for of in side) for side in (call.outputs, call.inputs))
         return kind, sizes, reuse
 
     def _place(self, target: Any, of: Any) -> None:
@@ -164,12 +164,7 @@ class _Listing(Recorder):
         return word_value(of) if isinstance(of, str) else of
 
     def _op(
-        self,
-        at: int,
-        call: dict[str, Any],
-        op: Any,
-        arguments: list[Any],
-        keywords: dict[str, Any],
+        self, at: int, call: dict[str, Any], op: Any, arguments: list[Any], keywords: dict[str, Any]
     ) -> Any:
         name, before = call["op"], len(self.recording.calls)
         if name == READS:
@@ -243,10 +238,6 @@ def _distribution(of: Any) -> Distribution:
     if not isinstance(of, str):
         return Empirical(tuple(of["counts"]), tuple(of["weights"]))
     return Uniform() if of == "uniform" else Zipf(float(of.partition(":")[2]))
-
-
-def _elements(operands: Sequence[Operand]) -> int:
-    return sum(operand.elements for operand in operands)
 
 
 def _read(path: Path, check: Callable[[Any], None]) -> dict[str, Any]:

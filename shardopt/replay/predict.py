@@ -15,7 +15,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from predictor.iteration.op_graph import (
 from predictor.iteration.timeline import simulate
 from predictor.model.topology import Topology
 from predictor.units import GIB
-from shardopt.extras import needs_torchrec
+from shardopt.extras import require_packages
 from shardopt.ranks.launch import python_path
 from shardopt.ranks.scratch import scratch_folder
 from shardopt.replay.launch import check_benchmark
@@ -74,7 +73,12 @@ def predict(folder: Path, hardware: str, fit: Fit | None = None) -> dict[str, An
         ShardoptError: a library is missing.
     """
     count = int(check_benchmark(folder, program=False)["world_size"])
-    profile = load_cpu_profile(hardware)
+    profile = load_hardware(hardware)
+    if not profile.inline:
+        raise InputError(
+            f"hardware '{hardware}' is of GPUs, and benchmarks are predicted on CPU cores; give "
+            "cpu-gloo"
+        )
     models = (fit or stored_models)(count)
     lists = list_ranks(folder)
     ranks = [group_calls(of) for of in lists]
@@ -89,21 +93,6 @@ def stored_models(ranks: int) -> OpModels:
     return OpModels.of_group(load_op_models(OP_MODELS), ranks)
 
 
-def load_cpu_profile(hardware: str) -> HardwareProfile:
-    """A profile of CPU ranks.
-
-    Raises:
-        InputError: there is none of that name, or it is of GPUs.
-    """
-    profile = load_hardware(hardware)
-    if not profile.inline:
-        raise InputError(
-            f"hardware '{hardware}' is of GPUs, and benchmarks are predicted on CPU cores; give "
-            "cpu-gloo"
-        )
-    return profile
-
-
 def predict_ranks(
     ranks: Sequence[RankCalls], models: OpModels, profile: HardwareProfile
 ) -> dict[str, Any]:
@@ -116,10 +105,7 @@ def predict_ranks(
     )
     collectives = Collectives(profile, topology)
     graph, missing = op_graph(
-        times,
-        ranks,
-        lambda starts: collective_ms(starts, collectives),
-        topology.local_world_size,
+        times, ranks, lambda starts: collective_ms(starts, collectives), topology.local_world_size
     )
     return {
         "predicted_ms": float(simulate(graph).iteration_ms[0]),
@@ -137,9 +123,7 @@ def list_ranks(folder: Path) -> list[dict[str, Any]]:
         InputError: the data are not those of a benchmark, or no ops of this PyTorch.
         ShardoptError: torch is missing.
     """
-    with needs_torchrec():
-        if find_spec("torch") is None:
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    require_packages("torch")
     environment = {**os.environ, "PYTHONPATH": python_path()}
     with scratch_folder() as place:
         out = place / "ops.json"
@@ -186,12 +170,13 @@ def _as_one(calls: Sequence[CallGroup]) -> CallGroup:
     """Equal calls together; times are known of all of them or of none."""
     first, count = calls[0], len(calls)
     rows = tuple(
-        replace(of[0], reuse=tuple(map(sum, zip(*(row.reuse for row in of), strict=True))))
+        replace(
+            of[0], reuse=tuple(map(sum, zip(*(row.reuse for row in of), strict=True))), count=count
+        )
         for of in zip(*(call.rows for call in calls), strict=True)
     )
     us = None if first.us is None else sum(call.us or 0.0 for call in calls)
     ms = None if first.ms is None else sum(call.ms or 0.0 for call in calls)
-    rows = tuple(replace(row, count=count) for row in rows)
     return replace(first, rows=rows, count=count, us=us, ms=ms)
 
 

@@ -6,7 +6,7 @@ import json
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 from predictor.trace.read import TraceSet
 from shardopt.files import atomic_write_text
 from shardopt.replay.program.program import (
-    WITH_GRAD,
     Call,
     RankProgram,
     Slot,
@@ -109,26 +108,13 @@ def rank_object(
             if number <= last
         },
         "calls": list(map(_call, program.calls)),
-        "left_out": [
-            {"op": item.op, "reason": item.reason, "us": item.us} for item in program.left_out
-        ],
+        "left_out": list(map(asdict, program.left_out)),
     }
 
 
 def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "shape": spec.shape,
-        "strides": spec.strides,
-        "dtype": spec.dtype,
-        "storage": spec.storage,
-    }
-    if spec.offset:
-        made["offset"] = spec.offset
-    if spec.host:
-        made["host"] = True
-    if fill is not None:
-        made["fill"] = fill
-    return made
+    made = asdict(spec) | {"fill": fill}
+    return {name: of for name, of in made.items() if of or name not in ("offset", "host", "fill")}
 
 
 def _call(call: Call) -> dict[str, Any]:
@@ -137,7 +123,7 @@ def _call(call: Call) -> dict[str, Any]:
         "keywords": {name: _term(of) for name, of in call.keywords.items()},
         "targets": gives and [output if flat(output) else None for output in call.outputs],
         "frees": call.frees,
-        "with_grad": call.collective == WITH_GRAD,
+        "with_grad": call.with_grad,
         "overload": call.overload,
         "reads": sorted(set(call.reads())),
         "gives": gives,
@@ -242,16 +228,13 @@ def source_of(program: RankProgram) -> Source:
     for at, (section, lines) in enumerate(functions):
         name = f"part_{at}_{_identifier(section[-1]).strip('_').lower() if section else 'part'}"
         text.append(f"def {name}(t, work):")
-        text += [f'    """{_quote(" / ".join(section) or "not annotated")}"""']
+        title = " / ".join(section).replace("\\", "").replace('"', "'") or "not annotated"
+        text += [f'    """{title}"""']
         text += [*(f"    {line}" for line in lines), "", ""]
         listed.append(f"    ({section!r}, {name}),")
     text += ["ITERATION = [", *listed, "]", "", 'if __name__ == "__main__":']
     text += ["    main(ITERATION, ops)", ""]
     return Source("\n".join(text), tuple(pairwise([*starts, len(program.calls)])))
-
-
-def _quote(text: str) -> str:
-    return text.replace("\\", "").replace('"', "'")
 
 
 def _identifier(text: str) -> str:
@@ -286,7 +269,7 @@ def _name(call: Call, names: dict[str, str]) -> tuple[str, str]:
         return "backward", ""
     overload = "" if call.overload == "default" else f"_{call.overload}"
     name = _named(_identifier(call.op) + overload, f"ops({call.op!r}, {call.overload!r})", names)
-    if call.collective == WITH_GRAD:
+    if call.with_grad:
         names["forward"] = "ops.forward"
         return "forward", name
     return name, ""

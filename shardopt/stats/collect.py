@@ -15,7 +15,7 @@ import numpy as np
 from predictor.errors import InputError, did_you_mean
 from shardopt.files import atomic_open
 from shardopt.npz import BROKEN, load_arrays
-from shardopt.stats.counts import Bags, FeatureCounts
+from shardopt.stats.counts import Bags, FeatureCounts, sample_of
 from shardopt.stats.readers import CHUNK_ROWS, Chunk, DataFormat, Source, open_source, pick
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -238,9 +238,8 @@ def _check_ids(path: Path, chunk: Chunk, name: str, reading: ReadOptions) -> Bag
         wrong |= bags.ids >= rows
     if not wrong.any():
         return bags
-    at = sample = int(np.flatnonzero(wrong)[0])
-    if bags.lengths is not None:
-        sample = int(np.searchsorted(np.cumsum(bags.lengths), at, side="right"))
+    at = int(np.flatnonzero(wrong)[0])
+    sample = sample_of(at, bags.lengths)
     allowed = "0 and up" if rows is None else f"0 to {rows - 1}, as its table has {rows} rows"
     raise InputError(
         f"{path}, {chunk.unit} {chunk.first + sample}: feature '{name}': got the id "
@@ -255,7 +254,7 @@ def _key(paths: Sequence[Path], reading: ReadOptions, wanted: Sequence[str]) -> 
     rows = {name: reading.rows_of(name) for name in wanted}
     window = None if reading.window is None else [reading.window.column, reading.window.seconds]
     return json.dumps(
-        [SCHEMA, files, rows, reading.modulo, reading.max_ids, reading.chunk_rows, window],
+        [SCHEMA, files, rows, reading.modulo, reading.max_ids, reading.chunk_rows, window]
     )
 
 

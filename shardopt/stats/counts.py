@@ -41,11 +41,6 @@ class IdSample:
         self.counts: Ids = np.empty(0, dtype=np.int64)
 
     @property
-    def weight(self) -> float:
-        """How many rows of the data each row of the sample stands for."""
-        return 2.0**self.level
-
-    @property
     def full(self) -> bool:
         """More rows than the limit; `thin` is due."""
         return len(self.ids) > self.limit
@@ -148,6 +143,11 @@ class Bags:
     @property
     def samples(self) -> int:
         return len(self.ids) if self.lengths is None else len(self.lengths)
+
+
+def sample_of(at: int, lengths: Ids | None) -> int:
+    """The sample that the ``at``-th id of all lies in, by `Bags.lengths`."""
+    return at if lengths is None else int(np.searchsorted(np.cumsum(lengths), at, side="right"))
 
 
 @dataclass
@@ -254,7 +254,7 @@ class FeatureCounts:
             np.concatenate((hot, sampled[other])),
             np.concatenate((self.hot.counts[sure] + half, counts[other])),
             np.concatenate((self.hot.slack[sure] - half, zero[other])),
-            np.concatenate((np.ones(len(hot)), np.full(int(other.sum()), self.sample.weight))),
+            np.concatenate((np.ones(len(hot)), np.full(int(other.sum()), 2.0**self.sample.level))),
         )
 
     def state(self) -> dict[str, Any]:

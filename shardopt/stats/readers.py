@@ -27,7 +27,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.files import open_input
 from shardopt.files import read_problem
 from shardopt.npz import BROKEN, Head, read_head
-from shardopt.stats.counts import Bags
+from shardopt.stats.counts import Bags, sample_of
 
 Times = NDArray[np.float64]
 """Unix seconds of some samples, ``[samples]``."""
@@ -240,11 +240,6 @@ def _errors(
         raise InputError(f"{path}: {said}: {error}") from None
     except OSError as error:
         raise InputError(read_problem(path, "data file", error)) from None
-
-
-def _row_of(at: int, lengths: NDArray[np.int64]) -> int:
-    """The sample that the ``at``-th id of all lies in."""
-    return int(np.searchsorted(np.cumsum(lengths), at, side="right"))
 
 
 class TsvSource(Source):
@@ -493,8 +488,8 @@ class ParquetSource(Source):
         if values.null_count:
             missing = int(np.flatnonzero(np.asarray(values.is_null()))[0])
             raise InputError(
-                f"{self.path}, row {first + _row_of(missing, lengths)}: {name}: got a null inside "
-                "a list; ids must be integers"
+                f"{self.path}, row {first + sample_of(missing, lengths)}: {name}: got a null "
+                "inside a list; ids must be integers"
             )
         return Bags(whole_numbers(values.to_numpy(zero_copy_only=False), where), lengths)
 
@@ -588,7 +583,7 @@ class InterSource(Source):
         for at, token in enumerate(cells):
             fine = token.isascii() and token.isdigit() and len(token) <= 20
             if not fine or int(token) > MAX_ID:
-                line = first + (at if lengths is None else _row_of(at, lengths))
+                line = first + sample_of(at, lengths)
                 raise InputError(
                     f"{self.path}:{line}: feature '{name}': got '{token[:60]}'; allowed: whole "
                     "numbers; number the tokens, or leave the column out of the features",

@@ -15,15 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from predictor.trace.comms import item_bytes
 from predictor.trace.execution import Argument, Node, Tensor, Value
 from shardopt.replay.kineto.inputs import Autograd, Input, derive_value, value_of
-from shardopt.replay.program.program import ITEMS, WHOLE
+from shardopt.replay.program.program import WHOLE
 from shardopt.replay.program.schema import Parameter, Schema, UnwritableError
 from shardopt.replay.program.tensors import tensors_of
 from shardopt.replay.program.values import LISTS, has_roles, is_lookup
 
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
-BYTES |= {"int16": 2, "complex64": 8, "complex128": 16}
+COMPLEX_BYTES = 16
+"""Of ``complex<double>``, the one type that `item_bytes` does not know."""
 DEVICE, HOST = "cuda:0", "cpu"
 NUMBERS = frozenset({"other", "exponent", "value"})
 """Arguments that are Python numbers where they have no dimension and another type."""
@@ -174,7 +175,9 @@ def one_tensor(
 
 
 def _tensor(shape: Sequence[int], dtype: str, host: bool) -> Tensor:
-    return Tensor(1, 1, 0, prod(shape), BYTES.get(ITEMS[dtype], 1), HOST if host else DEVICE)
+    return Tensor(
+        1, 1, 0, prod(shape), item_bytes(dtype) or COMPLEX_BYTES, HOST if host else DEVICE
+    )
 
 
 def tensor_list(

@@ -18,13 +18,7 @@ from typing import Any, Literal
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import ITEMS
-from shardopt.replay.program.schema import (
-    Parameter,
-    Schema,
-    load_library,
-    ops_of,
-    parse_schema,
-)
+from shardopt.replay.program.schema import Parameter, Schema, load_library, ops_of, parse_schema
 from shardopt.replay.program.tensors import contiguous
 
 Kind = Literal["tensor", "tensors", "number", "numbers", "other"]

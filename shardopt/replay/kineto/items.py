@@ -29,11 +29,11 @@ from shardopt.replay.kineto.inputs import (
     schemas,
 )
 from shardopt.replay.program.build import KIND, KNOWN
-from shardopt.replay.program.program import ITEMS
+from shardopt.replay.program.program import COLLECTIVES, ITEMS
 from shardopt.replay.program.schema import Parameter, Schema, UnwritableError, has_kernel, ops_of
 from shardopt.replay.program.select import FUSED, NATIVE_BACKWARD
 from shardopt.replay.program.tensors import contiguous
-from shardopt.replay.program.values import is_lookup
+from shardopt.replay.program.values import is_lookup, lookup_kind
 
 NO_SHAPES = "no shapes: record with record_shapes=True"
 UNKNOWN = "is no op of this PyTorch"
@@ -51,7 +51,6 @@ RESHAPING = ops_of(
 )
 """Ops that change how a tensor sees its memory, which other calls must not find changed."""
 KERNELS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
-LOOKUP = re.compile(r"lookup_(\w+)_function")
 BACKWARD = re.compile(r"(?:.*: )?(\w+?)Backward\d*$")
 
 
@@ -105,7 +104,7 @@ class Reader:
     def _learn(self, span: Span, shapes: Sequence[tuple[int, ...]]) -> None:
         sequence, backward = span.event.sequence, BACKWARD.match(span.event.name)
         if is_lookup(span.event.name) and "lookup" in span.event.name:
-            self.lookups[_kind(span.event.name)].append(span)
+            self.lookups[lookup_kind(span.event.name)].append(span)
         elif _is_native(span) and shapes:
             self._pair(span, shapes[0])
         if sequence is None or not shapes:
@@ -132,7 +131,11 @@ class Reader:
             within: the function of autograd that it lies in.
         """
         if span.is_collective:
-            return self._collective(span)
+            try:
+                made = collective_of(span, self.groups, self.world_size)
+            except UnwritableError as error:
+                return [Item(span, reason=str(error))]
+            return [] if made is None else [made]
         if span.is_op:
             return self._op(span, within)
         if _is_native(span):
@@ -143,24 +146,20 @@ class Reader:
         backward = BACKWARD.match(span.event.name)
         if backward is not None and span.event.sequence is not None:
             within = self.autograd.get((span.event.sequence, _plain(backward[1])))
-        return [item for child in span.children for item in self.items(child, within)]
+        return self._inner(span, within)
 
-    def _collective(self, span: Span) -> list[Item]:
-        try:
-            made = collective_of(span, self.groups, self.world_size)
-        except UnwritableError as error:
-            return [Item(span, reason=str(error))]
-        return [] if made is None else [made]
+    def _inner(self, span: Span, within: Autograd | None) -> list[Item]:
+        return [item for child in span.children for item in self.items(child, within)]
 
     def _op(self, span: Span, within: Autograd | None) -> list[Item]:
         if any(below.is_collective for below in span.below()):
-            return [item for child in span.children for item in self.items(child, within)]
+            return self._inner(span, within)
         own = self._own(span, within)
         made_of_others = _is_composite(
             own.schema or next(iter(schemas(span.event.name)), None), own.reason is not None
         )
         if made_of_others and span.children:
-            inner = [item for child in span.children for item in self.items(child, within)]
+            inner = self._inner(span, within)
             if own.reason is None:
                 return inner if inner and not any(item.reason for item in inner) else [own]
             if inner:
@@ -193,12 +192,6 @@ class Reader:
             return Item(span, schema, reason=str(error))
         gradient = self.gradients.get(id(span))
         return Item(span, schema, *made, gives=() if gradient is None else (gradient,))
-
-
-def _kind(name: str) -> str:
-    """Of a lookup: the optimizer that its backward function runs."""
-    match = LOOKUP.search(name)
-    return match[1] if match else "dense"
 
 
 def _is_native(span: Span) -> bool:
@@ -361,7 +354,6 @@ def _inside(event: HostEvent, outer: HostEvent, slack: float) -> bool:
     return event.start_us < outer.end_us or event.start_us == outer.start_us
 
 
-C10D = "c10d::"
 NAMES = {
     "all_to_all": "alltoall_base_",
     "all_reduce": "allreduce_",
@@ -371,13 +363,6 @@ NAMES = {
     "reduce": "reduce_",
 }
 """Kind of a collective -> the op of c10d that stands for it where the trace names none."""
-SPELLED = {
-    "Float": "float", "Double": "double", "Half": "c10::Half", "BFloat16": "c10::BFloat16",
-    "Long": "long int", "Int": "int", "Short": "short", "Char": "signed char",
-    "Byte": "unsigned char", "Bool": "bool",
-}  # fmt: skip
-"""Type as records of collectives spell it -> as ops do."""
-RECEIVED = frozenset({"output", "output_tensor", "output_tensors", "outputs", "output_lists"})
 SPLITS = {"output_split_sizes": "Out split size", "input_split_sizes": "In split size"}
 
 
@@ -402,7 +387,7 @@ def collective_of(
     if (op is None and kind == "other") or told in WAITS:
         return None
     op = op or NAMES.get(kind, kind)
-    if op not in KNOWN or not schemas(C10D + op):
+    if op not in KNOWN or not schemas(COLLECTIVES + op):
         raise UnwritableError("no call of torch.distributed is known for this collective")
     group = (info.group or groups.get(info.group_name or "") or ()) if info else ()
     ranks = len(group) or world_size or 1
@@ -417,15 +402,16 @@ def collective_of(
     if received is None and sent is not None:
         times = {"all_gather": ranks, "reduce_scatter": 1 / ranks}.get(kind, 1)
         received = int(sent * times)
-    dtype = SPELLED.get(str(record.get("dtype")), dtype or "float")
+    told_type = str(record.get("dtype")).lower()
+    dtype = told_type if told_type in ITEMS else dtype or "float"
     arguments = []
-    schema = schemas(C10D + op)[0]
+    schema = schemas(COLLECTIVES + op)[0]
     for parameter in schema.parameters:
         name, given = parameter.name, named.get(parameter.name)
         if name not in KNOWN[op]:
             arguments.append(Argument(None, (), "None"))
         elif "Tensor" in parameter.type:
-            elements = received if name in RECEIVED else sent
+            elements = received if name.startswith("output") else sent
             arguments.append(_tensors(parameter, given, elements, dtype, ranks))
         else:
             value = None if given is None else given.value
@@ -438,13 +424,13 @@ def collective_of(
 def _find_call(events: Sequence[Span]) -> tuple[str | None, dict[str, Input]]:
     """c10d's op, and its inputs by name where they can be read."""
     for span in events:
-        if span.event.name.startswith(C10D):
+        if span.event.name.startswith(COLLECTIVES):
             inputs: tuple[Input, ...] = ()
             with suppress(UnreadableError):
                 inputs = read_inputs(span.event.args or {}) or ()
             parameters = schemas(span.event.name)[0].parameters if schemas(span.event.name) else ()
             named = {p.name: i for p, i in zip(parameters, inputs, strict=False)}
-            return span.event.name.removeprefix(C10D), named
+            return span.event.name.removeprefix(COLLECTIVES), named
     return None, {}
 
 

@@ -15,11 +15,12 @@ from typing import Any
 from predictor.errors import InputError
 from predictor.trace.execution import COMMS, Argument, ExecutionTrace, Node
 from shardopt.replay.program.program import (
-    WITH_GRAD,
+    COLLECTIVES,
     Call,
     LeftOut,
     RankProgram,
     Slot,
+    TensorSpec,
     Term,
     nested,
 )
@@ -32,11 +33,10 @@ from shardopt.replay.program.schema import (
     python_number,
 )
 from shardopt.replay.program.select import ChosenOp, Tree
-from shardopt.replay.program.tables import MatchedTables, UnmatchedError
-from shardopt.replay.program.tensors import Tensors, TensorUse, View, tensors_of
-from shardopt.replay.program.values import LegalValues
+from shardopt.replay.program.tables import TableSummary, UnmatchedError
+from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
+from shardopt.replay.program.values import LegalValues, is_lookup, lookup_kind
 
-COLLECTIVES = "c10d::"
 NAME = re.compile(r"\w+(?:::[\w<>.]+)+", re.ASCII)
 """Of an op, or of a backward function in C++."""
 DROPPED = frozenset({"pin_memory", "generator"})
@@ -48,13 +48,13 @@ def build(
     chosen: Sequence[ChosenOp],
     us: Mapping[int, float],
     annotations: Annotations,
-    tables: MatchedTables | None = None,
+    tables: TableSummary | None = None,
 ) -> RankProgram:
     """The program of one rank.
 
     Args:
         us: id of a node -> its recorded microseconds.
-        tables: that its lookups read, where a summary of them is given.
+        tables: a summary of those that its lookups read, where there is one.
 
     Raises:
         UnmatchedError: `tables` are not those of a lookup.
@@ -82,13 +82,13 @@ class _Builder:
         trace: ExecutionTrace,
         us: Mapping[int, float],
         annotations: Annotations,
-        tables: MatchedTables | None,
+        tables: TableSummary | None,
         chosen: Sequence[ChosenOp],
     ) -> None:
         self.rank, self.us, self.annotations = trace.rank, us, annotations
         self.tree = Tree(trace)
         self.tensors = Tensors()
-        self.legal = LegalValues(self.tensors, tables)
+        self.legal = LegalValues(self.tensors, trace.rank, tables)
         self.pairs = pair_lookups(chosen)
         self.forward = {node.id for node in self.pairs.values()}
         self.handles: dict[int, int] = {}
@@ -159,7 +159,7 @@ class _Builder:
         call = replace(call, outputs=self._outputs(of.node))
         if of.node.id in self.forward:
             handle = self.handles[of.node.id] = self.tensors.handle()
-            call = replace(call, outputs=(*call.outputs, handle), collective=WITH_GRAD)
+            call = replace(call, outputs=(*call.outputs, handle), with_grad=True)
         terms = call.named()
         written = [terms[p.name] for p in schema.parameters if p.written and p.name in terms]
         self.legal.note_outputs(call, written)
@@ -209,9 +209,9 @@ class _Builder:
         return None if of is None else Slot(self.tensors.take(of))
 
     def _outputs(self, node: Node) -> tuple[Any, ...]:
-        taken: dict[int, dict[int, View]] = defaultdict(dict)
+        taken: dict[int, dict[int, TensorSpec]] = defaultdict(dict)
         for of in (of for argument in node.inputs for of in tensors_of(argument) if of is not None):
-            taken[of.tensor.storage][of.tensor.id] = of.view
+            taken[of.tensor.storage][of.tensor.id] = of.spec
         found = []
         for argument in node.outputs:
             numbers = tuple(
@@ -233,7 +233,6 @@ class _Builder:
             arguments,
             keywords={"group": self.groups.index(group)},
             names=KNOWN[kind],
-            collective=kind,
             bytes=size,
         )
         self.legal.note_received(call)
@@ -325,7 +324,7 @@ def pair_lookups(chosen: Iterable[ChosenOp]) -> dict[int, Node]:
     found: dict[int, Node] = {}
     lookups: list[Node] = []
     for of in chosen:
-        if "lookup_function" in of.node.name or "_lookup_" in of.node.name:
+        if is_lookup(of.node.name) and "lookup" in of.node.name:
             lookups.append(of.node)
         elif of.native:
             node = next((n for n in reversed(lookups) if _fits(n, of.node)), None)
@@ -339,12 +338,8 @@ def _fits(lookup: Node, backward: Node) -> bool:
     match = KIND.search(backward.name)
     if match is None or not lookup.outputs or not backward.inputs:
         return False
-    if lookup.outputs[0].shape != backward.inputs[0].shape:
-        return False
-    kind = match[1].lower()
-    return f"lookup_{kind}_function" in lookup.name or (
-        kind == "dense" and "::dense" in lookup.name
-    )
+    same = lookup.outputs[0].shape == backward.inputs[0].shape
+    return same and lookup_kind(lookup.name) == match[1].lower()
 
 
 def gradient_of(tree: Tree, backward: Node, lookup: Node) -> TensorUse | None:

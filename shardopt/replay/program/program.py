@@ -20,7 +20,10 @@ ITEMS = {
     "signed char": "int8",
     "char": "int8",
     "unsigned char": "uint8",
+    "byte": "uint8",
     "bool": "bool",
+    "half": "float16",
+    "bfloat16": "bfloat16",
     "c10::Half": "float16",
     "c10::BFloat16": "bfloat16",
     "c10::complex<float>": "complex64",
@@ -28,9 +31,8 @@ ITEMS = {
     "c10::Float8_e4m3fn": "float8_e4m3fn",
     "c10::Float8_e5m2": "float8_e5m2",
 }
-"""C++ type of a tensor's items -> name of torch's dtype."""
-WITH_GRAD = "with grad"
-"""Stands in `Call.collective` for an op whose backward function the program calls later."""
+"""C++ type of a tensor's items, or how records of collectives spell it -> torch's dtype."""
+COLLECTIVES = "c10d::"
 WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
 
 
@@ -92,7 +94,7 @@ class Call:
         bytes: that this rank gives to a collective.
         frees: numbers of tensors that nothing uses after it.
         specs: of the outputs, nested as they are.
-        collective: c10d's name of what `torch.distributed` runs, or `WITH_GRAD`.
+        with_grad: the program calls its backward function later.
         waits: collectives, counted from 0 in the program, that end before the next op starts.
     """
 
@@ -107,7 +109,7 @@ class Call:
     bytes: int | None = None
     frees: tuple[int, ...] = ()
     specs: tuple[Any, ...] = ()
-    collective: str = ""
+    with_grad: bool = False
     names: tuple[str, ...] = ()
     waits: tuple[int, ...] = ()
 
@@ -118,7 +120,12 @@ class Call:
     @property
     def is_collective(self) -> bool:
         """Whether `torch.distributed` runs it."""
-        return self.collective not in ("", WITH_GRAD)
+        return self.op.startswith(COLLECTIVES)
+
+    @property
+    def collective(self) -> str:
+        """c10d's name of a collective; empty for an op."""
+        return self.op.removeprefix(COLLECTIVES) if self.is_collective else ""
 
     @property
     def group(self) -> int:

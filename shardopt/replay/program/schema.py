@@ -137,13 +137,6 @@ def has_kernel(op: str, key: str) -> bool:
         return False
 
 
-def has_gpu() -> bool:
-    """Whether PyTorch sees a GPU on this machine."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 DTYPES = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
     7: "float64", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from predictor.trace.events import HostEvent, RankTrace
 from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Value
-from shardopt.replay.program.program import nested
+from shardopt.replay.program.program import TensorSpec, nested
 from shardopt.replay.program.schema import read_by
-from shardopt.replay.program.tensors import View, tensors_of
+from shardopt.replay.program.tensors import tensors_of
 
 NATIVE_BACKWARD = re.compile(r"torch::autograd::CppNode<.*?(Split\w*Lookup\w*)>")
 """A backward function in C++ that may launch kernels without passing through the dispatcher."""
@@ -83,10 +83,10 @@ def choose(trace: ExecutionTrace, composite: Callable[[str], bool]) -> list[Chos
         opened |= more
 
 
-def views_of(arguments: Iterable[Argument]) -> set[View]:
+def views_of(arguments: Iterable[Argument]) -> set[TensorSpec]:
     """How the tensors of some arguments see their storages."""
     uses = (use for argument in arguments for use in tensors_of(argument) if use is not None)
-    return {use.view for use in uses if use.tensor.storage}
+    return {use.spec for use in uses if use.spec.storage}
 
 
 def _outermost(tree: Tree, opened: set[int]) -> list[ChosenOp]:
@@ -257,7 +257,7 @@ def _new_storages(node: Node) -> set[int]:
 
 def _to_open(tree: Tree, chosen: Sequence[ChosenOp], composite: Callable[[str], bool]) -> set[int]:
     """Composite ops that hide a tensor which a later chosen op reads."""
-    hidden: dict[int, dict[View, Node]] = defaultdict(dict)
+    hidden: dict[int, dict[TensorSpec, Node]] = defaultdict(dict)
     more: set[int] = set()
     for of in chosen:
         node = of.node

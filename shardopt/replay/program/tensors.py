@@ -19,21 +19,11 @@ from shardopt.replay.program.program import ITEMS, TensorSpec
 KIND = re.compile(r"Tensor\(((?:[^()]|\([^()]*\))*)\)|None")
 
 
-class View(NamedTuple):
-    """How a tensor sees its storage; saved by autograd, it comes back with another id."""
-
-    storage: int
-    offset: int
-    shape: Shape
-    strides: Shape
-    dtype: str
-
-
 class TensorUse(NamedTuple):
-    """A tensor as an argument has it, how it is known, and what it is like."""
+    """A tensor as an argument has it, and how it sees its storage, by which it is known: saved by
+    autograd, it comes back with another id."""
 
     tensor: Tensor
-    view: View
     spec: TensorSpec
 
 
@@ -69,7 +59,7 @@ def _tensors_of(
         steps = contiguous(sizes)
     host = not value.device.startswith(("cuda", "hpu", "xpu", "mps"))
     spec = TensorSpec(sizes, steps, dtype, value.storage, value.offset, host)
-    yield TensorUse(value, View(value.storage, value.offset, shape, strides, dtype), spec)
+    yield TensorUse(value, spec)
 
 
 def _inner(nested: Shape, i: int) -> Shape:
@@ -89,14 +79,14 @@ class Tensors:
         self.made: dict[int, TensorSpec] = {}
         self.storage_of: dict[int, int] = {}
         self.hidden_views = 0
-        self._live: dict[int, dict[View, int]] = defaultdict(dict)
+        self._live: dict[int, dict[TensorSpec, int]] = defaultdict(dict)
         self._stores: dict[tuple[int, str], int] = {}
         self._count = 0
         self._stored = 0
 
     def find(self, of: TensorUse) -> int | None:
         """The number of a tensor that is known."""
-        return self._live[of.tensor.storage].get(of.view)
+        return self._live[of.tensor.storage].get(of.spec)
 
     def take(self, of: TensorUse) -> int:
         """The number of a tensor that an op takes; it is made up front if none gave it."""
@@ -111,7 +101,7 @@ class Tensors:
             self._stores[store] = self._stored
             self._stored += 1
         self.made[number] = replace(of.spec, storage=self._stores[store])
-        self._live[of.tensor.storage][of.view] = number
+        self._live[of.tensor.storage][of.spec] = number
         return number
 
     def fresh(self, spec: TensorSpec) -> int:
@@ -127,7 +117,7 @@ class Tensors:
         self._count += 1
         return self._count - 1
 
-    def give(self, of: TensorUse, taken: Mapping[int, Mapping[int, View]]) -> int | None:
+    def give(self, of: TensorUse, taken: Mapping[int, Mapping[int, TensorSpec]]) -> int | None:
         """The number of a tensor that an op gives; None if it is one that it took.
 
         Args:
@@ -146,7 +136,7 @@ class Tensors:
             for store in [store for store in self._stores if store[0] == storage]:
                 del self._stores[store]
         number = self._new(of)
-        self._live[storage][of.view] = number
+        self._live[storage][of.spec] = number
         return number
 
     def _new(self, of: TensorUse) -> int:

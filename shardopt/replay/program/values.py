@@ -7,6 +7,7 @@ not make legal values by itself (`CONSISTENT`), it reads one that was made in it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -19,11 +20,13 @@ from shardopt.replay.program.tables import (
     WEIGHTS,
     LookupTables,
     MatchedTables,
+    TableSummary,
     features_of,
     join_tables,
 )
 from shardopt.replay.program.tensors import Tensors
 
+LOOKUP_KIND = re.compile(r"lookup_(\w+)_function")
 Shape = tuple[int, ...]
 Fill = dict[str, Any]
 Named = Mapping[str, Any]
@@ -204,6 +207,12 @@ def is_lookup(op: str) -> bool:
     return op.startswith("fbgemm::") and "embedding" in op and "codegen" in op
 
 
+def lookup_kind(op: str) -> str:
+    """Of a lookup: the optimizer that its backward function runs; ``dense`` for none."""
+    match = LOOKUP_KIND.search(op)
+    return match[1] if match else "dense"
+
+
 def _index_fills(of: Named) -> dict[str, Fill]:
     """Of `x[i, j]`: positions a dimension; a list has roles by place."""
     shape = of.get("self") or ()
@@ -320,11 +329,12 @@ class LegalValues:
     those that stand in for a tensor that an op gives.
 
     Args:
-        tables: that lookups read, where a summary of them is given.
+        tables: a summary of those that lookups read, where there is one.
     """
 
-    def __init__(self, tensors: Tensors, tables: MatchedTables | None = None) -> None:
-        self.tensors, self.tables = tensors, tables
+    def __init__(self, tensors: Tensors, rank: int, tables: TableSummary | None) -> None:
+        self.tensors = tensors
+        self.tables = None if tables is None else MatchedTables(tables, rank)
         self.fills: dict[int, Fill] = {}
         self.pinned = 0
         self._instead: dict[int, int] = {}
@@ -448,15 +458,15 @@ class LegalValues:
             self.fills[number] = fill
 
 
-def fills_of(program: RankProgram, tables: MatchedTables | None = None) -> dict[int, Fill]:
+def fills_of(program: RankProgram, tables: TableSummary | None = None) -> dict[int, Fill]:
     """What the tensors made up front of a whole program hold.
 
     Args:
-        tables: that its lookups read, where a summary of them is given.
+        tables: a summary of those that its lookups read, where there is one.
     """
     tensors = Tensors()
     tensors.specs, tensors.made = program.specs(), program.made
-    legal = LegalValues(tensors, tables)
+    legal = LegalValues(tensors, program.rank, tables)
     for call in program.calls:
         legal.settle(call)
         legal.note_outputs(call)

@@ -14,7 +14,7 @@ from .collectives import Collectives, EndedCollective
 from .settings import device, settings
 from .tensors import ON_CPU, difference, like
 
-LIBRARIES = {"fbgemm": ("fbgemm_gpu",), "torchvision": ("torchvision",)}
+LIBRARIES = {"fbgemm": "fbgemm_gpu", "torchvision": "torchvision"}
 """Namespace of ops -> what registers them when it is imported."""
 
 
@@ -79,9 +79,9 @@ def _find(name: str, overload: str) -> Callable[..., Any] | str:
     if f"{name}.{overload}" in settings.without:
         return "ends the process here"
     space, _, op = name.partition("::")
-    for library in LIBRARIES.get(space, ()):
+    if space in LIBRARIES:
         with suppress(ImportError, OSError):
-            importlib.import_module(library)
+            importlib.import_module(LIBRARIES[space])
     try:
         packet = getattr(getattr(torch.ops, space), op)
         return getattr(packet, overload)._op
@@ -126,10 +126,6 @@ class Op:
     def _replace(self, at: int, arguments: Sequence[Any], why: str) -> Any:
         self.reasons[at] = why
         return self.stand_in(at, arguments)
-
-    def failed(self) -> list[tuple[int, str]]:
-        """Of its calls, those that cannot run, and why."""
-        return [(at, why) for at, why in self.reasons.items() if at < len(self.calls)]
 
     def stand_in(self, at: int, arguments: Sequence[Any]) -> Any:
         """What the op gave in the trace, made once."""

@@ -286,7 +286,12 @@ class Replay:
 
     def coverage(self) -> dict[str, Any]:
         """Which ops of the trace ran, by count and by their recorded time."""
-        failed = {op.calls[at]: why for op in self.ops.named.values() for at, why in op.failed()}
+        failed = {
+            op.calls[at]: why
+            for op in self.ops.named.values()
+            for at, why in op.reasons.items()
+            if at < len(op.calls)
+        }
         if self.ops.collectives is not None:
             failed |= self.ops.collectives.not_run
         left_out = self.mine["left_out"] if settings.from_annotation is None else []

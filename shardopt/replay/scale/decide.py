@@ -21,13 +21,7 @@ import torch
 
 from predictor.errors import InputError
 from shardopt.replay.program.program import WHOLE, leaves
-from shardopt.replay.scale.sizes import (
-    PRIME,
-    Constraint,
-    Size,
-    SymbolicProgram,
-    batch_unclear,
-)
+from shardopt.replay.scale.sizes import PRIME, Constraint, Size, SymbolicProgram, batch_unclear
 from shardopt.replay.scale.walk import IDLE
 
 LISTED = 8
@@ -85,10 +79,7 @@ class Growth:
         self.known = known
 
     def _narrow(
-        self,
-        constraint: Constraint,
-        unknown: list[sympy.Symbol],
-        known: dict[sympy.Symbol, bool],
+        self, constraint: Constraint, unknown: list[sympy.Symbol], known: dict[sympy.Symbol, bool]
     ) -> None:
         fitting: list[tuple[bool, ...]] = []
         for choice in itertools.product((False, True), repeat=len(unknown)):

@@ -299,7 +299,7 @@ def _lookup(walk: SymbolicProgram, call: Call) -> Found:
         sizes.equal(first[0], bags)
         return recorded, {}
     shape = (bags, *first[1:])
-    if call.collective and call.gives():
+    if call.with_grad and call.gives():
         walk.saved[call.gives()[-1]] = (shape, walk.of(given[0]))
     return (shape, *recorded[1:]), {}
 

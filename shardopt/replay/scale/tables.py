@@ -170,9 +170,19 @@ class SparseSlice:
         self.memory: dict[int, Any] = {n: ("made", of.storage) for n, of in program.made.items()}
         self.touched: dict[Any, set[int]] = defaultdict(set)
         self._follow()
-        self.lookups = {at for at, call in enumerate(calls) if _is_forward(call)}
-        self.backward = {at for at, call in enumerate(calls) if _is_backward(call)}
-        self.exchanges = {at for at, call in enumerate(calls) if _is_exchange(call)}
+        fused = {at for at, call in enumerate(calls) if is_lookup(call.op)}
+        self.backward = {
+            at
+            for at, call in enumerate(calls)
+            if call.op.startswith("backward of ")
+            or call.op in BACKWARD
+            or (at in fused and "backward" in call.op)
+        }
+        self.lookups = {at for at, call in enumerate(calls) if call.op in FORWARD}
+        self.lookups |= fused - self.backward
+        self.exchanges = {
+            at for at, call in enumerate(calls) if call.collective.startswith(EXCHANGES)
+        }
         ids = {at for at in self.exchanges if self._whole(at)}
         self.ends = self.lookups | ids | set(also)
         self.calls = self._of_ids() | self.ends | self.backward
@@ -284,17 +294,15 @@ class SparseSlice:
         for at in sorted(self.exchanges - self.calls):
             if not calls[at].collective.startswith("alltoall"):
                 continue
+            nth = sum(call.is_collective for call in calls[: at + 1])
             yield (
-                f"{calls[at].op} (collective {self._nth(at)}) carries floats that do not follow "
+                f"{calls[at].op} (collective {nth}) carries floats that do not follow "
                 "from a lookup, nor lead to its backward op"
             )
         own = {("given", n) for at in self.calls for n in calls[at].gives()}
         for at in sorted(self.calls):
             if any(name[0] == "given" and name not in own for name in self.writes[at]):
                 yield f"{calls[at].op} writes a tensor that the dense part gives"
-
-    def _nth(self, at: int) -> int:
-        return sum(call.is_collective for call in self.program.calls[: at + 1])
 
     def _whole(self, at: int) -> bool:
         """Whether a call knows tensors of whole numbers alone, at least one."""
@@ -322,22 +330,9 @@ def _closure(start: set[int], of: list[set[int]], goes_on: Callable[[int], bool]
     return found
 
 
-def _is_backward(call: Call) -> bool:
-    named = call.op.startswith("backward of ")
-    return named or call.op in BACKWARD or (is_lookup(call.op) and "backward" in call.op)
-
-
-def _is_forward(call: Call) -> bool:
-    return call.op in FORWARD or (is_lookup(call.op) and not _is_backward(call))
-
-
 def _is_new(call: Call) -> bool:
     """Whether a call gives a tensor that holds nothing of another."""
     return not call.reads() or call.op in LIKE
-
-
-def _is_exchange(call: Call) -> bool:
-    return call.is_collective and call.collective.startswith(EXCHANGES)
 
 
 def _aliases(call: Call) -> tuple[list[int], list[int]]:

@@ -53,6 +53,14 @@ def small_step() -> Callable[[], None]:
     return step
 
 
+def transformer_step(family: str = "bert", batch: int = 2) -> Callable[[], None]:
+    """Of one layer of 32, on sequences of 8; all widths are multiples of 4."""
+    from lab.replay.transformers import Training
+    from lab.transformers import TransformerShape
+
+    return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step
+
+
 def capture(step: Callable[[], None], folder: Path, warm_up: int = 2, rank: int = 0) -> Path:
     """The folder with a step's execution trace and Kineto trace."""
     for _ in range(warm_up):

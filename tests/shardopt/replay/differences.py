@@ -46,6 +46,26 @@ def differences(first: Sequence[Any], second: Sequence[Any]) -> Iterator[str]:
             yield f"{tag} at {a}: {left[a:b][:LISTED]} -> {right[c:d][:LISTED]}"
 
 
+def check_runs(of: RankProgram) -> None:
+    """Each tensor that a call reads is there, whatever calls give is let go of once at most, and
+    each collective is waited for."""
+    live, waited = set(of.made), []
+    gone: set[int] = set()
+    started = 0
+    for call in of.calls:
+        assert live >= set(call.reads()), call
+        assert not live & set(call.gives()), call
+        live.update(call.gives())
+        assert not gone & set(call.frees)
+        live -= set(call.frees)
+        gone |= set(call.frees)
+        started += call.is_collective
+        assert all(nth < started for nth in call.waits)
+        waited += call.waits
+    assert sorted(waited) == [*range(started)]
+    assert set(of.fills) <= set(of.made)
+
+
 def check_equal(made: RankProgram, whole: RankProgram) -> None:
     """A scaled program is one that was captured: calls, tensors made up front, what these hold."""
     found = list(differences(signatures(made), signatures(whole)))

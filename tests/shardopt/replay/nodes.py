@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
+from predictor.trace.comms import item_bytes
 from predictor.trace.execution import Argument, ExecutionTrace, Node, Tensor, Value
 from shardopt.replay.program.tensors import contiguous
-
-BYTES = {"float": 4, "double": 8, "long int": 8, "int": 4, "bool": 1}
 
 
 def tensor(
@@ -26,7 +25,7 @@ def tensor(
         number: id of the object.
         kind: C++ type of its items.
     """
-    value = Tensor(number, storage, offset, prod(shape), BYTES[kind], "cpu")
+    value = Tensor(number, storage, offset, prod(shape), item_bytes(kind) or 0, "cpu")
     steps = contiguous(shape) if strides is None else strides
     return Argument(value, shape, f"Tensor({kind})", steps)
 

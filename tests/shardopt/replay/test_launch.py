@@ -18,7 +18,7 @@ from predictor.errors import InputError
 from shardopt.replay.generate import generate
 from shardopt.replay.launch import ReplayError, replay
 from tests.quick import quick_first
-from tests.shardopt.replay.captured import attribute
+from tests.shardopt.replay.captured import attribute, edited
 
 pytestmark = pytest.mark.distributed
 
@@ -49,15 +49,15 @@ def relu(x):
 @pytest.fixture(scope="module")
 def unkind(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A benchmark with an op `unkind::relu`."""
-    place = tmp_path_factory.mktemp("unkind")
-    data = json.loads((traces / "rank0.et.json").read_text())
-    for node in data["nodes"]:
+
+    def rename(node: dict) -> None:
         if node["name"] == "aten::relu":
             schema = attribute(node, "op_schema")
             schema["value"] = schema["value"].replace("aten::relu", "unkind::relu")
-    (place / "rank0.et.json").write_text(json.dumps(data))
-    generate([place / "rank0.et.json"], place / "b")
-    return place / "b"
+
+    place = tmp_path_factory.mktemp("unkind")
+    generate([edited(traces / "rank0.et.json", rename)], place)
+    return place
 
 
 @pytest.fixture

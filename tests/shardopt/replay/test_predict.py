@@ -15,16 +15,8 @@ pytest.importorskip("torchrec")
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardopt.replay
-from lab.transformers import TransformerShape
 from predictor.cost.collectives import Collectives
-from predictor.cost.ops.cpu_ops import (
-    VIEW,
-    Caches,
-    OpModels,
-    OpRow,
-    kind_and_sizes,
-    reuse_bytes,
-)
+from predictor.cost.ops.cpu_ops import VIEW, Caches, OpModels, OpRow, kind_and_sizes, reuse_bytes
 from predictor.errors import InputError
 from predictor.hardware.loader import load_hardware
 from predictor.iteration.op_graph import op_graph, rank_times
@@ -36,10 +28,9 @@ from shardopt.replay.op_list import list_ops
 from shardopt.replay.predict import collective_ms, group_calls, list_ranks, predict, stored_models
 from shardopt.torchrec.capture.recorder import Recorder
 from tests.quick import quick_first
-from tests.shardopt.replay.captured import capture
+from tests.shardopt.replay.captured import capture, transformer_step
 
 MODELS = OpModels({"relu c>1": np.array([0.5, *[0.0] * 6])}, Caches(1e6, 1e7), op_ms=0.25)
-SHAPE = TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)
 
 
 RELU = ["relu c>1", [1, 8, 8, 0], [64.0, *[0.0] * 11]]
@@ -112,18 +103,15 @@ def test_ranks_meet_in_collectives() -> None:
 @pytest.mark.slow
 def test_ops_are_those_of_the_step(tmp_path: Path) -> None:
     """A benchmark of a step, listed over fake tensors, has the ops of the step's own list."""
-    from lab.replay.transformers import Training
-
-    training = Training(SHAPE)
-    generate([capture(training.step, tmp_path / "traces")], tmp_path / "b")
+    generate([capture(transformer_step(), tmp_path / "traces")], tmp_path / "b")
     result = predict(tmp_path / "b", "cpu-gloo")
     assert result["without_law"] == {}
     assert result["recorded_share"] == 0
     models = stored_models(1)
     with FakeTensorMode():
-        training = Training(SHAPE)
+        step = transformer_step()
         with Recorder() as recorder:
-            training.step()
+            step()
     recorded = [of.call for of in recorder.recording.calls]
     listed = [
         OpRow(*kind_and_sizes(call), tuple(reuse))

@@ -137,12 +137,13 @@ def step_of_a_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         dist.destroy_process_group()
 
 
-def planted(folder: Path, home: Path) -> list[Path]:
+@pytest.fixture
+def planted(step_of_a_rank: Path, tmp_path: Path) -> list[Path]:
     """The traces with secrets, in a place with secrets in its name."""
-    sow = Sower()
+    sow, home = Sower(), tmp_path / "leak99"
     home.mkdir()
-    execution = sow.execution(json.loads((folder / "rank0.et.json").read_text()))
-    kineto = sow.kineto(json.loads((folder / "rank0.kineto.json").read_text()))
+    execution = sow.execution(json.loads((step_of_a_rank / "rank0.et.json").read_text()))
+    kineto = sow.kineto(json.loads((step_of_a_rank / "rank0.kineto.json").read_text()))
     paths = [home / f"leak98.{kind}.rank0.json" for kind in ("et", "kineto")]
     for path, data in zip(paths, (execution, kineto), strict=True):
         path.write_text(json.dumps(data))
@@ -159,9 +160,10 @@ def assert_private(made: Generated, folder: Path, *words: str) -> None:
     assert not [note for note in made.notes if LEAK.search(note)]
 
 
-def test_no_secret_of_a_trace_is_written(step_of_a_rank: Path, tmp_path: Path) -> None:
-    paths = planted(step_of_a_rank, tmp_path / "leak99")
-    made = generate(paths, tmp_path / "b")
+def test_no_secret_of_a_trace_is_written(
+    step_of_a_rank: Path, planted: list[Path], tmp_path: Path
+) -> None:
+    made = generate(planted, tmp_path / "b")
     assert_private(made, tmp_path / "b", *SECRETS, str(tmp_path))
     # the rest is there: what is planted leaves out no more than the ops whose texts it spoils
     whole = generate([step_of_a_rank], tmp_path / "whole")
@@ -184,21 +186,21 @@ def test_no_secret_of_a_trace_is_written(step_of_a_rank: Path, tmp_path: Path) -
     assert all(re.fullmatch(r"annotation \d+", name) for name in sections)
 
 
-def test_the_same_holds_without_an_execution_trace(step_of_a_rank: Path, tmp_path: Path) -> None:
-    paths = planted(step_of_a_rank, tmp_path / "leak99")
-    made = generate(paths[1:], tmp_path / "b")
+def test_the_same_holds_without_an_execution_trace(planted: list[Path], tmp_path: Path) -> None:
+    made = generate(planted[1:], tmp_path / "b")
     assert_private(made, tmp_path / "b", str(tmp_path))
     assert len(made.programs[0].calls) > 20
 
 
-def test_a_name_is_kept_only_if_asked(step_of_a_rank: Path, tmp_path: Path) -> None:
-    paths = planted(step_of_a_rank, tmp_path / "leak99")
+def test_a_name_is_kept_only_if_asked(
+    step_of_a_rank: Path, planted: list[Path], tmp_path: Path
+) -> None:
     before, after = (
         {node["id"]: node["name"] for node in json.loads(path.read_text())["nodes"]}
-        for path in (step_of_a_rank / "rank0.et.json", paths[0])
+        for path in (step_of_a_rank / "rank0.et.json", planted[0])
     )
     (kept,) = (after[number] for number, name in before.items() if name == SECRETS[3])
-    generate(paths, tmp_path / "b", keep_annotations=[kept])
+    generate(planted, tmp_path / "b", keep_annotations=[kept])
     text = (tmp_path / "b" / "benchmark.py").read_text()
     assert kept in text
     assert set(LEAK.findall(text)) == set(LEAK.findall(kept))

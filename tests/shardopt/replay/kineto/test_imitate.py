@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.transformers import TransformerShape
 from predictor.errors import InputError
 from predictor.trace.execution import Node
 from predictor.trace.read import load_traces
@@ -21,7 +20,7 @@ from shardopt.replay.program.select import Tree, choose
 from shardopt.replay.program.tensors import tensors_of
 from tests.public_data import TRACES, needs_public_data
 from tests.quick import quick_first
-from tests.shardopt.replay.captured import capture
+from tests.shardopt.replay.captured import capture, transformer_step
 
 
 def alone(folder: Path) -> Path:
@@ -54,12 +53,6 @@ def bag_step():
         optimizer.step()
 
     return step
-
-
-def transformer_step():
-    from lab.replay.transformers import Training
-
-    return Training(TransformerShape("bert", 1, 32, 2, 64, 50, 8, 2)).step
 
 
 @pytest.fixture(scope="module", params=["convnet", "transformer", "bags"])
@@ -114,14 +107,6 @@ def wholes(node: Node) -> list:
     """Flags, whole numbers and lists of them; texts, devices and what is not given are none."""
     plain = [a.value for a in node.inputs if not any(True for _ in a.tensors())]
     return [value for value in plain if isinstance(value, (bool, int, tuple)) and value != ()]
-
-
-def test_an_execution_trace_comes_first(traces: Path) -> None:
-    """Beside one, a Kineto trace gives times alone."""
-    both, execution = load_traces([traces], keep_args=True), load_traces([traces / "rank0.et.json"])
-    first, second = (programs_of(found, Annotations())[0] for found in (both, execution))
-    assert [call.op for call in first.calls] == [call.op for call in second.calls]
-    assert first.made == second.made
 
 
 def test_nothing_is_chained(traces: Path) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.trace.execution import Argument
-from shardopt.replay.program.tensors import Tensors, TensorUse, View, tensors_of
+from shardopt.replay.program.program import TensorSpec
+from shardopt.replay.program.tensors import Tensors, TensorUse, tensors_of
 from tests.shardopt.replay.nodes import plain, tensor
 
 
@@ -16,10 +17,10 @@ def one(argument: Argument) -> TensorUse:
     return found
 
 
-def taking(*arguments: Argument) -> dict[int, dict[int, View]]:
+def taking(*arguments: Argument) -> dict[int, dict[int, TensorSpec]]:
     """What an op took, each of a storage of its own."""
     found = [one(argument) for argument in arguments]
-    return {of.tensor.storage: {of.tensor.id: of.view} for of in found}
+    return {of.tensor.storage: {of.tensor.id: of.spec} for of in found}
 
 
 def test_another_view_under_the_id_of_a_dead_one_hides_nothing() -> None:

@@ -11,7 +11,7 @@ from predictor.errors import InputError
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.doubled import scale_by_pair
 from tests.quick import quick_only
-from tests.shardopt.replay.captured import capture, program, step_of
+from tests.shardopt.replay.captured import capture, program, step_of, transformer_step
 from tests.shardopt.replay.differences import check_equal, differences, signatures
 
 
@@ -49,11 +49,7 @@ def test_what_does_not_scale_is_refused(traces: Path) -> None:
 @pytest.mark.parametrize("family", quick_only(["gpt2"], ["bert", "gpt2", "xlnet"]))
 def test_transformers_scale(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
-    from lab.replay.transformers import Training
-    from lab.transformers import TransformerShape
-
-    def captured(batch: int) -> RankProgram:
-        training = Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch))
-        return program(capture(training.step, tmp_path / str(batch)))
-
-    check_equal(scale_by_pair(captured(2), captured(4), 5), captured(10))
+    one, two, five = (
+        program(capture(transformer_step(family, n), tmp_path / str(n))) for n in (2, 4, 10)
+    )
+    check_equal(scale_by_pair(one, two, 5), five)

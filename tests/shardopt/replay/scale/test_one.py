@@ -1,6 +1,7 @@
 """Out of one trace: programs are those of a capture at the scaled batch, or they are refused."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from shardopt.replay.program.program import RankProgram
 from shardopt.replay.scale.one import scale_alone
 from tests.public_data import TRACES, needs_public_data
 from tests.quick import quick_first, quick_only
-from tests.shardopt.replay.captured import capture, program, step_of
+from tests.shardopt.replay.captured import capture, program, step_of, transformer_step
 from tests.shardopt.replay.differences import check_equal, signatures
 
 Make = Callable[[int], Callable[[], None]]
@@ -158,13 +159,7 @@ def test_convnet(batch: int, tmp_path: Path) -> None:
 def test_transformers(family: str, batch: int, tmp_path: Path) -> None:
     """4 divides all widths."""
     pytest.importorskip("torchrec")
-    from lab.replay.transformers import Training
-    from lab.transformers import TransformerShape
-
-    def make(batch: int) -> Callable[[], None]:
-        return Training(TransformerShape(family, 1, 32, 2, 64, 50, 8, batch)).step
-
-    one, whole = pair(make, batch, 3, tmp_path)
+    one, whole = pair(partial(transformer_step, family), batch, 3, tmp_path)
     check_equal(scale_alone(one, 3, batch), whole)
 
 

@@ -18,28 +18,9 @@ from shardopt.replay.program.program import Call, RankProgram, Slot, TensorSpec
 from shardopt.replay.program.schema import find_op
 from shardopt.replay.scale.tables import repeat_tables
 from tests.shardopt.replay.captured import program
-from tests.shardopt.replay.differences import signatures
+from tests.shardopt.replay.differences import check_runs, signatures
 
 LOOKUP = "fbgemm::some_embedding_codegen_lookup_function"
-
-
-def check_runs(of: RankProgram) -> None:
-    """Each tensor that a call reads is there, is let go of once, and collectives are waited for."""
-    live, waited = set(of.made), []
-    gone: set[int] = set()
-    started = 0
-    for call in of.calls:
-        assert live >= set(call.reads()), call
-        assert not live & set(call.gives()), call
-        live.update(call.gives())
-        assert not gone & set(call.frees)
-        live -= set(call.frees)
-        gone |= set(call.frees)
-        started += call.is_collective
-        assert all(nth < started for nth in call.waits)
-        waited += call.waits
-    assert sorted(waited) == [*range(started)]
-    assert set(of.fills) <= set(of.made)
 
 
 def test_embedding_bags_of_one_rank(traces: Path) -> None:
@@ -91,7 +72,7 @@ def call(op: str, reads: tuple[Any, ...], gives: int | None = None, **more: Any)
     specs = (more.pop("spec", FLOATS),) if gives is not None else ()
     outputs = () if gives is None else (gives,)
     made = Call(op, "default", terms, group, outputs, (), 0, 1.0)
-    return replace(made, specs=specs, collective=collective, names=names, **more)
+    return replace(made, specs=specs, names=names, **more)
 
 
 def ranks(*, found: bool = True, extra: tuple[Call, ...] = ()) -> list[RankProgram]:
