@@ -296,6 +296,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
     _proposers: list[Proposer]
     _partitioner: Partitioner
     _perf_model: PerfModel
+    _request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]
 
     @as_planner_errors()
     def __init__(
@@ -400,7 +401,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._strict = strict
         self._example_inputs = example_inputs
         self._ceiling_s: float | None = timeout_seconds
-        self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self._searched: tuple[Problem, Result | None, OurPlan] | None = None
         self.found: LastSearch | None = None
         self._confirm = confirm
@@ -498,12 +498,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         tell_dense(placed)
         return _in_order_of(whole, placed), rating
 
-    @property
-    def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
-        if self._request is None:
-            raise InputError("there is no module to plan; call plan(module, sharders)")
-        return self._request
-
     def _usable(self, space: Options, left: TorchRecTopology) -> Options:
         """Of what is offered, what runs and keeps the optimizer of every table."""
         able = runnable(space, self._topology.compute_device)
@@ -514,11 +508,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
-        return reasons_of(options, self._topology, by_module(self._asked[1]))
+        return reasons_of(options, self._topology, by_module(self._request[1]))
 
     def _choose(self, space: Options, left: TorchRecTopology) -> tuple[Options, float]:
         """What the search chooses for tables that shardopt predicts."""
-        module, sharders = self._asked
+        module, sharders = self._request
         workload = read_workload(module, sharders, space, self._inputs())
         problem = problem_of(workload, left, self._hardware, self._links, self.replicas)
         try:
@@ -547,7 +541,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """The fastest plan of a problem, if the user's storage estimator accepts it."""
         given = self._inputs()
         windows = self._scenarios.read_windows(
-            lambda window: read_workload(*self._asked, space, given._replace(known=window))
+            lambda window: read_workload(*self._request, space, given._replace(known=window))
         )
         result, *_ = find_plans(
             problem,
@@ -609,7 +603,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def _describe(self, options: Options) -> LastSearch | None:
-        module, sharders = self._asked
+        module, sharders = self._request
         left = self._reasons(options)
         mine = [option for option in options if (option.path, option.name) not in left]
         if not mine:

@@ -18,6 +18,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch
 from predictor.predict import Prediction, predict
 from predictor.units import format_bytes
+from search.baselines.starting_plans import TORCHREC
 from search.problem import Problem, Result
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
@@ -29,9 +30,6 @@ with needs_torchrec():
 
 table_log = logging.getLogger(EmbeddingStats.__module__)
 """Where TorchRec writes its table."""
-
-TORCHREC = "torchrec default"
-"""Name of TorchRec's planner among the baselines of a search."""
 
 
 @dataclass(frozen=True)

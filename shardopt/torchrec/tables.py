@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from predictor.errors import InputError
 from predictor.model.workload import Optimizer
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.private import feature_processors, wrapped
@@ -128,6 +130,23 @@ def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
                 {name: positions[name] for name in config.feature_names if name in positions},
                 getattr(config, "stash_weights", False),
             )
+
+
+def trained_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A copy of a module, in training.
+
+    Args:
+        memo: by id, what takes the place of a part, as `copy.deepcopy` keeps it.
+
+    Raises:
+        InputError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(module, memo).train()
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied, so it cannot be run: {error}"
+        ) from error
 
 
 WEIGHT_SCALE = 0.01

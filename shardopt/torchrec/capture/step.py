@@ -7,7 +7,6 @@ when their lookups are due, and what goes wrong is told in terms of the user's o
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import os
 import traceback
@@ -23,7 +22,12 @@ from predictor.errors import InputError
 from predictor.model.op_calls import Lookup, LookupBackward, Operand
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.private import remaps_ids
-from shardopt.torchrec.tables import configs_of, find_embedding_modules, is_pooled
+from shardopt.torchrec.tables import (
+    configs_of,
+    find_embedding_modules,
+    is_pooled,
+    trained_copy,
+)
 
 with needs_torchrec():
     import fbgemm_gpu
@@ -122,14 +126,7 @@ def fake_copy(module: nn.Module, stubs: Mapping[nn.Module, nn.Module]) -> nn.Mod
     memo: dict[int, Any] = {id(child): stub for child, stub in stubs.items()}
     for tensor in _tensors(module, set(memo)):
         memo.setdefault(id(tensor), _fake(tensor))
-    try:
-        found: nn.Module = copy.deepcopy(module, memo)
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
-        raise InputError(
-            f"{type(module).__name__} cannot be copied, so it cannot be run on fake tensors: "
-            f"{error}"
-        ) from error
-    return found.train()
+    return trained_copy(module, memo)
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
