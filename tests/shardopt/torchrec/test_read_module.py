@@ -15,6 +15,7 @@ import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
@@ -115,6 +116,7 @@ def fused_sequences() -> nn.Module:
 
 
 PLANNED = {
+    "sequences": (lambda: sequences("a", "b"), EmbeddingCollectionSharder, "exact_sgd"),
     "fused bags": (fused_bags, FusedEmbeddingBagCollectionSharder, "exact_row_wise_adagrad"),
     "fused sequences": (fused_sequences, FusedEmbeddingCollectionSharder, "exact_adagrad"),
     "managed bags": (managed_bags, ManagedCollisionEmbeddingBagCollectionSharder, "exact_sgd"),
