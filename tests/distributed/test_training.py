@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ QUICK = ("mixed",)
 """Tables sharded in all ways that one host has."""
 SLOW = tuple(name for name in case.PLAN_NAMES if name not in QUICK)
 KINDS_OVER_HOSTS = ("table_row_wise", "table_column_wise", "grid_shard", "row_wise")
-TWO_HOSTS = {kind: case.uniform_plan(ShardingType(kind), 4, 2) for kind in KINDS_OVER_HOSTS}
+TWO_HOSTS = {
+    f"two hosts, {kind}": case.uniform_plan(ShardingType(kind), 4, 2) for kind in KINDS_OVER_HOSTS
+}
 Found = dict[str, list[dict[str, np.ndarray]]]
 """Name of a plan -> what each rank saved."""
 
@@ -87,40 +91,34 @@ def trained(folder: Path, plans: dict[str, ShardingPlan]) -> Found:
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Results of a few plans for one host of two ranks."""
-    plans = {name: case.plan_under_test(name) for name in QUICK}
-    return trained(tmp_path_factory.mktemp("quick"), plans)
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Found]:
+    """Of several plans, on first use."""
+
+    @cache
+    def of(names: tuple[str, ...]) -> Found:
+        plans = {name: plan_under_test(name) for name in names}
+        return trained(tmp_path_factory.mktemp("job"), plans)
+
+    return of
 
 
-@pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Results of the other plans for one host of two ranks."""
-    plans = {name: case.plan_under_test(name) for name in SLOW}
-    return trained(tmp_path_factory.mktemp("rest"), plans)
+def plan_under_test(name: str) -> ShardingPlan:
+    return TWO_HOSTS.get(name) or case.plan_under_test(name)
 
 
-@pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Results of all plans for two hosts of two ranks."""
-    return trained(tmp_path_factory.mktemp("four"), TWO_HOSTS)
+CASES = [(QUICK, name) for name in QUICK]
+CASES += [
+    pytest.param(job, name, marks=pytest.mark.slow)
+    for job in (SLOW, tuple(TWO_HOSTS))
+    for name in job
+]
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_two_ranks_learn_what_one_process_learns(quick: Found, name: str) -> None:
-    check(quick[name], case.plan_under_test(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_two_ranks_learn_under_every_plan(rest: Found, name: str) -> None:
-    check(rest[name], case.plan_under_test(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TWO_HOSTS)
-def test_two_hosts_learn_what_one_process_learns(two_hosts: Found, name: str) -> None:
-    check(two_hosts[name], TWO_HOSTS[name])
+@pytest.mark.parametrize(("job", "name"), CASES)
+def test_ranks_learn_what_one_process_learns(
+    results: Callable[[tuple[str, ...]], Found], job: tuple[str, ...], name: str
+) -> None:
+    check(results(job)[name], plan_under_test(name))
 
 
 @pytest.mark.slow

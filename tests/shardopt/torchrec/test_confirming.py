@@ -17,6 +17,7 @@ from predictor.errors import InputError
 from shardopt.race import Entrant, Race, run_race
 from shardopt.torchrec import confirming as room
 from shardopt.torchrec.confirming import Alarm, Confirm, JoinedSessions, confirm, copy_of, untouched
+from tests.shardopt.torchrec.hook_models import bag
 
 CPU = torch.device("cpu")
 
@@ -135,14 +136,10 @@ def test_a_loader_with_a_generator_of_its_own_begins_anew() -> None:
 
 def test_a_copy_has_real_layers_and_tables_on_the_meta_device() -> None:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-    table = EmbeddingBagConfig(
-        name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"]
-    )  # fmt: skip
-    module = nn.Sequential(EmbeddingBagCollection(tables=[table]), nn.Linear(4, 1))
+    module = nn.Sequential(EmbeddingBagCollection(tables=[bag("t", 9, 4)]), nn.Linear(4, 1))
     weight = module[0].embedding_bags["t"].weight
     apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
     copied = copy_of(module, [EmbeddingBagCollectionSharder()])

@@ -21,6 +21,7 @@ from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
     Model,
+    bag,
     factors,
     planner,
     topology,
@@ -91,10 +92,7 @@ RULES = {"t": ParameterConstraints(sharding_types=["table_wise"], pooling_factor
 
 
 def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagCollection:
-    config = torchrec.EmbeddingBagConfig(
-        num_embeddings=1000, embedding_dim=16, name="t", feature_names=["f"]
-    )
-    found = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    found = Model(bag("t", 1000, 16)).ebc
     apply_optimizer_in_backward(optimizer, found.parameters(), {"lr": 0.1})
     return found
 

@@ -38,7 +38,7 @@ PRICED = (
 )
 
 
-@pytest.mark.parametrize(("name", "kind"), zip(PIPELINES, PRICED, strict=True))
+@pytest.mark.parametrize(("name", "kind"), [*zip(PIPELINES, PRICED, strict=True)])
 def test_what_is_priced_leaves_nothing_out(name: str, kind: type) -> None:
     assert priced_as(name) == priced_as(kind) == (name, "", "")
 
