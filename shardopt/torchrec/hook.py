@@ -510,11 +510,14 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """Tables that are left to TorchRec, and why."""
         return reasons_of(options, self._topology, by_module(self._request[1]))
 
+    def _problem(self, space: Options, left: TorchRecTopology) -> Problem:
+        """The tables that options are of, on the ranks with the memory that is left."""
+        workload = read_workload(*self._request, space, self._inputs())
+        return problem_of(workload, left, self._hardware, self._links, self.replicas)
+
     def _choose(self, space: Options, left: TorchRecTopology) -> tuple[Options, float]:
         """What the search chooses for tables that shardopt predicts."""
-        module, sharders = self._request
-        workload = read_workload(module, sharders, space, self._inputs())
-        problem = problem_of(workload, left, self._hardware, self._links, self.replicas)
+        problem = self._problem(space, left)
         try:
             return self._search_in(problem, space, left)
         except (InfeasibleError, PlannerError) as error:
@@ -603,16 +606,14 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def _describe(self, options: Options) -> LastSearch | None:
-        module, sharders = self._request
         left = self._reasons(options)
         mine = [option for option in options if (option.path, option.name) not in left]
         if not mine:
             return None
         problem, result, before = self._searched or (None, None, None)
         if problem is None:
-            workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = problem_of(workload, reserved, self._hardware, self._links, self.replicas)
+            problem = self._problem(mine, reserved)
         plan = to_plan(mine, problem.workload, problem.topology)
         unchanged = (before or plan).tables
         return LastSearch(

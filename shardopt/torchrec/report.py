@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from predictor.hardware.loader import list_hardware, load_hardware
-from predictor.model.memory.ranks import RankMemory
+from predictor.model.memory.ranks import RankMemory, missing
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch
 from predictor.predict import Prediction, predict
@@ -171,13 +171,8 @@ def short_of(memory: Sequence[RankMemory]) -> list[str]:
     if not short:
         return []
     worst = max(short, key=lambda rank: rank.missing_hbm_bytes + rank.missing_ddr_bytes)
-    kind = "HBM" if worst.missing_hbm_bytes else "DDR"
-    need, have = map(format_bytes, worst.use(kind))
     ranks = "1 rank does" if len(short) == 1 else f"{len(short)} ranks do"
-    return [
-        f"by shardopt's count {ranks} not fit: at its peak rank {worst.rank} takes {need} of "
-        f"{have} {kind}"
-    ]
+    return [f"by shardopt's count {ranks} not fit: at its peak {missing([worst])}"]
 
 
 class ShardoptStats(EmbeddingStats):
