@@ -6,9 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 import torch.distributed as dist
 import torchrec

@@ -9,9 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 import torch.distributed as dist
 import torchrec

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel

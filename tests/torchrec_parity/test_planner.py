@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("torchrec")
-
 from predictor.errors import InputError
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, Workload

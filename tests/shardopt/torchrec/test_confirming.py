@@ -6,9 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 import torch.distributed as dist
 from torch import nn

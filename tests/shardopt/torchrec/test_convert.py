@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from fbgemm_gpu.tbe.monitoring import StdLogStatsReporterConfig
 from torch import nn

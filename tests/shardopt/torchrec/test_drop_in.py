@@ -10,9 +10,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
@@ -34,8 +31,6 @@ from tests.shardopt.torchrec.hook_models import Kept, Model, Offering, bag
 
 MIB = 2**20
 Make = Callable[..., EmbeddingShardingPlanner]
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 @pytest.fixture(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import copy
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torchrec import EmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -31,8 +28,6 @@ from tests.shardopt.torchrec.hook_models import (
     planner,
     topology,
 )
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 @dataclass

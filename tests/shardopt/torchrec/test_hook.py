@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import inspect
 import os
 import pickle
@@ -16,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -59,8 +56,6 @@ from tests.shardopt.torchrec.hook_models import (
     topology,
     workload_of,
 )
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 def test_the_plan_is_the_one_that_the_search_ranked_first() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 from pathlib import Path
 
+import pytest
 import torch
 import torchrec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -26,8 +23,6 @@ from tests.shardopt.torchrec.hook_models import (
     planner,
     topology,
 )
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 @pytest.mark.parametrize(

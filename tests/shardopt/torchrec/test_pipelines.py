@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torchrec.distributed import train_pipeline
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import (

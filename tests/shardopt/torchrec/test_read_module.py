@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import copy
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -69,9 +66,6 @@ from tests.shardopt.torchrec.hook_models import (
     workload_of,
 )
 from tests.shardopt.torchrec.left_modules import LEFT, META, bags
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
-
 
 FACTORS = {"a": 3.0, "b": 5.0}
 

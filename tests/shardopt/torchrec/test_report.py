@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import logging
 from typing import Any
 
+import pytest
 from torchrec.distributed.planner.stats import NoopEmbeddingStats
 
 from shardopt.torchrec import ShardoptPlanReporter, ShardoptStats
 from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner
 
-pytestmark = pytest.mark.usefixtures("kept_answers")
 TABLE = "torchrec.distributed.planner.stats"
 """Logger of TorchRec's table."""
 
