@@ -16,13 +16,7 @@ from torch import nn
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -30,13 +24,11 @@ from shardopt import from_torchrec
 from shardopt.torchrec import ShardoptPlanner
 from shardopt.torchrec.convert import to_torchrec
 from tests.distributed.ranks import on_ranks
+from tests.shardopt.torchrec.hook_models import bag
+from tests.shardopt.torchrec.left_modules import META, remapped
 
 ROWS, RAW_IDS, BATCH, POOLING = 16, 1000, 4, 2
-META = torch.device("meta")
-TABLES = [
-    EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=8, feature_names=[f"f_{name}"])
-    for name in "ab"
-]
+TABLES = [bag(name, ROWS, 8) for name in "ab"]
 
 
 class Model(nn.Module):
@@ -44,20 +36,9 @@ class Model(nn.Module):
 
     def __init__(self, buckets: int) -> None:
         super().__init__()
-        remapped = {
-            table.name: MCHManagedCollisionModule(
-                zch_size=ROWS,
-                device=META,
-                input_hash_size=RAW_IDS,
-                eviction_interval=2,
-                eviction_policy=DistanceLFU_EvictionPolicy(),
-                buckets=buckets,
-            )
-            for table in TABLES
-        }
         self.tables = ManagedCollisionEmbeddingBagCollection(
             torchrec.EmbeddingBagCollection(tables=TABLES, device=META),
-            ManagedCollisionCollection(remapped, TABLES),
+            remapped(TABLES, ROWS, buckets),
         )
 
     def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
@@ -88,7 +69,7 @@ def plan_and_train() -> tuple[dict[str, str], list[float]]:
         model, device=torch.device("cpu"), plan=plan, sharders=sharders
     )
     ids = KeyedJaggedTensor.from_lengths_sync(
-        [f"f_{table.name}" for table in TABLES],
+        [f"{table.name}_f0" for table in TABLES],
         torch.randint(RAW_IDS, (len(TABLES) * BATCH * POOLING,)),
         torch.full((len(TABLES) * BATCH,), POOLING, dtype=torch.int32),
     )
