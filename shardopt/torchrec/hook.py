@@ -132,15 +132,15 @@ class LoadedOptions:
     def __init__(self, loader: PlanLoader, enumerator: Enumerator) -> None:
         self._loader = loader
         self._enumerator = enumerator
-        self._moved: dict[str, ShardingOption] = {}
+        self._loaded: dict[str, ShardingOption] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load(self) -> dict[int, ShardingOption] | None:
         """The loaded options, each under a hash of the search space where it has one."""
-        self._moved = {}
         loaded = self._loader.load()
+        self._loaded = {option.fqn: option for option in (loaded or {}).values()}
         if loaded is None:
             return None
         space = getattr(self._enumerator, "last_stored_search_space", None) or []
@@ -149,19 +149,17 @@ class LoadedOptions:
         found = {}
         for key, option in loaded.items():
             twin = same.get((option.fqn, option.sharding_type, option.compute_kernel))
-            if key in listed or twin is None:
-                found[key] = option
-            else:
-                self._moved[option.fqn] = option
-                found[twin.storage_hash()] = option
+            if key not in listed and twin is not None:
+                key = twin.storage_hash()
+            found[key] = option
         return found
 
     def restored(self, options: Options) -> Options:
         """The plan that was made of the loaded options, with the load factors they had."""
-        made = [copy.copy(option) if option.fqn in self._moved else option for option in options]
+        made = [copy.copy(option) for option in options]
         for option in made:
-            if option.fqn in self._moved:
-                option.cache_params = self._moved[option.fqn].cache_params
+            if option.fqn in self._loaded:
+                option.cache_params = self._loaded[option.fqn].cache_params
         return made
 
 
@@ -364,7 +362,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
         for sink in self._stats:
             if isinstance(sink, ShardoptStats):
-                sink.follow(lambda: self.found)
+                sink.ask = lambda: self.found
         check_bandwidths(self._topology)
         links = None if cluster is None else read_cluster(cluster, job or self._topology)
         if hardware is None and links is not None:

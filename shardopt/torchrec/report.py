@@ -185,22 +185,19 @@ class ShardoptStats(EmbeddingStats):
 
     Attributes:
         found: what was told last; None before, and where nothing can be predicted.
+        ask: gives what the planner found last.
     """
 
     def __init__(self, writer: Any = None) -> None:
         super().__init__()
         self.writer = writer
         self.found: LastSearch | None = None
-        self._ask: Callable[[], LastSearch | None] = lambda: None
-
-    def follow(self, ask: Callable[[], LastSearch | None]) -> None:
-        """Take what is told from here: the planner's, which says what it found last."""
-        self._ask = ask
+        self.ask: Callable[[], LastSearch | None] = lambda: None
 
     def log(self, *told: Any, **more: Any) -> None:
         """Write both tables to the log of TorchRec's."""
         super().log(*told, **more)
-        self.found = self._ask()
+        self.found = self.ask()
         if self.found is None:
             return
         rows = [f"{'--- Prediction by shardopt ---':^{MIN_WIDTH - 3}}", *_rows(self.found)]

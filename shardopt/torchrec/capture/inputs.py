@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.tables import find_embedding_modules
 
 with needs_torchrec():
     import torch
@@ -200,19 +201,27 @@ def keyed_jagged(
     )
 
 
-def from_features(
-    module: nn.Module, features: Mapping[str, Sequence[str]], *, weighted: bool, width: int | None
-) -> Maker:
-    """Makes what forward takes: KeyedJaggedTensors of all features, dense inputs and labels.
+def linears_outside(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers that are in no embedding module, in order."""
+    inside: set[nn.Module] = set()
+    for _, whole, _ in find_embedding_modules(module):
+        inside.update(whole.modules())
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and m not in inside]
+
+
+def from_features(module: nn.Module, features: Mapping[str, Sequence[str]]) -> Maker:
+    """Makes what forward takes: KeyedJaggedTensors of all features, labels, and dense inputs as
+    wide as the first linear layer.
 
     Args:
         features: of each embedding module.
-        weighted: ids have weights.
-        width: of the dense inputs; None where there is no layer to tell it.
 
     Raises:
         InputError: forward takes something else; names it.
     """
+    collections = [collection for _, _, collection in find_embedding_modules(module)]
+    weighted = any(getattr(collection, "is_weighted", bool)() for collection in collections)
+    layers = linears_outside(module)
     every = list(dict.fromkeys(name for names in features.values() for name in names))
 
     def keyed(names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
@@ -224,9 +233,9 @@ def from_features(
         if kind is torch.Tensor:
             if any(word in name.lower() for word in LABELS):
                 return torch.empty(numbers.batch_size)
-            if width is None:
+            if not layers:
                 raise InputError(f"forward takes the tensor '{name}' of unknown width; {ADVICE}")
-            return torch.empty(numbers.batch_size, width)
+            return torch.empty(numbers.batch_size, layers[0].in_features)
         if kind is KeyedJaggedTensor:
             return keyed(every, numbers)
         if kind == dict[str, KeyedJaggedTensor]:
