@@ -48,8 +48,9 @@ class Model(nn.Module):
         return found
 
 
-def plan_and_train() -> tuple[dict[str, str], list[float]]:
-    """Sharding types of a common plan, and the losses on one batch again and again."""
+def plan_and_train() -> tuple[dict[str, str], bool, list[float]]:
+    """Sharding types of a common plan, whether this rank searched for it, and the losses on one
+    batch again and again."""
     world_size = dist.get_world_size()
     torch.manual_seed(dist.get_rank())
     model = Model(buckets=world_size)
@@ -78,12 +79,14 @@ def plan_and_train() -> tuple[dict[str, str], list[float]]:
         loss = sharded(ids)
         loss.backward()
         losses.append(float(loss.detach()))
-    return {name: str(table.sharding_type) for name, table in ours.tables.items()}, losses
+    types = {name: str(table.sharding_type) for name, table in ours.tables.items()}
+    return types, planner.found is not None, losses
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_ids_are_remapped_and_rows_trained() -> None:
-    for types, losses in on_ranks(plan_and_train):
+    for rank, (types, searched, losses) in enumerate(on_ranks(plan_and_train)):
+        assert searched == (rank == 0)
         assert types == {"a": "row_wise", "b": "row_wise"}  # nothing else remaps
         assert losses[0] > losses[-1] > 0  # squares of what was looked up, stepped towards 0

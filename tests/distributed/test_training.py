@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.plan_json import plan_to_dict
 from shardopt.plan import load_plan
-from shardopt.torchrec import ShardoptPlanner
-from shardopt.training.loop import apply_sparse_optimizers
-from shardopt.training.model import build_model
 from tests.distributed import training_case as case
 from tests.distributed.ranks import on_ranks
 
@@ -126,28 +121,6 @@ def test_the_search_obeys_and_splits(name: str) -> None:
     for table, allowed in zip(plan.tables.values(), case.SEARCHED[name], strict=True):
         assert table.sharding_type in allowed
     assert {shard.rank for table in plan.tables.values() for shard in table.shards} == {0, 1}
-
-
-def planned_together() -> dict[str, Any]:
-    """Plan with the hook, train two steps, say what was planned and lost."""
-    # TorchRec takes constraints by table name alone: no two tables of one name
-    load = replace(case.workload(), tables=case.workload().tables[:-1])
-    torch.manual_seed(0)
-    model = build_model(load, "meta")
-    apply_sparse_optimizers(model, load)
-    planner = ShardoptPlanner(model=load, effort=case.EFFORT, debug=False)
-    plan = planner.collective_plan(model, case.SHARDERS)
-    sharded = DistributedModelParallel(model, device=case.CPU, plan=plan, sharders=case.SHARDERS)
-    losses = case.train(sharded, load, case.own_batches(load, 2))
-    return {"plan": str(plan), "losses": losses, "searched": planner.found is not None}
-
-
-@pytest.mark.slow
-def test_ranks_plan_together_and_train_under_the_plan() -> None:
-    found = on_ranks(planned_together)
-    assert found[0]["plan"] == found[1]["plan"]
-    assert [rank["searched"] for rank in found] == [True, False]
-    assert all(0.1 < loss < 10 for rank in found for loss in rank["losses"])
 
 
 def check(results: list[dict[str, np.ndarray]], plan: ShardingPlan) -> None:
