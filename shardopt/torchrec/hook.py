@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
@@ -227,18 +227,6 @@ def check_storage(options: Options, left: TorchRecTopology) -> None:
             )
 
 
-_Planner = TypeVar("_Planner", bound=EmbeddingShardingPlanner)
-
-
-def with_their_annotations(ours: type[_Planner]) -> type[_Planner]:
-    """TorchRec's test of its stable interface compares annotations as objects, not by meaning."""
-    for name in ("__init__", "plan", "collective_plan"):
-        theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, name)).__annotations__
-        inspect.unwrap(getattr(ours, name)).__annotations__.update(theirs)
-    return ours
-
-
-@with_their_annotations
 class ShardoptPlanner(EmbeddingShardingPlanner):
     """TorchRec's planner with shardopt's objective and search.
 
@@ -623,3 +611,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             left,
             self._stand_in,
         )
+
+
+for _name in ("__init__", "plan", "collective_plan"):
+    # TorchRec's test of its stable interface compares annotations as objects, not by meaning
+    _theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, _name)).__annotations__
+    inspect.unwrap(getattr(ShardoptPlanner, _name)).__annotations__.update(_theirs)
