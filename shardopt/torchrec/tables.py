@@ -75,32 +75,22 @@ def find_embedding_modules(
         yield from find_embedding_modules(child, f"{path}.{name}" if path else name)
 
 
-def _position_weights(module: Any) -> dict[str, int]:
-    """Feature -> weights of its `PositionWeightedModule`, of a module with feature processors."""
+def feature_processors_of(module: Any) -> tuple[dict[str, int], list[str]]:
+    """Of a module's feature processors: feature -> number of weights by position, of TorchRec's
+    `PositionWeightedModule`, and the classes of all others."""
     processors = feature_processors(module)
     if isinstance(processors, PositionWeightedModuleCollection):
-        return dict(processors.max_feature_lengths)
-    return {
-        feature: len(processor.position_weight)
-        for feature, processor in _by_feature(processors).items()
-        if isinstance(processor, PositionWeightedModule)
-    }
-
-
-def other_processors(module: Any) -> list[str]:
-    """Classes of a module's feature processors that are no weights by position."""
-    processors = feature_processors(module)
-    if processors is None or isinstance(processors, PositionWeightedModuleCollection):
-        return []
-    known = _by_feature(processors)
-    kinds = known.values() if known else [processors]
-    return sorted({type(k).__name__ for k in kinds if not isinstance(k, PositionWeightedModule)})
-
-
-def _by_feature(processors: Any) -> dict[str, Any]:
-    """Processors one a feature, of a mapping or of TorchRec's `FeatureProcessorDictWrapper`."""
+        return dict(processors.max_feature_lengths), []
+    # one a feature, in a mapping or in TorchRec's `FeatureProcessorDictWrapper`
     held = feature_processors(processors) or processors
-    return dict(held.items()) if hasattr(held, "items") else {}
+    known = dict(held.items()) if hasattr(held, "items") else {}
+    weights, others = {}, [] if known or processors is None else [processors]
+    for feature, processor in known.items():
+        if isinstance(processor, PositionWeightedModule):
+            weights[feature] = len(processor.position_weight)
+        else:
+            others.append(processor)
+    return weights, sorted({type(other).__name__ for other in others})
 
 
 def is_pooled(collection: Any) -> bool:
@@ -118,7 +108,7 @@ def configs_of(collection: Any) -> list[Any]:
 def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
     """Every table of every embedding module, in the order TorchRec walks them."""
     for path, whole, inner in find_embedding_modules(module):
-        pooled, positions = is_pooled(inner), _position_weights(whole)
+        pooled, (positions, _) = is_pooled(inner), feature_processors_of(whole)
         for config in configs_of(inner):
             yield ModuleTable(
                 path,
