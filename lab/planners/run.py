@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from lab.planners import published
 from lab.planners.additive import solve_additive
@@ -69,15 +70,36 @@ def _scored(problem: Problem, plan: ShardingPlan, outcome: Outcome) -> Outcome:
     )
 
 
+def torchrecs_search(variant: str) -> dict[str, Any]:
+    """How TorchRec's planner proposes and places.
+
+    Args:
+        variant: ``default``: its grid, greedy and uniform proposers, and `GreedyPerfPartitioner`.
+            ``dynamic``: `DynamicProgrammingProposer` alone, which minimises the sum of all costs
+            for every amount of device memory. ``balanced``: the same with
+            `MemoryBalancedPartitioner`.
+    """
+    from torchrec.distributed.planner.partitioners import MemoryBalancedPartitioner
+    from torchrec.distributed.planner.proposers import DynamicProgrammingProposer
+
+    return {
+        "proposer": None if variant == "default" else DynamicProgrammingProposer(),
+        "partitioner": MemoryBalancedPartitioner() if variant == "balanced" else None,
+    }
+
+
 def _run_torchrec(variant: str, problem: Problem, settings: PlannerSettings) -> Outcome:
-    from shardopt.training.torchrec_planner import Variant, plan_with_torchrec
+    from shardopt.training.torchrec_planner import plan_with_torchrec
 
     limit = None if settings.limit_s is None else max(1, round(settings.limit_s))
-    device = problem.hardware.device
-    answer = plan_with_torchrec(problem.workload, problem.topology, device, Variant(variant), limit)
+    search = {**torchrecs_search(variant), "timeout_seconds": limit}
+    answer = plan_with_torchrec(
+        problem.workload, problem.topology, problem.hardware.device, **search
+    )
+    timed_out = limit is not None and answer.seconds > limit
     if answer.plan is None:
-        return Outcome(answer.seconds, ended="limit" if answer.timed_out else NO_PLAN)
-    ended = "limit" if answer.timed_out else "done"
+        return Outcome(answer.seconds, ended="limit" if timed_out else NO_PLAN)
+    ended = "limit" if timed_out else "done"
     return _scored(problem, answer.plan, Outcome(answer.seconds, ended=ended))
 
 

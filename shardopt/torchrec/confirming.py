@@ -13,7 +13,6 @@ The CUDA path is tested on a stand-in for a device and has never run on a GPU.
 
 from __future__ import annotations
 
-import copy
 import gc
 import itertools
 import random
@@ -47,7 +46,7 @@ from shardopt.ranks.clock import steps_ms, trace_steps
 from shardopt.torchrec.collective import joined
 from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.private import abort_nccl, keep_optimizers, rendezvous
-from shardopt.torchrec.tables import fill_cheaply
+from shardopt.torchrec.tables import fill_cheaply, trained_copy
 
 with needs_torchrec():
     import torch
@@ -213,14 +212,9 @@ def copy_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> 
             meta = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
             keep_optimizers(weight, meta)
             memo[id(weight)] = meta
-    try:
-        found: nn.Module = copy.deepcopy(module, memo)
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
-        raise InputError(
-            f"{type(module).__name__} cannot be copied, so its plans cannot be run: {error}"
-        ) from error
+    found = trained_copy(module, memo)
     fill_cheaply(found)
-    return found.train()
+    return found
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,7 @@ def from_torchrec(
     module_tables = {(of.path, of.table): of for of in find_tables(module)}
     names = [table for _, table in module_tables]
     tables: dict[str, TablePlan] = {}
+    placements: list[Any] = []
     for path, module_plan in plan.plan.items():
         for name, sharding in module_plan.items():
             where = f"TorchRec plan: table '{name}' of module '{path}'"
@@ -196,8 +197,8 @@ def from_torchrec(
             kind = _known(ShardingType, sharding.sharding_type, f"{where}: sharding_type")
             kernel = _known(ComputeKernel, sharding.compute_kernel, f"{where}: compute_kernel")
             shards = _shards(sharding, kind, module_table, where)
+            placements += [s.placement for s in getattr(sharding.sharding_spec, "shards", ())]
             tables[key] = TablePlan(kind, kernel, shards, path or "ebc", parameters)
-    placements = _placements(plan)
     world, local = _ranks(placements, tables, world_size)
     local = local_world_size or local
     if world % local:
@@ -246,20 +247,14 @@ def _replicate_on_all(table: TablePlan, world_size: int) -> TablePlan:
     return replace(table, shards=tuple(replace(shard, rank=r) for r in range(world_size)))
 
 
-def _placements(plan: torchrec_types.ShardingPlan) -> list[Any]:
-    """Where every shard is."""
-    return [
-        shard.placement
-        for module_plan in plan.plan.values()
-        for sharding in module_plan.values()
-        for shard in getattr(sharding.sharding_spec, "shards", None) or ()
-    ]
-
-
 def _ranks(
     placements: Sequence[Any], tables: dict[str, TablePlan], world: int | None
 ) -> tuple[int, int]:
-    """Ranks in all, and of a host, where they are not given."""
+    """Ranks in all, and of a host, where they are not given.
+
+    Args:
+        placements: of all shards.
+    """
     joined = dist.is_available() and dist.is_initialized()
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     if not world:

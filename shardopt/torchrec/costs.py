@@ -20,12 +20,7 @@ from shardopt.extras import needs_torchrec
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import check_bandwidths, detect_hardware, read_topology
 from shardopt.torchrec.offered import describe_reasons, reasons_of
-from shardopt.torchrec.options import (
-    TableKey,
-    kernel_of,
-    to_plan,
-    to_table_plan,
-)
+from shardopt.torchrec.options import TableKey, kernel_of, to_plan, to_table_plan
 from shardopt.torchrec.read_module import (
     OfferedTable,
     UserInputs,
@@ -61,6 +56,25 @@ WIRE_PRECISION = {4: "fp32", 2: "fp16"}
 NO_DENSE = DenseArch(in_features=1, bottom_mlp=(), top_mlp=(), interaction="concat")
 
 
+def _inputs(
+    topology: TorchRecTopology,
+    batch_size: int,
+    constraints: Mapping[str, ParameterConstraints] | None,
+    model: str | PathLike[str] | Workload | None,
+    default_pooling_factor: float | None,
+) -> UserInputs:
+    """What a user gives to either class below; wrong values are refused or told."""
+    check_bandwidths(topology)
+    check_pooling_factor(default_pooling_factor)
+    return UserInputs(
+        batch_size,
+        constraints or {},
+        known_workload(model),
+        default_pooling_factor,
+        device=topology.compute_device,
+    )
+
+
 class ShardoptPerfEstimator(ShardEstimator):
     """Fills the `Perf` of every shard from shardopt's predictor: give it to an
     `EmbeddingEnumerator` instead of `EmbeddingPerfEstimator`, with a storage estimator.
@@ -90,15 +104,11 @@ class ShardoptPerfEstimator(ShardEstimator):
         model: str | PathLike[str] | Workload | None = None,
         default_pooling_factor: float | None = None,
     ) -> None:
-        check_bandwidths(topology)
-        check_pooling_factor(default_pooling_factor)
+        self._inputs = _inputs(topology, 0, constraints, model, default_pooling_factor)
         self._hardware = detect_hardware(hardware, topology.compute_device)
         self._theirs = topology
-        self._default_pooling_factor = default_pooling_factor
-        self._constraints = dict(constraints or {})
-        self._known = known_workload(model)
         self._told_factors = False
-        self._torchrec_estimator = EmbeddingPerfEstimator(topology, self._constraints)
+        self._torchrec_estimator = EmbeddingPerfEstimator(topology, self._inputs.constraints)
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
@@ -139,13 +149,7 @@ class ShardoptPerfEstimator(ShardEstimator):
 
     def _workload(self, offered: Sequence[OfferedTable], batch_size: int) -> Workload:
         """The tables alone; of the precision on the wire only its width is known here."""
-        inputs = UserInputs(
-            batch_size,
-            self._constraints,
-            self._known,
-            self._default_pooling_factor,
-            device=self._theirs.compute_device,
-        )
+        inputs = self._inputs._replace(batch_size=batch_size)
         if not self._told_factors:
             tell_missing_factors(offered, inputs)
             self._told_factors = True
@@ -155,7 +159,7 @@ class ShardoptPerfEstimator(ShardEstimator):
             name="tables",
             batch_size=batch_size,
             tables=tuple(table.read(inputs) for table in offered),
-            dense=NO_DENSE if self._known is None else self._known.dense,
+            dense=NO_DENSE if inputs.known is None else inputs.known.dense,
             train_pipeline=inputs.pipeline,
             qcomm=QComm(
                 WIRE_PRECISION.get(int(forward), "fp32"), WIRE_PRECISION.get(int(backward), "fp32")
@@ -289,22 +293,14 @@ class ShardoptPerfModel(PerfModel):
         *,
         hardware: str | HardwareProfile | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
-        model: Workload | None = None,
+        model: str | PathLike[str] | Workload | None = None,
         default_pooling_factor: float | None = None,
     ) -> None:
-        check_bandwidths(topology)
-        check_pooling_factor(default_pooling_factor)
-        tell_device_groups(module, constraints or {}, topology.compute_device)
+        self._facts = _inputs(topology, batch_size, constraints, model, default_pooling_factor)
+        tell_device_groups(module, self._facts.constraints, topology.compute_device)
         self._hardware = detect_hardware(hardware, topology.compute_device)
         self._topology = topology
         self._request = (module, sharders)
-        self._facts = UserInputs(
-            batch_size,
-            constraints or {},
-            model,
-            default_pooling_factor,
-            device=topology.compute_device,
-        )
         self._left: dict[TableKey, str] | None = None
         self._batch: PlanScorer | None = None
 

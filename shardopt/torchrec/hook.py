@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any
 
 from predictor.errors import InfeasibleError, InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
@@ -132,15 +132,15 @@ class LoadedOptions:
     def __init__(self, loader: PlanLoader, enumerator: Enumerator) -> None:
         self._loader = loader
         self._enumerator = enumerator
-        self._moved: dict[str, ShardingOption] = {}
+        self._loaded: dict[str, ShardingOption] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load(self) -> dict[int, ShardingOption] | None:
         """The loaded options, each under a hash of the search space where it has one."""
-        self._moved = {}
         loaded = self._loader.load()
+        self._loaded = {option.fqn: option for option in (loaded or {}).values()}
         if loaded is None:
             return None
         space = getattr(self._enumerator, "last_stored_search_space", None) or []
@@ -149,19 +149,17 @@ class LoadedOptions:
         found = {}
         for key, option in loaded.items():
             twin = same.get((option.fqn, option.sharding_type, option.compute_kernel))
-            if key in listed or twin is None:
-                found[key] = option
-            else:
-                self._moved[option.fqn] = option
-                found[twin.storage_hash()] = option
+            if key not in listed and twin is not None:
+                key = twin.storage_hash()
+            found[key] = option
         return found
 
     def restored(self, options: Options) -> Options:
         """The plan that was made of the loaded options, with the load factors they had."""
-        made = [copy.copy(option) if option.fqn in self._moved else option for option in options]
+        made = [copy.copy(option) for option in options]
         for option in made:
-            if option.fqn in self._moved:
-                option.cache_params = self._moved[option.fqn].cache_params
+            if option.fqn in self._loaded:
+                option.cache_params = self._loaded[option.fqn].cache_params
         return made
 
 
@@ -229,18 +227,6 @@ def check_storage(options: Options, left: TorchRecTopology) -> None:
             )
 
 
-_Planner = TypeVar("_Planner", bound=EmbeddingShardingPlanner)
-
-
-def with_their_annotations(ours: type[_Planner]) -> type[_Planner]:
-    """TorchRec's test of its stable interface compares annotations as objects, not by meaning."""
-    for name in ("__init__", "plan", "collective_plan"):
-        theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, name)).__annotations__
-        inspect.unwrap(getattr(ours, name)).__annotations__.update(theirs)
-    return ours
-
-
-@with_their_annotations
 class ShardoptPlanner(EmbeddingShardingPlanner):
     """TorchRec's planner with shardopt's objective and search.
 
@@ -296,6 +282,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
     _proposers: list[Proposer]
     _partitioner: Partitioner
     _perf_model: PerfModel
+    _request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]
 
     @as_planner_errors()
     def __init__(
@@ -363,7 +350,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             self.plan_loader, self._callbacks = loaded, [loaded.restored, *self._callbacks]
         for sink in self._stats:
             if isinstance(sink, ShardoptStats):
-                sink.follow(lambda: self.found)
+                sink.ask = lambda: self.found
         check_bandwidths(self._topology)
         links = None if cluster is None else read_cluster(cluster, job or self._topology)
         if hardware is None and links is not None:
@@ -400,7 +387,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._strict = strict
         self._example_inputs = example_inputs
         self._ceiling_s: float | None = timeout_seconds
-        self._request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]] | None = None
         self._searched: tuple[Problem, Result | None, OurPlan] | None = None
         self.found: LastSearch | None = None
         self._confirm = confirm
@@ -498,12 +484,6 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         tell_dense(placed)
         return _in_order_of(whole, placed), rating
 
-    @property
-    def _asked(self) -> tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]:
-        if self._request is None:
-            raise InputError("there is no module to plan; call plan(module, sharders)")
-        return self._request
-
     def _usable(self, space: Options, left: TorchRecTopology) -> Options:
         """Of what is offered, what runs and keeps the optimizer of every table."""
         able = runnable(space, self._topology.compute_device)
@@ -514,13 +494,16 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
-        return reasons_of(options, self._topology, by_module(self._asked[1]))
+        return reasons_of(options, self._topology, by_module(self._request[1]))
+
+    def _problem(self, space: Options, left: TorchRecTopology) -> Problem:
+        """The tables that options are of, on the ranks with the memory that is left."""
+        workload = read_workload(*self._request, space, self._inputs())
+        return problem_of(workload, left, self._hardware, self._links, self.replicas)
 
     def _choose(self, space: Options, left: TorchRecTopology) -> tuple[Options, float]:
         """What the search chooses for tables that shardopt predicts."""
-        module, sharders = self._asked
-        workload = read_workload(module, sharders, space, self._inputs())
-        problem = problem_of(workload, left, self._hardware, self._links, self.replicas)
+        problem = self._problem(space, left)
         try:
             return self._search_in(problem, space, left)
         except (InfeasibleError, PlannerError) as error:
@@ -547,7 +530,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """The fastest plan of a problem, if the user's storage estimator accepts it."""
         given = self._inputs()
         windows = self._scenarios.read_windows(
-            lambda window: read_workload(*self._asked, space, given._replace(known=window))
+            lambda window: read_workload(*self._request, space, given._replace(known=window))
         )
         result, *_ = find_plans(
             problem,
@@ -609,16 +592,14 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         return replace(problem.topology, installed_bytes=installed, limit_bytes=installed)
 
     def _describe(self, options: Options) -> LastSearch | None:
-        module, sharders = self._asked
         left = self._reasons(options)
         mine = [option for option in options if (option.path, option.name) not in left]
         if not mine:
             return None
         problem, result, before = self._searched or (None, None, None)
         if problem is None:
-            workload = read_workload(module, sharders, mine, self._inputs())
             reserved = self._storage_reservation.last_reserved_topology or self._topology
-            problem = problem_of(workload, reserved, self._hardware, self._links, self.replicas)
+            problem = self._problem(mine, reserved)
         plan = to_plan(mine, problem.workload, problem.topology)
         unchanged = (before or plan).tables
         return LastSearch(
@@ -630,3 +611,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             left,
             self._stand_in,
         )
+
+
+for _name in ("__init__", "plan", "collective_plan"):
+    # TorchRec's test of its stable interface compares annotations as objects, not by meaning
+    _theirs = inspect.unwrap(getattr(EmbeddingShardingPlanner, _name)).__annotations__
+    inspect.unwrap(getattr(ShardoptPlanner, _name)).__annotations__.update(_theirs)

@@ -31,7 +31,8 @@ from shardopt.config import load_model
 from shardopt.config.model import rough_lookups, variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import plural
-from shardopt.torchrec.capture.capture import capture_dense, linears_outside
+from shardopt.torchrec.capture.capture import capture_dense
+from shardopt.torchrec.capture.inputs import linears_outside
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.options import CUSTOMIZED, group_by_table, kernel_of, store_caches
 from shardopt.torchrec.pipelines import Assumed
@@ -44,9 +45,9 @@ from shardopt.torchrec.private import (
 from shardopt.torchrec.tables import (
     SPARSE_OPTIMIZERS,
     ModuleTable,
+    feature_processors_of,
     find_embedding_modules,
     find_tables,
-    other_processors,
 )
 
 with needs_torchrec():
@@ -433,7 +434,7 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
         found += [
             f"the feature processor {kind} of '{path}' is not priced, its weighted lookups are: of "
             "TorchRec's PositionWeightedModule alone it is known what it runs"
-            for kind in other_processors(whole)
+            for kind in feature_processors_of(whole)[1]
         ]
     return found + variable_batches(tables) + rough_lookups(tables)
 

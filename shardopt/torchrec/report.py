@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from predictor.hardware.loader import list_hardware, load_hardware
-from predictor.model.memory.ranks import RankMemory
+from predictor.model.memory.ranks import RankMemory, missing
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch
 from predictor.predict import Prediction, predict
 from predictor.units import format_bytes
+from search.baselines.starting_plans import TORCHREC
 from search.problem import Problem, Result
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
@@ -29,9 +30,6 @@ with needs_torchrec():
 
 table_log = logging.getLogger(EmbeddingStats.__module__)
 """Where TorchRec writes its table."""
-
-TORCHREC = "torchrec default"
-"""Name of TorchRec's planner among the baselines of a search."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +171,8 @@ def short_of(memory: Sequence[RankMemory]) -> list[str]:
     if not short:
         return []
     worst = max(short, key=lambda rank: rank.missing_hbm_bytes + rank.missing_ddr_bytes)
-    kind = "HBM" if worst.missing_hbm_bytes else "DDR"
-    need, have = map(format_bytes, worst.use(kind))
     ranks = "1 rank does" if len(short) == 1 else f"{len(short)} ranks do"
-    return [
-        f"by shardopt's count {ranks} not fit: at its peak rank {worst.rank} takes {need} of "
-        f"{have} {kind}"
-    ]
+    return [f"by shardopt's count {ranks} not fit: at its peak {missing([worst])}"]
 
 
 class ShardoptStats(EmbeddingStats):
@@ -192,22 +185,19 @@ class ShardoptStats(EmbeddingStats):
 
     Attributes:
         found: what was told last; None before, and where nothing can be predicted.
+        ask: gives what the planner found last.
     """
 
     def __init__(self, writer: Any = None) -> None:
         super().__init__()
         self.writer = writer
         self.found: LastSearch | None = None
-        self._ask: Callable[[], LastSearch | None] = lambda: None
-
-    def follow(self, ask: Callable[[], LastSearch | None]) -> None:
-        """Take what is told from here: the planner's, which says what it found last."""
-        self._ask = ask
+        self.ask: Callable[[], LastSearch | None] = lambda: None
 
     def log(self, *told: Any, **more: Any) -> None:
         """Write both tables to the log of TorchRec's."""
         super().log(*told, **more)
-        self.found = self._ask()
+        self.found = self.ask()
         if self.found is None:
             return
         rows = [f"{'--- Prediction by shardopt ---':^{MIN_WIDTH - 3}}", *_rows(self.found)]

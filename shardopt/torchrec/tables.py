@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from predictor.errors import InputError
 from predictor.model.workload import Optimizer
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.private import feature_processors, wrapped
@@ -73,32 +75,22 @@ def find_embedding_modules(
         yield from find_embedding_modules(child, f"{path}.{name}" if path else name)
 
 
-def _position_weights(module: Any) -> dict[str, int]:
-    """Feature -> weights of its `PositionWeightedModule`, of a module with feature processors."""
+def feature_processors_of(module: Any) -> tuple[dict[str, int], list[str]]:
+    """Of a module's feature processors: feature -> number of weights by position, of TorchRec's
+    `PositionWeightedModule`, and the classes of all others."""
     processors = feature_processors(module)
     if isinstance(processors, PositionWeightedModuleCollection):
-        return dict(processors.max_feature_lengths)
-    return {
-        feature: len(processor.position_weight)
-        for feature, processor in _by_feature(processors).items()
-        if isinstance(processor, PositionWeightedModule)
-    }
-
-
-def other_processors(module: Any) -> list[str]:
-    """Classes of a module's feature processors that are no weights by position."""
-    processors = feature_processors(module)
-    if processors is None or isinstance(processors, PositionWeightedModuleCollection):
-        return []
-    known = _by_feature(processors)
-    kinds = known.values() if known else [processors]
-    return sorted({type(k).__name__ for k in kinds if not isinstance(k, PositionWeightedModule)})
-
-
-def _by_feature(processors: Any) -> dict[str, Any]:
-    """Processors one a feature, of a mapping or of TorchRec's `FeatureProcessorDictWrapper`."""
+        return dict(processors.max_feature_lengths), []
+    # one a feature, in a mapping or in TorchRec's `FeatureProcessorDictWrapper`
     held = feature_processors(processors) or processors
-    return dict(held.items()) if hasattr(held, "items") else {}
+    known = dict(held.items()) if hasattr(held, "items") else {}
+    weights, others = {}, [] if known or processors is None else [processors]
+    for feature, processor in known.items():
+        if isinstance(processor, PositionWeightedModule):
+            weights[feature] = len(processor.position_weight)
+        else:
+            others.append(processor)
+    return weights, sorted({type(other).__name__ for other in others})
 
 
 def is_pooled(collection: Any) -> bool:
@@ -116,7 +108,7 @@ def configs_of(collection: Any) -> list[Any]:
 def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
     """Every table of every embedding module, in the order TorchRec walks them."""
     for path, whole, inner in find_embedding_modules(module):
-        pooled, positions = is_pooled(inner), _position_weights(whole)
+        pooled, (positions, _) = is_pooled(inner), feature_processors_of(whole)
         for config in configs_of(inner):
             yield ModuleTable(
                 path,
@@ -128,6 +120,23 @@ def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
                 {name: positions[name] for name in config.feature_names if name in positions},
                 getattr(config, "stash_weights", False),
             )
+
+
+def trained_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A copy of a module, in training.
+
+    Args:
+        memo: by id, what takes the place of a part, as `copy.deepcopy` keeps it.
+
+    Raises:
+        InputError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(module, memo).train()
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise InputError(
+            f"{type(module).__name__} cannot be copied, so it cannot be run: {error}"
+        ) from error
 
 
 WEIGHT_SCALE = 0.01

@@ -7,7 +7,7 @@ index distribution; `id_order: random` scatters the hot ones over the table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +56,7 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The batch on another device."""
-        return Batch(
-            self.dense.to(device=device, non_blocking=non_blocking),
-            {k: v.to(device=device, non_blocking=non_blocking) for k, v in self.sparse.items()},
-            self.labels.to(device=device, non_blocking=non_blocking),
-        )
+        return self._each(lambda part: part.to(device=device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until `stream` is done with it."""
@@ -69,11 +65,11 @@ class Batch(Pipelineable):
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory."""
-        return Batch(
-            self.dense.pin_memory(),
-            {k: v.pin_memory() for k, v in self.sparse.items()},
-            self.labels.pin_memory(),
-        )
+        return self._each(lambda part: part.pin_memory())
+
+    def _each(self, change: Callable[[Any], Any]) -> Batch:
+        sparse = {name: change(ids) for name, ids in self.sparse.items()}
+        return Batch(change(self.dense), sparse, change(self.labels))
 
 
 def batch_ring(
@@ -107,16 +103,11 @@ def _sparse(
     keys: dict[str, tuple[Ids, Ids]] = {}
     weighted = False
     for table in tables:
+        check_poolings(table)
         # a feature processor makes the weights itself
         processed = any(feature.position_weights for feature in table.features)
         weighted = (weighted or table.weighted) and not processed
         for feature in table.features:
-            if feature.num_poolings != 1:
-                raise InputError(
-                    f"feature '{feature.name}' of table '{table.name}' has num_poolings "
-                    f"{feature.num_poolings:g}; synthetic batches hold one pooling per sample, "
-                    "so set it to 1 to run the model"
-                )
             if feature.name not in keys:  # two tables may read one feature
                 lengths = _lengths(feature, size, rng)
                 readers = [t for t in tables if feature.name in [f.name for f in t.features]]
@@ -131,6 +122,20 @@ def _sparse(
         lengths=torch.from_numpy(lengths),
         weights=weights,
     )
+
+
+def check_poolings(table: Table) -> None:
+    """Refuse features that are pooled more, or less, often than once a sample.
+
+    Raises:
+        InputError: names the feature.
+    """
+    for feature in table.features:
+        if feature.num_poolings != 1:
+            raise InputError(
+                f"feature '{feature.name}' of table '{table.name}' has num_poolings "
+                f"{feature.num_poolings:g}; only models with 1 can be run"
+            )
 
 
 def _lengths(feature: Feature, size: int, rng: np.random.Generator) -> Ids:

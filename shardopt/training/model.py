@@ -34,7 +34,7 @@ with needs_torchrec():
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
     from torchrec.sparse.jagged_tensor import JaggedTensor
 
-    from shardopt.training.batch import Batch
+    from shardopt.training.batch import Batch, check_poolings
 
 Collection: TypeAlias = (
     "EmbeddingBagCollection | EmbeddingCollection | FeatureProcessedEmbeddingBagCollection"
@@ -95,12 +95,7 @@ def _collection(name: str, tables: Sequence[Table], device: torch.device) -> Col
 
 
 def _config(table: Table) -> dict[str, Any]:
-    for feature in table.features:
-        if feature.num_poolings != 1:
-            raise InputError(
-                f"feature '{feature.name}' of table '{table.name}' has num_poolings "
-                f"{feature.num_poolings:g}; only models with 1 can be run"
-            )
+    check_poolings(table)
     return {
         "name": table.name,
         "num_embeddings": table.num_embeddings,

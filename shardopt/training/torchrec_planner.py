@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from predictor.model.plan import ShardingPlan
@@ -23,9 +22,7 @@ with needs_torchrec():
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner import Topology as TorchRecTopology
-    from torchrec.distributed.planner.partitioners import MemoryBalancedPartitioner
     from torchrec.distributed.planner.perf_models import NoopPerfModel
-    from torchrec.distributed.planner.proposers import DynamicProgrammingProposer
     from torchrec.distributed.planner.stats import NoopEmbeddingStats
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
     from torchrec.distributed.planner.types import (
@@ -33,19 +30,6 @@ with needs_torchrec():
         PlannerError,
         ShardingOption,
     )
-
-
-class Variant(StrEnum):
-    """How TorchRec's planner proposes and places.
-
-    `DEFAULT`: its grid, greedy and uniform proposers, and `GreedyPerfPartitioner`. `DYNAMIC`:
-    `DynamicProgrammingProposer` alone, which minimises the sum of all costs for every amount of
-    device memory. `BALANCED`: the same with `MemoryBalancedPartitioner`.
-    """
-
-    DEFAULT = "default"
-    DYNAMIC = "dynamic"
-    BALANCED = "balanced"
 
 
 class TorchRecAnswer(NamedTuple):
@@ -57,21 +41,15 @@ class TorchRecAnswer(NamedTuple):
             its users have anyway, are not in it.
         rating_ms: its own cost of the plan: the largest sum of shard costs on a rank, which is no
             iteration time. None without a plan.
-        timed_out: it ended at the limit it was given, with the best it had.
     """
 
     plan: ShardingPlan | None
     seconds: float
     rating_ms: float | None
-    timed_out: bool = False
 
 
 def plan_with_torchrec(
-    workload: Workload,
-    topology: Topology,
-    device: str = "cuda",
-    variant: Variant = Variant.DEFAULT,
-    timeout_s: int | None = None,
+    workload: Workload, topology: Topology, device: str = "cuda", **search: Any
 ) -> TorchRecAnswer:
     """Ask `EmbeddingShardingPlanner` for a plan of the workload.
 
@@ -82,8 +60,9 @@ def plan_with_torchrec(
     Args:
         topology: caps after the reservation, so TorchRec reserves nothing more.
         device: type of the device to plan for; need not be present.
-        timeout_s: its ``timeout_seconds``, at least 1. It looks at the clock between proposals:
-            enumeration and the dynamic program, which come before, are not cut short.
+        search: further arguments of the planner, such as a ``proposer``. It looks at its
+            ``timeout_seconds`` between proposals: enumeration and a dynamic program, which come
+            before, are not cut short.
 
     Raises:
         InputError: the workload is not one that TorchRec can build or describe.
@@ -94,7 +73,6 @@ def plan_with_torchrec(
         theirs = torchrec_topology(topology, device)
         rated = _RecordingPerfModel(theirs)
         start = time.perf_counter()
-        balanced = variant is Variant.BALANCED
         planner = EmbeddingShardingPlanner(
             topology=theirs,
             batch_size=workload.batch_size,
@@ -104,18 +82,15 @@ def plan_with_torchrec(
             # the report that it logs by default takes time and is not planning
             stats=NoopEmbeddingStats(),
             debug=False,
-            timeout_seconds=timeout_s,
-            proposer=None if variant is Variant.DEFAULT else DynamicProgrammingProposer(),
-            partitioner=MemoryBalancedPartitioner() if balanced else None,
+            **search,
         )
         try:
             found = planner.plan(model, sharders)
         except PlannerError:
             found = None
         seconds = time.perf_counter() - start
-    timed_out = timeout_s is not None and seconds > timeout_s
     if found is None:
-        return TorchRecAnswer(None, seconds, None, timed_out)
+        return TorchRecAnswer(None, seconds, None)
     plan = from_torchrec(
         found,
         model,
@@ -123,7 +98,7 @@ def plan_with_torchrec(
         local_world_size=topology.local_world_size,
     )
     fitting = check_plan(plan, workload, where="TorchRec's plan")
-    return TorchRecAnswer(fitting, seconds, rated.best_ms, timed_out)
+    return TorchRecAnswer(fitting, seconds, rated.best_ms)
 
 
 def planner_inputs(workload: Workload) -> tuple[DLRM, dict[str, ParameterConstraints]]:

@@ -20,7 +20,6 @@ from shardopt.cli.app import main
 from shardopt.config.write import write_model
 from tests.builders import a_table, a_workload, cut, table_wise
 
-pytest.importorskip("torchrec")
 pytestmark = pytest.mark.distributed
 
 DENSE = DenseArch(4, (8,), (8, 1), "dot")

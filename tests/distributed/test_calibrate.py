@@ -17,7 +17,6 @@ from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.calibrate import families, run
 from shardopt.calibrate import points as design
 from shardopt.calibrate.collectives import FEWEST_SIZES
-from shardopt.calibrate.points import Point
 from shardopt.calibrate.profile import build_profile, profile_text
 from shardopt.calibrate.rows import PARTS, CalibrationRows, Measurement, accept
 from shardopt.ranks.rank import RankDiedError
@@ -83,13 +82,6 @@ def test_every_table_of_a_model_is_looked_up_as_the_model_says(tmp_path: Path) -
     rows, dim, bags, ids, distinct = seen[0].facts["tables"][0]
     assert (rows, dim, bags) == (1000, 8, 64), "two features of 32 samples"
     assert 96 + 32 < distinct <= ids == pytest.approx(32 * 4.5, rel=0.1)
-
-
-@pytest.mark.slow
-def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
-    broken = Point("gemm", {"m": 8, "n": 8, "k": 8, "dtype": "fp7", "layout": "nn"})
-    with pytest.raises(RankDiedError, match=r"rank 0 died of \w+ at .*fp7"):
-        run.run_points(settings(tmp_path), [broken], 1, lambda row: None)
 
 
 @pytest.mark.slow

@@ -6,18 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
-import torch
 import torch.distributed as dist
-import torchrec
 from torchrec.distributed.planner import ParameterConstraints, Topology
 
 from shardopt.torchrec import ShardoptPlanner
 from shardopt.torchrec.collective import search_seconds
 from tests.distributed.ranks import on_ranks
 from tests.distributed.training_case import EFFORT, SHARDERS
+from tests.shardopt.torchrec.hook_models import Model, bag
 
 
 def plan(group: Any = None, **told: Any) -> str:
@@ -26,13 +22,9 @@ def plan(group: Any = None, **told: Any) -> str:
     Args:
         told: to the planner.
     """
-    config = torchrec.EmbeddingBagConfig(
-        name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"]
-    )
-    model = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
     planner = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, **told)
     try:
-        planner.collective_plan(model, SHARDERS, group)
+        planner.collective_plan(Model(bag("t", 100, 8)).ebc, SHARDERS, group)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

@@ -4,9 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 

@@ -9,12 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed import fp_embeddingbag
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -32,6 +28,7 @@ from predictor.cost.ops.position_weights import (
 from predictor.model.dlrm_program import dense_program
 from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.workload import DenseArch, Feature, Table, Workload
+from shardopt.torchrec.capture.recorder import RecordedCall, Recorder
 from shardopt.training.batch import batch_ring
 from shardopt.training.loop import Training
 from tests.builders import a_topology, plan_of, sharded, table_wise
@@ -64,46 +61,44 @@ LARGE = 2000
 """Elements from which an operand is one of ids or outputs, not of parameters or splits."""
 
 
-def tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values if isinstance(values, list | tuple) else [values]:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors(value)
-
-
-class Ops(TorchDispatchMode):
-    """Counts ops that are no views, and the bytes of their large operands."""
+class Ops(Recorder):
+    """Ops, and the part of the step that each runs in."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, Any] = {}
+        super().__init__(custom=True, frees=False)
         self.part = ""
-        self.moved: list[tuple[str, str, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given, out = [*tensors(args)], [*tensors(made)]
-        before = {t.untyped_storage().data_ptr() for t in given}
-        fresh = {t.untyped_storage().data_ptr() for t in out} - before
-        name = func.name().split("::")[1].split(".")[0]
-        if func.namespace == "c10d":
-            moved = given[1] if name == "alltoall_base_" else given[0]
-            self.moved.append((name, str(moved.dtype), moved.numel()))
-        if self.part and (fresh or name.endswith("_")) and not name.startswith("empty"):
-            written = given[:1] if name.endswith("_") else out
-            read = given[1:] if name == "copy_" else [] if name == "zeros_like" else given
-            large = [t for t in (*read, *written) if t.numel() >= LARGE]
-            part = self.found.setdefault(self.part, {"bytes": 0, "ops": []})
-            part["bytes"] += sum(t.numel() * t.element_size() for t in large)
-            part["ops"].append(name)
-        return made
+        self.path_now = lambda: self.part
 
     @contextmanager
     def during(self, part: str) -> Iterator[None]:
         before, self.part = self.part, part
         yield
         self.part = before
+
+
+def by_part(calls: list[RecordedCall]) -> dict[str, Any]:
+    """Number of the ops that are no views, and the bytes of their large operands."""
+    found: dict[str, Any] = {}
+    for call, name in ((c.call, c.op.split("::")[-1]) for c in calls):
+        given, out = call.inputs, call.outputs
+        fresh = {o.storage for o in out} - {o.storage for o in given}
+        if call.path and (fresh or name.endswith("_")) and not name.startswith("empty"):
+            written = given[:1] if name.endswith("_") else out
+            read = given[1:] if name == "copy_" else () if name == "zeros_like" else given
+            part = found.setdefault(call.path, {"bytes": 0, "ops": []})
+            large = [o for o in (*read, *written) if o.elements >= LARGE]
+            part["bytes"] += sum(o.elements * o.item_bytes for o in large)
+            part["ops"].append(name)
+    return found
+
+
+def moved(calls: list[RecordedCall]) -> list[tuple[str, str, int]]:
+    """Collectives, data types and elements."""
+    found = []
+    for call, name in ((c.call, c.op.removeprefix("c10d::")) for c in calls if "c10d" in c.op):
+        sent = call.inputs[name == "alltoall_base_"]
+        found.append((name, sent.data_type, sent.elements))
+    return found
 
 
 def short(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -159,7 +154,6 @@ def step_under(plan: ShardingPlan) -> dict[str, Any]:
     ops, ids = Ops(), dict[str, list[int]]()
     watch(ops, ids)
     training.step()
-    ops.found.clear()
     backward = torch.Tensor.backward
 
     def back(self: torch.Tensor, *args: Any, **more: Any) -> None:
@@ -169,7 +163,8 @@ def step_under(plan: ShardingPlan) -> dict[str, Any]:
     with ops, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "backward", back)
         training.step()
-    return {"parts": ops.found, "ids": ids, "moved": ops.moved}
+    calls = ops.recording.calls
+    return {"parts": by_part(calls), "ids": ids, "moved": moved(calls)}
 
 
 @pytest.mark.parametrize("kind", ["whole", "rows", "both"])
@@ -180,8 +175,8 @@ def test_as_many_ops_and_bytes_as_predicted(kind: str) -> None:
         check(found["parts"], found["ids"], travels=kind != "whole")
         moved = found["moved"]
         assert sum(count for name, _, count in moved if name == "allreduce_") == gradients / 4
-        of_ids = [(i, m) for i, m in enumerate(moved) if m[1] == "torch.int64" and m[2] > BATCH]
-        weights = [("alltoall_base_", "torch.float32", ids[2]) for _, ids in of_ids]
+        of_ids = [(i, m) for i, m in enumerate(moved) if m[1] == "int64" and m[2] > BATCH]
+        weights = [("alltoall_base_", "fp32", ids[2]) for _, ids in of_ids]
         after = [moved[i + 1] for i, _ in of_ids]
         assert (after == weights) is (kind != "whole")
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch.distributed as dist
 
 from predictor.errors import InputError, ShardoptError

@@ -9,9 +9,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch.distributed as dist
 
 from predictor.hardware.loader import load_hardware

@@ -9,9 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 import torch.distributed as dist
 import torchrec
@@ -19,13 +16,7 @@ from torch import nn
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -33,13 +24,11 @@ from shardopt import from_torchrec
 from shardopt.torchrec import ShardoptPlanner
 from shardopt.torchrec.convert import to_torchrec
 from tests.distributed.ranks import on_ranks
+from tests.shardopt.torchrec.hook_models import bag
+from tests.shardopt.torchrec.left_modules import META, remapped
 
 ROWS, RAW_IDS, BATCH, POOLING = 16, 1000, 4, 2
-META = torch.device("meta")
-TABLES = [
-    EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=8, feature_names=[f"f_{name}"])
-    for name in "ab"
-]
+TABLES = [bag(name, ROWS, 8) for name in "ab"]
 
 
 class Model(nn.Module):
@@ -47,20 +36,9 @@ class Model(nn.Module):
 
     def __init__(self, buckets: int) -> None:
         super().__init__()
-        remapped = {
-            table.name: MCHManagedCollisionModule(
-                zch_size=ROWS,
-                device=META,
-                input_hash_size=RAW_IDS,
-                eviction_interval=2,
-                eviction_policy=DistanceLFU_EvictionPolicy(),
-                buckets=buckets,
-            )
-            for table in TABLES
-        }
         self.tables = ManagedCollisionEmbeddingBagCollection(
             torchrec.EmbeddingBagCollection(tables=TABLES, device=META),
-            ManagedCollisionCollection(remapped, TABLES),
+            remapped(TABLES, ROWS, buckets),
         )
 
     def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
@@ -70,8 +48,9 @@ class Model(nn.Module):
         return found
 
 
-def plan_and_train() -> tuple[dict[str, str], list[float]]:
-    """Sharding types of a common plan, and the losses on one batch again and again."""
+def plan_and_train() -> tuple[dict[str, str], bool, list[float]]:
+    """Sharding types of a common plan, whether this rank searched for it, and the losses on one
+    batch again and again."""
     world_size = dist.get_world_size()
     torch.manual_seed(dist.get_rank())
     model = Model(buckets=world_size)
@@ -91,7 +70,7 @@ def plan_and_train() -> tuple[dict[str, str], list[float]]:
         model, device=torch.device("cpu"), plan=plan, sharders=sharders
     )
     ids = KeyedJaggedTensor.from_lengths_sync(
-        [f"f_{table.name}" for table in TABLES],
+        [f"{table.name}_f0" for table in TABLES],
         torch.randint(RAW_IDS, (len(TABLES) * BATCH * POOLING,)),
         torch.full((len(TABLES) * BATCH,), POOLING, dtype=torch.int32),
     )
@@ -100,12 +79,14 @@ def plan_and_train() -> tuple[dict[str, str], list[float]]:
         loss = sharded(ids)
         loss.backward()
         losses.append(float(loss.detach()))
-    return {name: str(table.sharding_type) for name, table in ours.tables.items()}, losses
+    types = {name: str(table.sharding_type) for name, table in ours.tables.items()}
+    return types, planner.found is not None, losses
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_ids_are_remapped_and_rows_trained() -> None:
-    for types, losses in on_ranks(plan_and_train):
+    for rank, (types, searched, losses) in enumerate(on_ranks(plan_and_train)):
+        assert searched == (rank == 0)
         assert types == {"a": "row_wise", "b": "row_wise"}  # nothing else remaps
         assert losses[0] > losses[-1] > 0  # squares of what was looked up, stepped towards 0

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torchrec")
-
 from predictor.model.distribution import Zipf
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import DenseArch, Feature, Table, Workload

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.plan_json import plan_to_dict
 from shardopt.plan import load_plan
-from shardopt.torchrec import ShardoptPlanner
-from shardopt.training.loop import apply_sparse_optimizers
-from shardopt.training.model import build_model
 from tests.distributed import training_case as case
 from tests.distributed.ranks import on_ranks
 
@@ -31,7 +25,9 @@ QUICK = ("mixed",)
 """Tables sharded in all ways that one host has."""
 SLOW = tuple(name for name in case.PLAN_NAMES if name not in QUICK)
 KINDS_OVER_HOSTS = ("table_row_wise", "table_column_wise", "grid_shard", "row_wise")
-TWO_HOSTS = {kind: case.uniform_plan(ShardingType(kind), 4, 2) for kind in KINDS_OVER_HOSTS}
+TWO_HOSTS = {
+    f"two hosts, {kind}": case.uniform_plan(ShardingType(kind), 4, 2) for kind in KINDS_OVER_HOSTS
+}
 Found = dict[str, list[dict[str, np.ndarray]]]
 """Name of a plan -> what each rank saved."""
 
@@ -87,40 +83,34 @@ def trained(folder: Path, plans: dict[str, ShardingPlan]) -> Found:
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Results of a few plans for one host of two ranks."""
-    plans = {name: case.plan_under_test(name) for name in QUICK}
-    return trained(tmp_path_factory.mktemp("quick"), plans)
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Found]:
+    """Of several plans, on first use."""
+
+    @cache
+    def of(names: tuple[str, ...]) -> Found:
+        plans = {name: plan_under_test(name) for name in names}
+        return trained(tmp_path_factory.mktemp("job"), plans)
+
+    return of
 
 
-@pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Results of the other plans for one host of two ranks."""
-    plans = {name: case.plan_under_test(name) for name in SLOW}
-    return trained(tmp_path_factory.mktemp("rest"), plans)
+def plan_under_test(name: str) -> ShardingPlan:
+    return TWO_HOSTS.get(name) or case.plan_under_test(name)
 
 
-@pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Results of all plans for two hosts of two ranks."""
-    return trained(tmp_path_factory.mktemp("four"), TWO_HOSTS)
+CASES = [(QUICK, name) for name in QUICK]
+CASES += [
+    pytest.param(job, name, marks=pytest.mark.slow)
+    for job in (SLOW, tuple(TWO_HOSTS))
+    for name in job
+]
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_two_ranks_learn_what_one_process_learns(quick: Found, name: str) -> None:
-    check(quick[name], case.plan_under_test(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_two_ranks_learn_under_every_plan(rest: Found, name: str) -> None:
-    check(rest[name], case.plan_under_test(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TWO_HOSTS)
-def test_two_hosts_learn_what_one_process_learns(two_hosts: Found, name: str) -> None:
-    check(two_hosts[name], TWO_HOSTS[name])
+@pytest.mark.parametrize(("job", "name"), CASES)
+def test_ranks_learn_what_one_process_learns(
+    results: Callable[[tuple[str, ...]], Found], job: tuple[str, ...], name: str
+) -> None:
+    check(results(job)[name], plan_under_test(name))
 
 
 @pytest.mark.slow
@@ -131,28 +121,6 @@ def test_the_search_obeys_and_splits(name: str) -> None:
     for table, allowed in zip(plan.tables.values(), case.SEARCHED[name], strict=True):
         assert table.sharding_type in allowed
     assert {shard.rank for table in plan.tables.values() for shard in table.shards} == {0, 1}
-
-
-def planned_together() -> dict[str, Any]:
-    """Plan with the hook, train two steps, say what was planned and lost."""
-    # TorchRec takes constraints by table name alone: no two tables of one name
-    load = replace(case.workload(), tables=case.workload().tables[:-1])
-    torch.manual_seed(0)
-    model = build_model(load, "meta")
-    apply_sparse_optimizers(model, load)
-    planner = ShardoptPlanner(model=load, effort=case.EFFORT, debug=False)
-    plan = planner.collective_plan(model, case.SHARDERS)
-    sharded = DistributedModelParallel(model, device=case.CPU, plan=plan, sharders=case.SHARDERS)
-    losses = case.train(sharded, load, case.own_batches(load, 2))
-    return {"plan": str(plan), "losses": losses, "searched": planner.found is not None}
-
-
-@pytest.mark.slow
-def test_ranks_plan_together_and_train_under_the_plan() -> None:
-    found = on_ranks(planned_together)
-    assert found[0]["plan"] == found[1]["plan"]
-    assert [rank["searched"] for rank in found] == [True, False]
-    assert all(0.1 < loss < 10 for rank in found for loss in rank["losses"])
 
 
 def check(results: list[dict[str, np.ndarray]], plan: ShardingPlan) -> None:

@@ -36,7 +36,7 @@ from predictor.model.op_calls import Gradient, Lookup, LookupBackward, OpCall, O
 from predictor.model.workload import Table
 from shardopt.config.ops_file import with_ops_digest
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.capture.inputs import Maker, Numbers, from_features, like_example
+from shardopt.torchrec.capture.inputs import Numbers, from_features, like_example
 from shardopt.torchrec.capture.step import (
     BACKWARD,
     OPTIMIZER,
@@ -342,7 +342,7 @@ def capture_dense(
             features.setdefault(table.module, []).append(feature.name)
             per_sample.setdefault(feature.name, feature.lookups_per_sample)
     inputs = (
-        _made(module, features)
+        from_features(module, features)
         if example_inputs is None
         else like_example(example_inputs, module, batch_size)
     )
@@ -392,20 +392,3 @@ def capture_dense(
     )
     captured = with_ops_digest(_with_used_names(captured))
     return CapturedDense(captured, "fp32" if bf16 else data_type)
-
-
-def linears_outside(module: nn.Module) -> list[nn.Linear]:
-    """The linear layers that are in no embedding module, in order."""
-    inside: set[nn.Module] = set()
-    for _, whole, _ in find_embedding_modules(module):
-        inside.update(whole.modules())
-    return [m for m in module.modules() if isinstance(m, nn.Linear) and m not in inside]
-
-
-def _made(module: nn.Module, features: dict[str, list[str]]) -> Maker:
-    """Inputs from the features; dense ones are as wide as the first linear layer."""
-    collections = [collection for _, _, collection in find_embedding_modules(module)]
-    weighted = any(getattr(collection, "is_weighted", bool)() for collection in collections)
-    layers = linears_outside(module)
-    width = layers[0].in_features if layers else None
-    return from_features(module, features, weighted=weighted, width=width)

@@ -9,11 +9,12 @@ import copy
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from predictor.errors import InputError
 from shardopt.extras import needs_torchrec
+from shardopt.torchrec.tables import find_embedding_modules
 
 with needs_torchrec():
     import torch
@@ -59,13 +60,13 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
     Raises:
         InputError: no tensor in it has the batch.
     """
-    keyed = list(_held(example, KeyedJaggedTensor))
+    keyed = [tensor for tensor in tensors_in(example) if isinstance(tensor, KeyedJaggedTensor)]
     for each in keyed:
         if each.values().device.type != "meta":
             # counted while its lengths can be read, and kept by it
             each.length_per_key()
     seen = _Seen(int(keyed[0].stride()) if keyed else batch_size)
-    tensors = list(dense_tensors(example))
+    tensors = dense_tensors(example)
     if not keyed and not any(seen.axis(tensor.shape) is not None for tensor in tensors):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors[:5]) or "no tensors"
         raise InputError(
@@ -74,7 +75,7 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
         )
 
     def make(numbers: Numbers) -> Arguments:
-        made = seen.grown(example, numbers)
+        made = _changed(example, lambda tensor: seen.grown(tensor, numbers))
         if isinstance(made, dict) and set(made) <= set(_parameters(module)):
             return Arguments((), made)
         return Arguments(tuple(made) if isinstance(made, tuple | list) else (made,), {})
@@ -82,31 +83,34 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
     return make
 
 
-_SPARSE = KeyedJaggedTensor | JaggedTensor | KeyedTensor
-
-
-def _inner(given: Any) -> Iterable[Any]:
-    """What a batch, a list, a mapping or an object of the user's holds."""
+def _changed(given: Any, change: Callable[[Any], Any]) -> Any:
+    """A batch, a list, a mapping or an object of the user's, with its tensors of all kinds
+    changed."""
+    if isinstance(given, torch.Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor):
+        return change(given)
     if isinstance(given, Mapping):
-        return given.values()
+        return {key: _changed(value, change) for key, value in given.items()}
     if isinstance(given, tuple | list):
-        return given
-    opaque = isinstance(given, torch.Tensor | type | nn.Module | _SPARSE)
-    return vars(given).values() if hasattr(given, "__dict__") and not opaque else ()
+        items = [_changed(item, change) for item in given]
+        return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+    if hasattr(given, "__dict__") and not isinstance(given, type | nn.Module):
+        found = copy.copy(given)
+        for name, value in vars(given).items():
+            object.__setattr__(found, name, _changed(value, change))
+        return found
+    return given
 
 
-def _held(given: Any, kind: type) -> Iterator[Any]:
-    """Everything of a kind in an example."""
-    if isinstance(given, kind):
-        yield given
-    else:
-        for item in _inner(given):
-            yield from _held(item, kind)
+def tensors_in(given: Any) -> list[Any]:
+    """Of all kinds, in order."""
+    found: list[Any] = []
+    _changed(given, found.append)
+    return found
 
 
-def dense_tensors(given: Any) -> Iterator[torch.Tensor]:
+def dense_tensors(given: Any) -> list[torch.Tensor]:
     """The tensors in what forward is given, but for ids and their weights."""
-    return _held(given, torch.Tensor)
+    return [tensor for tensor in tensors_in(given) if isinstance(tensor, torch.Tensor)]
 
 
 class _Seen:
@@ -116,7 +120,7 @@ class _Seen:
         self.batch = batch
 
     def grown(self, given: Any, numbers: Numbers) -> Any:
-        """The same at other numbers, as fake tensors."""
+        """A tensor at other numbers, as a fake one."""
         size = numbers.batch_size
         if isinstance(given, torch.Tensor):
             return torch.empty(self._shape(given.shape, size), dtype=given.dtype)
@@ -124,20 +128,8 @@ class _Seen:
             return self._keyed(given, numbers)
         if isinstance(given, JaggedTensor):
             return self._jagged(given, size)
-        if isinstance(given, KeyedTensor):
-            values = self.grown(given.values(), numbers)
-            return KeyedTensor(list(given.keys()), list(given.length_per_key()), values)
-        if isinstance(given, Mapping):
-            return {key: self.grown(value, numbers) for key, value in given.items()}
-        if isinstance(given, tuple | list):
-            items = [self.grown(item, numbers) for item in given]
-            return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
-        if hasattr(given, "__dict__") and not isinstance(given, type | nn.Module):
-            found = copy.copy(given)
-            for name, value in vars(given).items():
-                object.__setattr__(found, name, self.grown(value, numbers))
-            return found
-        return given
+        values = self.grown(given.values(), numbers)
+        return KeyedTensor(list(given.keys()), list(given.length_per_key()), values)
 
     def axis(self, shape: Sequence[int]) -> int | None:
         """The one that grows with the batch."""
@@ -200,19 +192,27 @@ def keyed_jagged(
     )
 
 
-def from_features(
-    module: nn.Module, features: Mapping[str, Sequence[str]], *, weighted: bool, width: int | None
-) -> Maker:
-    """Makes what forward takes: KeyedJaggedTensors of all features, dense inputs and labels.
+def linears_outside(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers that are in no embedding module, in order."""
+    inside: set[nn.Module] = set()
+    for _, whole, _ in find_embedding_modules(module):
+        inside.update(whole.modules())
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and m not in inside]
+
+
+def from_features(module: nn.Module, features: Mapping[str, Sequence[str]]) -> Maker:
+    """Makes what forward takes: KeyedJaggedTensors of all features, labels, and dense inputs as
+    wide as the first linear layer.
 
     Args:
         features: of each embedding module.
-        weighted: ids have weights.
-        width: of the dense inputs; None where there is no layer to tell it.
 
     Raises:
         InputError: forward takes something else; names it.
     """
+    collections = [collection for _, _, collection in find_embedding_modules(module)]
+    weighted = any(getattr(collection, "is_weighted", bool)() for collection in collections)
+    layers = linears_outside(module)
     every = list(dict.fromkeys(name for names in features.values() for name in names))
 
     def keyed(names: Sequence[str], numbers: Numbers) -> KeyedJaggedTensor:
@@ -224,9 +224,9 @@ def from_features(
         if kind is torch.Tensor:
             if any(word in name.lower() for word in LABELS):
                 return torch.empty(numbers.batch_size)
-            if width is None:
+            if not layers:
                 raise InputError(f"forward takes the tensor '{name}' of unknown width; {ADVICE}")
-            return torch.empty(numbers.batch_size, width)
+            return torch.empty(numbers.batch_size, layers[0].in_features)
         if kind is KeyedJaggedTensor:
             return keyed(every, numbers)
         if kind == dict[str, KeyedJaggedTensor]:

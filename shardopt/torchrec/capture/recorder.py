@@ -26,22 +26,18 @@ DATA_TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float64: "fp64",
-    torch.float8_e4m3fn: "fp8",
-    torch.float8_e5m2: "fp8",
-    torch.float8_e4m3fnuz: "fp8",
-    torch.float8_e5m2fnuz: "fp8",
-    torch.int64: "int64",
-    torch.int32: "int32",
-    torch.int16: "int16",
-    # states of random generators, and hashes
-    torch.uint64: "uint64",
-    torch.uint32: "uint32",
-    torch.uint16: "uint16",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
+    **{
+        getattr(torch, f"float8_{kind}"): "fp8"
+        for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
+    },
+    **{
+        getattr(torch, name): name
+        for name in (
+            *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128"),
+            # states of random generators, and hashes
+            *("uint64", "uint32", "uint16"),
+        )
+    },
 }
 PRIVATE = ("prim", "prims", "profiler", "shardopt")
 """Namespaces whose ops do nothing to data."""

@@ -7,7 +7,6 @@ when their lookups are due, and what goes wrong is told in terms of the user's o
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import os
 import traceback
@@ -23,7 +22,12 @@ from predictor.errors import InputError
 from predictor.model.op_calls import Lookup, LookupBackward, Operand
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.private import remaps_ids
-from shardopt.torchrec.tables import configs_of, find_embedding_modules, is_pooled
+from shardopt.torchrec.tables import (
+    configs_of,
+    find_embedding_modules,
+    is_pooled,
+    trained_copy,
+)
 
 with needs_torchrec():
     import fbgemm_gpu
@@ -42,7 +46,7 @@ with needs_torchrec():
     from torchrec.optim.optimizers import in_backward_optimizer_filter
     from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-    from shardopt.torchrec.capture.inputs import Maker, Numbers, dense_tensors
+    from shardopt.torchrec.capture.inputs import Maker, Numbers, dense_tensors, tensors_in
     from shardopt.torchrec.capture.recorder import Recorder, Recording
 
 OTHER_WAYS = (
@@ -122,14 +126,7 @@ def fake_copy(module: nn.Module, stubs: Mapping[nn.Module, nn.Module]) -> nn.Mod
     memo: dict[int, Any] = {id(child): stub for child, stub in stubs.items()}
     for tensor in _tensors(module, set(memo)):
         memo.setdefault(id(tensor), _fake(tensor))
-    try:
-        found: nn.Module = copy.deepcopy(module, memo)
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
-        raise InputError(
-            f"{type(module).__name__} cannot be copied, so it cannot be run on fake tensors: "
-            f"{error}"
-        ) from error
-    return found.train()
+    return trained_copy(module, memo)
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -358,7 +355,7 @@ def record_step(
             recorder.path_now = ModulePaths(copied).now
         arguments = inputs(numbers)
         resident = recorder.keep([*copied.parameters(), *copied.buffers()])
-        given = list(dense_tensors(tuple(arguments)))
+        given = dense_tensors(tuple(arguments))
         recorder.keep(given)
         parameters = [p for p in copied.parameters() if p.requires_grad]
         for parameter in parameters:
@@ -428,19 +425,11 @@ def find_loss(outputs: Any) -> tuple[torch.Tensor | None, str]:
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     if isinstance(first, torch.Tensor) and first.requires_grad and first.numel() == 1:
         return first.sum() if first.dim() else first, GIVEN
-    floats = [t for t in _leaves(outputs) if t.requires_grad and t.is_floating_point()]
+    found = [t if isinstance(t, torch.Tensor) else t.values() for t in tensors_in(outputs)]
+    floats = [t for t in found if t.requires_grad and t.is_floating_point()]
     if not floats:
         return None, "none: no output of forward has a gradient"
     return torch.stack([t.float().sum() for t in floats]).sum(), "the sum of forward's outputs"
-
-
-def _leaves(outputs: Any) -> Iterator[torch.Tensor]:
-    for leaf in tree_leaves(outputs):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif hasattr(leaf, "values") and callable(leaf.values):
-            values = leaf.values()
-            yield from _leaves(list(values) if not isinstance(values, torch.Tensor) else values)
 
 
 @contextlib.contextmanager

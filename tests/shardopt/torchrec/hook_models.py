@@ -14,6 +14,7 @@ from torch.nn import functional
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner.types import PlanLoader, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -103,6 +104,22 @@ class Offering(EmbeddingBagCollectionSharder):
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return self.kernels_of[sharding_type]
+
+
+class Kept(PlanLoader):
+    """A plan of before, and the hash of what it was for."""
+
+    def __init__(self, options: dict[int, ShardingOption] | None, of: str) -> None:
+        self.options, self.of = options, of
+
+    def load(self) -> dict[int, ShardingOption] | None:
+        return self.options
+
+    def plan_context_hash(self) -> str:
+        return self.of
+
+    def get_plan_id(self) -> str:
+        return "kept"
 
 
 class NotSearchedError(Exception):

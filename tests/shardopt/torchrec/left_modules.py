@@ -13,11 +13,33 @@ from torchrec.distributed.embedding_tower_sharding import (
 from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantCollection
 
 from tests.shardopt.torchrec.hook_models import Model, bag
 
 META = torch.device("meta")
+
+
+def remapped(configs: Any, size: int = 1000, buckets: int = 4) -> ManagedCollisionCollection:
+    """Managed collisions of tables of a size; one bucket a rank, as TorchRec shards nothing
+    else."""
+    remaps = {
+        config.name: MCHManagedCollisionModule(
+            zch_size=size,
+            device=META,
+            input_hash_size=1000,
+            eviction_interval=2,
+            eviction_policy=DistanceLFU_EvictionPolicy(),
+            buckets=buckets,
+        )
+        for config in configs
+    }
+    return ManagedCollisionCollection(remaps, configs)
 
 
 def bags() -> Any:

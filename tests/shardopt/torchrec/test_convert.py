@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from fbgemm_gpu.tbe.monitoring import StdLogStatsReporterConfig
 from torch import nn
@@ -49,7 +46,8 @@ from shardopt.api.setting import resolve
 from shardopt.config.write import write_model
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.convert import from_torchrec, to_torchrec
-from tests.builders import a_workload
+from tests.builders import a_table, a_workload
+from tests.distributed.training_case import table_plan
 
 T = ShardingType
 
@@ -106,27 +104,12 @@ BLOCKS: list[Cut] = [
 ]
 
 
-CUTS: dict[ShardingType, list[Cut]] = {
-    T.DATA_PARALLEL: [(rank, *WHOLE) for rank in range(WORLD)],
-    T.TABLE_WISE: [(3, *WHOLE)],
-    T.COLUMN_WISE: [(2, (0, 0), (ROWS, 8)), (1, (0, 8), (ROWS, 8))],
-    T.ROW_WISE: BLOCKS,
-    T.TABLE_ROW_WISE: [(2, (0, 0), (5, 16)), (3, (5, 0), (5, 16))],
-    T.TABLE_COLUMN_WISE: [(3, (0, 0), (ROWS, 8)), (2, (0, 8), (ROWS, 8))],
-    T.GRID_SHARD: [
-        (2, (0, 0), (5, 8)),
-        (3, (5, 0), (5, 8)),
-        (0, (0, 8), (5, 8)),
-        (1, (5, 8), (5, 8)),
-    ],
+ONE = {
+    kind: table_plan(a_table("t", ROWS, COLUMNS, module="ebc"), kind, 3, WORLD, LOCAL)
+    for kind in ShardingType
 }
-
-
-def kernel_of(kind: ShardingType) -> str:
-    return "dense" if kind is T.DATA_PARALLEL else "fused"
-
-
-ONE_OF_EACH = plan_of(*(sharded(kind, cuts, kernel_of(kind)) for kind, cuts in CUTS.items()))
+"""A table sharded in every way: column-wise on ranks 3 and 0, by host on ranks 2 and 3."""
+ONE_OF_EACH = plan_of(*ONE.values())
 
 
 def same(one: TorchrecPlan, other: TorchrecPlan) -> bool:
@@ -135,7 +118,7 @@ def same(one: TorchrecPlan, other: TorchrecPlan) -> bool:
 
 
 def test_every_sharding_type_there_and_back() -> None:
-    assert {kind.value for kind in CUTS} == {kind.value for kind in TorchrecType}
+    assert {kind.value for kind in ONE} == {kind.value for kind in TorchrecType}
     model = nn.ModuleDict({"ebc": bags(*ONE_OF_EACH.tables)})
     there = to_torchrec(ONE_OF_EACH, model, device="cuda")
     back = from_torchrec(there, model, world_size=WORLD)
@@ -149,11 +132,11 @@ def test_what_torchrec_gets() -> None:
     module_plan = to_torchrec(ONE_OF_EACH, model, device="cuda").plan["ebc"]
     replicated, _, split, *_ = (module_plan[f"t{i}"] for i in range(3))
     assert replicated == ParameterSharding("data_parallel", "dense", ranks=[0, 1, 2, 3])
-    assert split.ranks == [2, 1]
+    assert split.ranks == [3, 0]
     assert isinstance(split.sharding_spec, EnumerableShardingSpec)
     shard = split.sharding_spec.shards[1]
     assert (shard.shard_sizes, shard.shard_offsets) == ([ROWS, 8], [0, 8])
-    assert str(shard.placement) == "rank:1/cuda:1"
+    assert str(split.sharding_spec.shards[0].placement) == "rank:3/cuda:1"
     on_cpu = to_torchrec(ONE_OF_EACH, model, device="cpu").plan["ebc"]["t1"]
     assert str(on_cpu.sharding_spec.shards[0].placement) == "rank:3/cpu"
 
@@ -181,7 +164,7 @@ def test_torchrecs_own_plans_survive(kind: ShardingType) -> None:
 
 def test_what_cannot_be_written() -> None:
     model = bags("t0")
-    theirs = to_torchrec(plan_of(sharded(T.TABLE_WISE, CUTS[T.TABLE_WISE])), model)
+    theirs = to_torchrec(plan_of(ONE[T.TABLE_WISE]), model)
     sharding = theirs.plan[""]["t0"]
     sharding.output_dtype = object()
     with pytest.raises(PlanError, match="output_dtype: a object cannot be written"):
@@ -201,8 +184,8 @@ def test_what_cannot_be_written() -> None:
 REFUSED: list[tuple[TablePlan, str]] = [
     (sharded(T.TABLE_WISE, [(0, (0, 0), (9, 16))]), "rows 9..9"),
     (sharded(T.TABLE_WISE, [(0, (0, 0), (11, 16))]), "outside the table of 10 rows"),
-    (sharded(T.DATA_PARALLEL, CUTS[T.DATA_PARALLEL]), "dense only, not fused"),
-    (sharded(T.DATA_PARALLEL, CUTS[T.DATA_PARALLEL][:2], "dense"), r"0\.\.3"),
+    (replace(ONE[T.DATA_PARALLEL], compute_kernel=ComputeKernel.FUSED), "dense only, not fused"),
+    (replace(ONE[T.DATA_PARALLEL], shards=ONE[T.DATA_PARALLEL].shards[:2]), r"0\.\.3"),
     (sharded(T.ROW_WISE, [(0, (0, 0), (5, 16)), (1, (5, 0), (5, 16))]), r"\[0, 1, 2, 3\]"),
     (sharded(T.ROW_WISE, [(3 - r, *where) for r, *where in BLOCKS]), "in that order only"),
     (
@@ -265,14 +248,14 @@ def test_an_nvlink_domain_of_two_hosts() -> None:
 
 
 def test_embedding_collections() -> None:
-    halves = sharded(T.COLUMN_WISE, CUTS[T.COLUMN_WISE])
+    halves = ONE[T.COLUMN_WISE]
     quarters = sharded(T.COLUMN_WISE, [(i, (0, 4 * i), (ROWS, 4)) for i in range(4)])
     uneven = sharded(T.COLUMN_WISE, [(0, (0, 0), (ROWS, 4)), (1, (0, 4), (ROWS, 12))])
-    replicated = sharded(T.DATA_PARALLEL, CUTS[T.DATA_PARALLEL], "dense")
+    replicated = ONE[T.DATA_PARALLEL]
     to_torchrec(plan_of(halves, halves), sequences("t0", "t1"))
     to_torchrec(plan_of(replicated), sequences("t0"), device="cuda")
     for plan, words in [
-        (plan_of(sharded(T.TABLE_ROW_WISE, CUTS[T.TABLE_ROW_WISE])), "use data_parallel"),
+        (plan_of(ONE[T.TABLE_ROW_WISE]), "use data_parallel"),
         (plan_of(uneven), "one width for all shards"),
         (plan_of(replicated), "dense kernel cannot look up an EmbeddingCollection on CPU"),
     ]:
@@ -283,14 +266,14 @@ def test_embedding_collections() -> None:
 
 
 def test_means_that_torchrec_gets_wrong() -> None:
-    rows, whole = (sharded(k, CUTS[k]) for k in (T.ROW_WISE, T.TABLE_WISE))
+    rows, whole = ONE[T.ROW_WISE], ONE[T.TABLE_WISE]
     means = bags("t0", "t1", pooling=PoolingType.MEAN)
     to_torchrec(plan_of(rows, rows), means)
     to_torchrec(plan_of(whole, whole), means)
     with pytest.raises(PlanError, match="divide the output of 't1'"):
         to_torchrec(plan_of(rows, whole), means)
     with pytest.raises(PlanError, match="wrong for pooling mean"):
-        to_torchrec(plan_of(sharded(T.GRID_SHARD, CUTS[T.GRID_SHARD]), whole), means)
+        to_torchrec(plan_of(ONE[T.GRID_SHARD], whole), means)
 
 
 class Model(nn.Module):
@@ -303,7 +286,7 @@ class Model(nn.Module):
 
 
 def test_tables_are_found_by_name_then_module() -> None:
-    table = sharded(T.TABLE_WISE, CUTS[T.TABLE_WISE])
+    table = ONE[T.TABLE_WISE]
     named = {"user/t0": replace(table, module="user"), "t1": replace(table, module="anything")}
     with pytest.raises(PlanError, match=r"'user/t0' may mean 'user\.ebc/t0' or 'item\.ebc/t0'"):
         to_torchrec(plan_of(**named), Model())
@@ -322,7 +305,7 @@ def test_tables_are_found_by_name_then_module() -> None:
 
 
 def test_tables_that_do_not_match() -> None:
-    table = sharded(T.TABLE_WISE, CUTS[T.TABLE_WISE])
+    table = ONE[T.TABLE_WISE]
     with pytest.raises(PlanError, match=r"'t0' is not in EmbeddingBagCollection.*'t00'"):
         to_torchrec(plan_of(table), bags("t00"))
     with pytest.raises(PlanError, match="no shards for 't1' of EmbeddingBagCollection"):
@@ -330,7 +313,7 @@ def test_tables_that_do_not_match() -> None:
 
 
 def test_other_kinds_of_module() -> None:
-    table = sharded(T.TABLE_WISE, CUTS[T.TABLE_WISE])
+    table = ONE[T.TABLE_WISE]
     fused = FusedEmbeddingBagCollection(
         bags("t0").embedding_bag_configs(), torch.optim.SGD, {"lr": 0.1}, device=META
     )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy.stats import kendalltau
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -58,13 +55,40 @@ BAGS = [
 FACTORS = {"t0": 30.0, "t1": 4.0, "t2": 60.0, "t3": 1.0, "t4": 8.0, "t5": 20.0}
 
 
-def enumerated(estimator: Any, told: dict[str, ParameterConstraints], model: Any) -> list[Any]:
-    ranks = topology()
-    estimators = [estimator, EmbeddingStorageEstimator(ranks, told)]
-    return EmbeddingEnumerator(ranks, BATCH, told, estimators).enumerate(model, SHARDERS)
+Told = dict[str, ParameterConstraints]
 
 
-def ours(told: dict[str, ParameterConstraints], **more: Any) -> ShardoptPerfEstimator:
+def enumerator(estimator: Any, told: Told, ranks: Topology, batch: int) -> EmbeddingEnumerator:
+    """With costs of ours or of TorchRec's."""
+    storage = EmbeddingStorageEstimator(ranks, told)
+    return EmbeddingEnumerator(ranks, batch, told, [estimator, storage])
+
+
+def enumerated(estimator: Any, told: Told, model: Any, sharders: Any = SHARDERS) -> list[Any]:
+    return enumerator(estimator, told, topology(), BATCH).enumerate(model, sharders)
+
+
+def torchrecs_plan(
+    estimator: Any,
+    told: Told,
+    model: Any,
+    ranks: Topology,
+    batch: int,
+    sharders: Any = SHARDERS,
+    rated: Any = None,
+) -> Any:
+    """What TorchRec's search finds by such costs, and by our rating if it is given."""
+    return EmbeddingShardingPlanner(
+        topology=ranks,
+        batch_size=batch,
+        enumerator=enumerator(estimator, told, ranks, batch),
+        performance_model=rated,
+        constraints=told,
+        debug=False,
+    ).plan(model, sharders)
+
+
+def ours(told: Told, **more: Any) -> ShardoptPerfEstimator:
     return ShardoptPerfEstimator(topology(), told, hardware=HARDWARE, **more)
 
 
@@ -146,16 +170,8 @@ def test_torchrecs_planner_finds_a_better_plan_with_it() -> None:
     problem = problem_of(planner(batch_size=BATCH, constraints=told), model)
     times = []
     for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told)):
-        ranks = topology()
-        estimators = [estimator, EmbeddingStorageEstimator(ranks, told)]
-        theirs = EmbeddingShardingPlanner(
-            topology=ranks,
-            batch_size=BATCH,
-            enumerator=EmbeddingEnumerator(ranks, BATCH, told, estimators),
-            constraints=told,
-            debug=False,
-        )
-        plan = from_torchrec(theirs.plan(model, SHARDERS), model, world_size=4, local_world_size=4)
+        theirs = torchrecs_plan(estimator, told, model, topology(), BATCH)
+        plan = from_torchrec(theirs, model, world_size=4, local_world_size=4)
         found = predict(problem.workload, problem.topology, problem.hardware, plan)
         times.append(found.iteration_ms)
     assert times[0] <= times[1] * (1 + 1e-9), "two plans that differ in ranks alone may tie"
@@ -168,12 +184,11 @@ def test_features_without_a_pooling_factor_are_named(caplog: pytest.LogCaptureFi
 
 
 def test_other_kernels_keep_torchrecs_cost(caplog: pytest.LogCaptureFixture) -> None:
-    told, ranks = factors(a=20.0, b=2.0), topology()
+    told = factors(a=20.0, b=2.0)
     found = []
-    for estimator in (ours(told), EmbeddingPerfEstimator(ranks, told)):
-        estimators = [estimator, EmbeddingStorageEstimator(ranks, told)]
-        space = EmbeddingEnumerator(ranks, BATCH, told, estimators)
-        options = space.enumerate(Model(), [Offering(table_wise=["fused", "quant"])])
+    for estimator in (ours(told), EmbeddingPerfEstimator(topology(), told)):
+        sharders = [Offering(table_wise=["fused", "quant"])]
+        options = enumerated(estimator, told, Model(), sharders)
         found.append([o.shards[0].perf for o in options if o.compute_kernel == "quant"])
     assert "quant" in caplog.text
     assert found[0] == found[1]
@@ -181,8 +196,7 @@ def test_other_kernels_keep_torchrecs_cost(caplog: pytest.LogCaptureFixture) -> 
 
 def test_our_planner_takes_it_as_any_estimator() -> None:
     told, ranks = factors(a=20.0, b=2.0), topology()
-    estimators = [ours(told), EmbeddingStorageEstimator(ranks, told)]
-    made = planner(topology=ranks, enumerator=EmbeddingEnumerator(ranks, 512, told, estimators))
+    made = planner(topology=ranks, enumerator=enumerator(ours(told), told, ranks, 512))
     plan = made.plan(Model(), SHARDERS)
     assert set(plan.plan["ebc"]) == {"a", "b"}
     assert str(plan) == str(planner().plan(Model(), SHARDERS))
@@ -196,17 +210,7 @@ def test_what_the_planner_leaves_to_torchrec_its_parts_leave_too(
     model, ranks = holding(make()), topology()
     rated = ShardoptPerfModel(ranks, model, [sharder()], 512, default_pooling_factor=3.0)
     costs = ShardoptPerfEstimator(ranks, default_pooling_factor=3.0)
-    enumerator = EmbeddingEnumerator(
-        ranks, 512, estimator=[costs, EmbeddingStorageEstimator(ranks)]
-    )
-    plan = EmbeddingShardingPlanner(
-        topology=ranks,
-        batch_size=512,
-        enumerator=enumerator,
-        performance_model=rated,
-        debug=False,
-    ).plan(model, [sharder()])
-    assert plan.plan
+    assert torchrecs_plan(costs, {}, model, ranks, 512, [sharder()], rated).plan
     assert "rated by TorchRec's own estimate, which is not validated: " in caplog.text
     assert words in caplog.text
 
@@ -216,16 +220,7 @@ def test_ranks_that_do_not_fill_their_hosts_are_rated_by_torchrec() -> None:
     told = factors(a=20.0, b=2.0)
     rated = ShardoptPerfModel(ranks, Model(), SHARDERS, 512, constraints=told)
     costs = ShardoptPerfEstimator(ranks, told)
-    plan = EmbeddingShardingPlanner(
-        topology=ranks,
-        batch_size=512,
-        constraints=told,
-        enumerator=EmbeddingEnumerator(
-            ranks, 512, told, estimator=[costs, EmbeddingStorageEstimator(ranks, told)]
-        ),
-        performance_model=rated,
-        debug=False,
-    ).plan(Model(), SHARDERS)
+    plan = torchrecs_plan(costs, told, Model(), ranks, 512, rated=rated)
     assert set(plan.plan["ebc"]) == {"a", "b"}
 
 
@@ -235,8 +230,7 @@ def test_one_default_pooling_factor_for_the_parts_of_the_planner() -> None:
     for name, more in (("told", {}), ("default", {"default_pooling_factor": 7.0})):
         told = factors(a=7.0, b=7.0) if name == "told" else {}
         costs = ShardoptPerfEstimator(ranks, told, **more)
-        estimators = [costs, EmbeddingStorageEstimator(ranks, told)]
-        found = EmbeddingEnumerator(ranks, 512, told, estimator=estimators)
+        found = enumerator(costs, told, ranks, 512)
         rated = ShardoptPerfModel(ranks, model, SHARDERS, 512, constraints=told, **more)
         options[name] = []
         for option in found.enumerate(model, SHARDERS):

@@ -10,18 +10,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from torchrec.distributed.planner.types import (
-    PlanLoader,
     PlannerError,
     PlannerErrorType,
-    ShardingOption,
     Stats,
 )
 from torchrec.distributed.types import (
@@ -33,12 +27,10 @@ from torchrec.distributed.types import (
 )
 
 from shardopt.torchrec import ShardoptPlanner
-from tests.shardopt.torchrec.hook_models import Model, bag
+from tests.shardopt.torchrec.hook_models import Kept, Model, Offering, bag
 
 MIB = 2**20
 Make = Callable[..., EmbeddingShardingPlanner]
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 @pytest.fixture(
@@ -59,18 +51,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     return of
 
 
-class Fused(EmbeddingBagCollectionSharder):
-    """Offers sharding types with rows in device memory alone."""
-
-    def __init__(self, *types: str) -> None:
-        super().__init__()
-        self.types = types
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return list(self.types)
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        return ["fused"]
+FUSED = {"table_wise": ["fused"]}
 
 
 def tables(count: int, rows: int = 100, dim: int = 64) -> Model:
@@ -82,23 +63,23 @@ def ranks_of(plan: ShardingPlan) -> list[list[int]]:
 
 
 def test_whole_tables_are_spread_over_the_ranks(make: Make) -> None:
-    plan = make().plan(tables(4), [Fused("table_wise")])
+    plan = make().plan(tables(4), [Offering(**FUSED)])
     assert ranks_of(plan) == [[0], [0], [1], [1]]
 
 
 def test_what_never_fits_is_a_lack_of_storage(make: Make) -> None:
     made = make()
     with pytest.raises(PlannerError) as caught:
-        made.plan(tables(2, 10**7, 10**7), [Fused("table_wise", "row_wise")])
+        made.plan(tables(2, 10**7, 10**7), [Offering(**FUSED, row_wise=["fused"])])
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 
 
 def test_a_planner_that_failed_plans_again(make: Make) -> None:
     made, model = make(), tables(1, 4096, 128)
     with pytest.raises(PlannerError) as caught:
-        made.plan(model, [Fused("table_wise")])
+        made.plan(model, [Offering(**FUSED)])
     assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS
-    assert ranks_of(made.plan(model, [Fused("table_wise", "row_wise")])) == [[0, 1]]
+    assert ranks_of(made.plan(model, [Offering(**FUSED, row_wise=["fused"])])) == [[0, 1]]
 
 
 def test_a_reservation_says_itself_why_nothing_fits(make: Make) -> None:
@@ -107,7 +88,7 @@ def test_a_reservation_says_itself_why_nothing_fits(make: Make) -> None:
         storage_reservation=FixedAbsoluteStorageReservation(int(0.9 * MIB)),
     )
     with pytest.raises(PlannerError, match="Storage reservation") as caught:
-        made.plan(tables(2, 2048, 128), [Fused("table_wise")])
+        made.plan(tables(2, 2048, 128), [Offering(**FUSED)])
     assert caught.value.error_type is not PlannerErrorType.OTHER
 
 
@@ -133,7 +114,7 @@ def told() -> dict[str, ParameterConstraints]:
 
 def test_fields_of_constraints_reach_the_plan_and_its_options(make: Make) -> None:
     made = make(constraints=told())
-    plan = made.plan(tables(4), [Fused("table_wise")]).plan["ebc"]
+    plan = made.plan(tables(4), [Offering(**FUSED)]).plan["ebc"]
     (options,) = ({option.name: option for option in made._best_plan or ()},)
     for table, fields in FIELDS.items():
         for name in {name for fields in FIELDS.values() for name in fields}:
@@ -144,32 +125,16 @@ def test_fields_of_constraints_reach_the_plan_and_its_options(make: Make) -> Non
 def test_the_hash_of_what_is_planned_tells_what_was_given_apart(make: Make) -> None:
     def hash_of(batch_size: int) -> int:
         made = make(constraints=told(), batch_size=batch_size)
-        made.plan(tables(1), [Fused("table_wise")])
+        made.plan(tables(1), [Offering(**FUSED)])
         return made.hash_planner_context_inputs()
 
     assert hash_of(128) == hash_of(128)
     assert hash_of(128) != hash_of(256)
 
 
-class Kept(PlanLoader):
-    """A plan of before, and the hash of what it was for."""
-
-    def __init__(self, options: dict[int, ShardingOption] | None, of: str) -> None:
-        self.options, self.of = options, of
-
-    def load(self) -> dict[int, ShardingOption] | None:
-        return self.options
-
-    def plan_context_hash(self) -> str:
-        return self.of
-
-    def get_plan_id(self) -> str:
-        return "kept"
-
-
 def test_a_kept_plan_is_taken_where_it_is_of_the_same_inputs(make: Make) -> None:
     first, model = make(constraints=told()), tables(4)
-    plan = first.plan(model, [Fused("table_wise")])
+    plan = first.plan(model, [Offering(**FUSED)])
     context = first.hash_planner_context_inputs_str()
     flipped = {}
     for option in first._best_plan or ():
@@ -179,14 +144,14 @@ def test_a_kept_plan_is_taken_where_it_is_of_the_same_inputs(make: Make) -> None
         flipped[key] = option
     for options in (flipped, None):
         loader = Kept(options, context)
-        again = make(constraints=told(), plan_loader=loader).plan(model, [Fused("table_wise")])
+        again = make(constraints=told(), plan_loader=loader).plan(model, [Offering(**FUSED)])
         same = [
             again.plan["ebc"][name].ranks == sharding.ranks
             for name, sharding in plan.plan["ebc"].items()
         ]
         assert same == [options is None] * 4
     with pytest.raises(PlannerError) as caught:
-        make(constraints=told(), plan_loader=Kept({}, "another")).plan(model, [Fused("table_wise")])
+        make(constraints=told(), plan_loader=Kept({}, "another")).plan(model, [Offering(**FUSED)])
     assert caught.value.error_type is PlannerErrorType.PLANNER_INPUT_CONTEXT_MISMATCH
 
 
@@ -200,10 +165,17 @@ class Sink(Stats):
         self.told = told
 
 
-def test_statistics_are_told_the_plan_with_estimates(make: Make) -> None:
-    sink = Sink()
-    plan = make(stats=sink).plan(tables(4), [Fused("table_wise")])
+def test_callbacks_and_statistics_are_told_the_plan_with_estimates(make: Make) -> None:
+    sink, seen = Sink(), list[Any]()
+
+    def callback(options: list[Any]) -> list[Any]:
+        seen.extend(options)
+        return options
+
+    plan = make(stats=sink, callbacks=[callback]).plan(tables(4), [Offering(**FUSED)])
     assert sink.told["sharding_plan"] == plan
+    assert all(shard.rank is not None for option in seen for shard in option.shards)
+    assert [option.name for option in seen] == [o.name for o in sink.told["best_plan"]]
     assert {option.name for option in sink.told["best_plan"]} == {"t0", "t1", "t2", "t3"}
     for option in sink.told["best_plan"]:
         assert all(shard.perf.total > 0 and shard.storage.hbm > 0 for shard in option.shards)
@@ -211,21 +183,8 @@ def test_statistics_are_told_the_plan_with_estimates(make: Make) -> None:
 
 def test_without_statistics_given_there_is_one_with_torchrecs_table(make: Make) -> None:
     made = make()
-    made.plan(tables(1), [Fused("table_wise")])
+    made.plan(tables(1), [Offering(**FUSED)])
     (stats,) = made._stats
     assert isinstance(stats, EmbeddingStats)
     assert any("Planner Statistics" in row for row in stats._stats_table)
     assert make(stats=[])._stats == []
-
-
-def test_what_is_not_used_is_no_reason_to_refuse(make: Make) -> None:
-    """Bytes a second where TorchRec's unit is bytes a millisecond, as public scripts give them."""
-    ranks = Topology(
-        world_size=2,
-        compute_device="cuda",
-        hbm_cap=80 * 2**30,
-        intra_host_bw=450e9,
-        inter_host_bw=25e9,
-    )
-    plan = make(topology=ranks).plan(tables(2), [Fused("table_wise")])
-    assert set(plan.plan["ebc"]) == {"t0", "t1"}

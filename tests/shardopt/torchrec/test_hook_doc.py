@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torchrec")
-
 PAGE = Path(__file__).parents[3] / "docs" / "hook.md"
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 from pathlib import Path
 
+import pytest
 import torch
 import torchrec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -21,12 +18,11 @@ from tests.shardopt.torchrec.hook_models import (
     EFFORT,
     SHARDERS,
     Model,
+    bag,
     factors,
     planner,
     topology,
 )
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
 
 
 @pytest.mark.parametrize(
@@ -91,10 +87,7 @@ RULES = {"t": ParameterConstraints(sharding_types=["table_wise"], pooling_factor
 
 
 def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagCollection:
-    config = torchrec.EmbeddingBagConfig(
-        num_embeddings=1000, embedding_dim=16, name="t", feature_names=["f"]
-    )
-    found = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    found = Model(bag("t", 1000, 16)).ebc
     apply_optimizer_in_backward(optimizer, found.parameters(), {"lr": 0.1})
     return found
 

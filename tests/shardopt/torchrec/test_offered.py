@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerCollectionSharder
@@ -28,9 +25,6 @@ from tests.shardopt.torchrec.hook_models import (
     sequences,
 )
 from tests.shardopt.torchrec.left_modules import towers
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
-
 
 META = torch.device("meta")
 

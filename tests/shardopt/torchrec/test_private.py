@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torchrec
 
 from shardopt.torchrec.private import TOUCHED, Private

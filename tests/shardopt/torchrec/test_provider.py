@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import importlib.util
 from typing import Any
 
+import pytest
 from torchrec.distributed.planner.types import ParameterConstraints
 
 from predictor.errors import InputError, ShardoptError

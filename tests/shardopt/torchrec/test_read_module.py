@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import copy
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torchrec
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
@@ -39,11 +38,6 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
 )
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -67,29 +61,9 @@ from tests.shardopt.torchrec.hook_models import (
     topology,
     workload_of,
 )
-from tests.shardopt.torchrec.left_modules import LEFT, META, bags
-
-pytestmark = pytest.mark.usefixtures("kept_answers")
-
+from tests.shardopt.torchrec.left_modules import LEFT, META, bags, remapped
 
 FACTORS = {"a": 3.0, "b": 5.0}
-
-
-def remapped(configs: Any) -> ManagedCollisionCollection:
-    """One bucket a rank: TorchRec shards nothing else."""
-    return ManagedCollisionCollection(
-        {
-            config.name: MCHManagedCollisionModule(
-                zch_size=1000,
-                device=META,
-                eviction_interval=2,
-                eviction_policy=DistanceLFU_EvictionPolicy(),
-                buckets=4,
-            )
-            for config in configs
-        },
-        configs,
-    )
 
 
 def managed_bags() -> nn.Module:
@@ -115,6 +89,7 @@ def fused_sequences() -> nn.Module:
 
 
 PLANNED = {
+    "sequences": (lambda: sequences("a", "b"), EmbeddingCollectionSharder, "exact_sgd"),
     "fused bags": (fused_bags, FusedEmbeddingBagCollectionSharder, "exact_row_wise_adagrad"),
     "fused sequences": (fused_sequences, FusedEmbeddingCollectionSharder, "exact_adagrad"),
     "managed bags": (managed_bags, ManagedCollisionEmbeddingBagCollectionSharder, "exact_sgd"),
@@ -219,15 +194,26 @@ def test_a_table_of_another_device_is_passed_over_as_in_torchrec(
     assert {t.constraints.device_group for t in tables} == {"cuda"}
 
 
-def test_a_sharder_with_kernels_for_inference_too_is_planned_for_training() -> None:
-    """Whatever the order in which a set gives them: it changes with PYTHONHASHSEED."""
-    made = planner(constraints=factors(a=20.0, b=2.0))
-    enumerate_ = made._enumerator.enumerate
-    made._enumerator.enumerate = lambda **given: sorted(
-        enumerate_(**given), key=lambda o: (o.name, not o.compute_kernel.startswith("quant"))
-    )
-    plan = made.plan(Model(), [Offering(table_wise=["fused", "quant"])]).plan["ebc"]
-    assert {sharding.compute_kernel for sharding in plan.values()} == {"fused"}
+def test_the_plan_does_not_hang_on_the_order_of_a_tables_options() -> None:
+    """It changes with PYTHONHASHSEED, as TorchRec's enumerator goes through sets; and kernels for
+    inference, which some sharders offer, are planned in no order."""
+    told = factors(a=20.0, b=2.0)
+    for constraint in told.values():
+        constraint.sharding_types = ["row_wise", "table_wise", "column_wise"]
+    kernels = ["fused", "quant", "fused_uvm", "quant_uvm", "fused_uvm_caching"]
+    sharder = Offering(**dict.fromkeys(told["a"].sharding_types, kernels))
+
+    def planned(order: Callable[[str], Any]) -> Any:
+        made = planner(constraints=told, cache=False)
+        enumerate_ = made._enumerator.enumerate
+        made._enumerator.enumerate = lambda **given: sorted(
+            enumerate_(**given), key=lambda o: (o.name, order(o.compute_kernel + o.sharding_type))
+        )
+        return made.plan(Model(bag("a", 100_000, 128), bag("b")), [sharder])
+
+    first, second = planned(lambda kind: kind), planned(lambda kind: kind[::-1])
+    assert str(first) == str(second)
+    assert not [t for t in first.plan["ebc"].values() if t.compute_kernel.startswith("quant")]
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -404,13 +390,10 @@ def test_data_type_and_pooling_are_those_of_the_config() -> None:
     assert [(t.data_type, t.pooling) for t in tables] == [("bf16", "mean"), ("fp32", "sum")]
 
 
-def test_the_optimizer_comes_from_the_backward() -> None:
+def test_the_optimizer_comes_from_the_backward_or_the_fused_params() -> None:
     model = Model()
     apply_optimizer_in_backward(torchrec.optim.Adam, model.ebc.parameters(), {"lr": 0.1})
     assert {t.optimizer for t in workload_of(model).tables} == {"adam"}
-
-
-def test_the_optimizer_comes_from_the_fused_params_too() -> None:
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_ADAGRAD})
     assert {t.optimizer for t in workload_of(Model(), [sharder]).tables} == {"exact_adagrad"}
 

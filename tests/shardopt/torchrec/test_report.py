@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import logging
 from typing import Any
 
-from torchrec.distributed.planner.stats import NoopEmbeddingStats
+import pytest
 
 from shardopt.torchrec import ShardoptPlanReporter, ShardoptStats
 from tests.shardopt.torchrec.hook_models import SHARDERS, Model, planner
 
-pytestmark = pytest.mark.usefixtures("kept_answers")
 TABLE = "torchrec.distributed.planner.stats"
 """Logger of TorchRec's table."""
 
@@ -59,12 +54,6 @@ def test_a_writer_takes_the_numbers() -> None:
     assert sum(parts.values()) == pytest.approx(prediction.iteration_ms)
     assert scalars["planner/lower_bound_ms"] <= prediction.iteration_ms
     assert 0 < scalars["planner/peak_memory_bytes"] < 80 * 2**30
-
-
-def test_a_script_that_wants_no_statistics_gets_none(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, TABLE):
-        planner(stats=NoopEmbeddingStats()).plan(Model(), SHARDERS)
-    assert not [record for record in caplog.records if record.name == TABLE]
 
 
 def test_the_reporter_of_a_session_makes_new_statistics_for_every_sku() -> None:

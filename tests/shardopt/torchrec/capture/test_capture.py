@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from predictor.cost.ops.op_time import read_and_written
 from predictor.errors import InputError
-from predictor.model.captured import parse_size
+from predictor.model.captured import CapturedDense, parse_size
 from predictor.model.op_calls import CAUSAL, DenseProgram, Gradient, OpCall
 from shardopt.config.ops_file import ops_text, read_ops_content
 from shardopt.torchrec.capture.capture import SizeFit, capture_dense
@@ -53,17 +53,27 @@ CPU_ATTENTION = {
 }
 
 
+def captured(module: nn.Module, *shape: int, **more: Any) -> CapturedDense:
+    """The ops of a module that takes a tensor with these axes behind the batch."""
+    example = (torch.empty(BATCH, *shape),)
+    return capture_dense(module, (), BATCH, example_inputs=example, **more)
+
+
+def program_of(module: nn.Module, *shape: int, **more: Any) -> DenseProgram:
+    return captured(module, *shape, **more).program(AtBatch(BATCH))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_as_many_as_pytorch_counts(name: str) -> None:
     make, shape = MODELS[name]
     module = make()
-    captured = capture_dense(module, (), BATCH, example_inputs=(torch.empty(BATCH, *shape),))
-    assert captured.captured.scales
+    dense = captured(module, *shape)
+    assert dense.captured.scales
     for batch in (BATCH, 100):
         counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
         with counter:
             module(torch.randn(batch, *shape)).backward()
-        ours = flop(captured.program(AtBatch(batch)))
+        ours = flop(dense.program(AtBatch(batch)))
         assert ours == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
@@ -78,7 +88,7 @@ def test_another_batch_is_what_a_capture_there_finds() -> None:
 def test_the_module_is_left_as_it_is() -> None:
     module = Mlp().eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    capture_dense(module, (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
+    captured(module, 24)
     assert not module.training
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
@@ -86,16 +96,12 @@ def test_the_module_is_left_as_it_is() -> None:
 
 
 def test_parameters_may_lie_nowhere() -> None:
-    real, nowhere = (
-        capture_dense(module, (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
-        for module in (Mlp(), Mlp().to("meta"))
-    )
+    real, nowhere = (captured(module, 24) for module in (Mlp(), Mlp().to("meta")))
     assert real.program(AtBatch(BATCH)) == nowhere.program(AtBatch(BATCH))
 
 
 def test_gradients_come_in_the_order_of_the_backward() -> None:
-    captured = capture_dense(Mlp(), (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
-    program = captured.program(AtBatch(BATCH))
+    program = program_of(Mlp(), 24)
     sizes = [e.elements for e in program.backward if isinstance(e, Gradient)]
     assert sizes == [1, 48, 48, 24 * 48]
     assert program.gradient_bytes == 4 * sum(sizes)
@@ -111,18 +117,14 @@ def test_a_weight_that_is_used_twice_is_one_parameter() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.second(self.first(x)).sum()
 
-    captured = capture_dense(Tied(), (), BATCH, example_inputs=(torch.empty(BATCH, 8),))
-    program = captured.program(AtBatch(BATCH))
+    program = program_of(Tied(), 8)
     assert len(program.resident) == 1
     assert program.gradient_bytes == 4 * 64
 
 
 def test_recomputation_keeps_less_and_computes_more() -> None:
     plain, recomputed = (
-        capture_dense(
-            Encoder(recompute=recompute), (), BATCH, example_inputs=(torch.empty(BATCH, 10, 32),)
-        ).program(AtBatch(BATCH))
-        for recompute in (False, True)
+        program_of(Encoder(recompute=recompute), 10, 32) for recompute in (False, True)
     )
     assert flop(recomputed) > 1.2 * flop(plain)
     assert kept_bytes(recomputed) < 0.5 * kept_bytes(plain)
@@ -140,8 +142,7 @@ def kept_bytes(program: DenseProgram) -> int:
 
 
 def test_autocast_for_gpus_counts() -> None:
-    captured = capture_dense(Autocast(), (), BATCH, example_inputs=(torch.empty(BATCH, 16),))
-    program = captured.program(AtBatch(BATCH))
+    program = program_of(Autocast(), 16)
     products = [e for e in program.forward if isinstance(e, OpCall) and e.name == "addmm"]
     assert [call.outputs[0].data_type for call in products] == ["bf16", "bf16"]
 
@@ -149,13 +150,10 @@ def test_autocast_for_gpus_counts() -> None:
 @pytest.mark.parametrize(("device", "norms"), [("cuda", "fp32"), ("cpu", "bf16")])
 def test_autocast_leaves_in_fp32_what_it_does_on_gpus(device: str, norms: str) -> None:
     module = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 1))
-    example = (torch.empty(BATCH, 16),)
-    captured = capture_dense(
-        module, (), BATCH, example_inputs=example, data_type="bf16", device=device
-    )
+    program = program_of(module, 16, data_type="bf16", device=device)
     made = {
         event.name: event.outputs[0].data_type
-        for event in captured.program(AtBatch(BATCH)).forward
+        for event in program.forward
         if isinstance(event, OpCall)
     }
     assert made["native_layer_norm"] == norms
@@ -188,10 +186,7 @@ def test_attention_with_dropout_is_one_op_on_gpus_alone(device: str, fused: int)
     module = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.1), 2
     )
-    example = (torch.empty(BATCH, 10, 32),)
-    program = capture_dense(module, (), BATCH, example_inputs=example, device=device).program(
-        AtBatch(BATCH)
-    )
+    program = program_of(module, 10, 32, device=device)
     names = [event.name for event in program.forward if isinstance(event, OpCall)]
     assert sum("dot_product" in name for name in names) == fused
     assert any("softmax" in name for name in names) == (not fused)
@@ -199,10 +194,7 @@ def test_attention_with_dropout_is_one_op_on_gpus_alone(device: str, fused: int)
 
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_the_optimizer_steps_with_its_states(optimizer: str, states: int) -> None:
-    captured = capture_dense(
-        Mlp(), (), BATCH, example_inputs=(torch.empty(BATCH, 24),), optimizer=optimizer
-    )
-    program = captured.program(AtBatch(BATCH))
+    program = program_of(Mlp(), 24, optimizer=optimizer)
     parameters = sum(operand.elements for operand in program.resident)
     counters = 4 * 4 * (states > 0)
     assert program.state_bytes == 4 * parameters * states + counters
@@ -214,11 +206,11 @@ def test_ops_that_depend_on_the_batch_are_of_that_batch_alone() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([super(Chunked, self).forward(part) for part in x.split(50)]).sum()
 
-    captured = capture_dense(Chunked(), (), BATCH, example_inputs=(torch.empty(BATCH, 24),))
-    assert not captured.captured.scales
-    captured.program(AtBatch(BATCH))
+    dense = captured(Chunked(), 24)
+    assert not dense.captured.scales
+    dense.program(AtBatch(BATCH))
     with pytest.raises(InputError, match="depend on the batch size"):
-        captured.program(AtBatch(100))
+        dense.program(AtBatch(100))
 
 
 NAMES = {
@@ -261,10 +253,7 @@ def test_what_fits_nothing_has_none(values: tuple[int, ...]) -> None:
 def test_an_optimizer_moves_the_bytes_that_its_kernels_do(
     optimizer: Any, device: str, passes: int
 ) -> None:
-    inputs = (torch.empty(BATCH, 24),)
-    program = capture_dense(
-        Mlp(), (), BATCH, example_inputs=inputs, optimizer=optimizer, device=device
-    ).program(AtBatch(BATCH))
+    program = program_of(Mlp(), 24, optimizer=optimizer, device=device)
     calls = [e for e in program.optimizer if isinstance(e, OpCall) and e.moves]
     moved = sum(o.bytes for c in calls for side in read_and_written(c) for o in side)
     assert moved == pytest.approx(passes * program.gradient_bytes, rel=0.2)
@@ -274,10 +263,4 @@ def test_an_optimizer_moves_the_bytes_that_its_kernels_do(
 
 def test_an_optimizer_that_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match="RMSprop"):
-        capture_dense(
-            Mlp(),
-            (),
-            BATCH,
-            example_inputs=(torch.empty(BATCH, 24),),
-            optimizer=torch.optim.RMSprop,
-        )
+        captured(Mlp(), 24, optimizer=torch.optim.RMSprop)

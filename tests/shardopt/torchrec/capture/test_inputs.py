@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from predictor.errors import InputError
 from shardopt.torchrec.capture.inputs import Numbers, dense_tensors, from_features, like_example
+from tests.shardopt.torchrec.hook_models import Model
 
 KEYED = KeyedJaggedTensor.from_lengths_sync(
     ["a", "b"], torch.arange(24), torch.tensor([1, 2, 3, 2, 4, 4, 4, 4])
@@ -33,7 +34,16 @@ class Own:
     name: str = "kept"
 
 
-class Takes(nn.Module):
+class Weighted(nn.Module):
+    """With ids that have weights, and a layer of 13 inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(13, 1)
+        self.ebc = Model(is_weighted=True).ebc
+
+
+class Takes(Weighted):
     def forward(self, x: Tensor, ids: KeyedJaggedTensor, label: Tensor) -> Tensor:
         return x
 
@@ -66,7 +76,7 @@ def test_a_tuple_is_arguments_and_anything_else_the_only_one() -> None:
     assert made.positional[0]["other"].shape == (10, 2)
 
 
-class TakesBatch(nn.Module):
+class TakesBatch(Weighted):
     def forward(self, batch: Batch, scale: float = 1.0) -> Tensor:
         return batch.dense_features * scale
 
@@ -74,12 +84,12 @@ class TakesBatch(nn.Module):
 def test_inputs_are_made_of_what_forward_is_annotated_with() -> None:
     ids = Numbers(10, {"a": 33, "b": 5})
     features = {"ebc": ["a"], "ec": ["a", "b"]}
-    made = from_features(Takes(), features, weighted=True, width=13)(ids)
+    made = from_features(Takes(), features)(ids)
     assert made.named["x"].shape == (10, 13)
     assert made.named["label"].shape == (10,)
     assert list(made.named["ids"].keys()) == ["a", "b"]
     assert made.named["ids"].weights().shape == (38,)
-    batch = from_features(TakesBatch(), features, weighted=False, width=13)(ids).named["batch"]
+    batch = from_features(TakesBatch(), features)(ids).named["batch"]
     assert (batch.dense_features.shape, batch.labels.shape) == ((10, 13), (10,))
     assert [t.shape for t in dense_tensors(batch)] == [(10, 13), (10,)]
 
@@ -89,6 +99,11 @@ class TakesMore(nn.Module):
         return ids.values() * step
 
 
+class TakesNoLayer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class TakesAnything(nn.Module):
     def forward(self, ids, history):  # type: ignore[no-untyped-def]
         return history
@@ -96,11 +111,11 @@ class TakesAnything(nn.Module):
 
 def test_what_cannot_be_made_is_asked_for_by_name() -> None:
     with pytest.raises(InputError, match=r"TakesMore takes 'step' \(int\).*example_inputs="):
-        from_features(TakesMore(), {"ebc": ["a"]}, weighted=False, width=None)
+        from_features(TakesMore(), {"ebc": ["a"]})
     with pytest.raises(InputError, match=r"takes 'ids' \(something that has no annotation\)"):
-        from_features(TakesAnything(), {"ebc": ["a"]}, weighted=False, width=None)
+        from_features(TakesAnything(), {"ebc": ["a"]})
     with pytest.raises(InputError, match=r"'x' of unknown width.*example_inputs="):
-        from_features(Takes(), {"ebc": ["a"]}, weighted=False, width=None)(Numbers(4, {"a": 4}))
+        from_features(TakesNoLayer(), {"ebc": ["a"]})
 
 
 def test_an_example_without_the_batch_is_refused() -> None:
