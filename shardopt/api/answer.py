@@ -212,39 +212,27 @@ def find_plans(
     scenarios: ScenarioSource,
     cache: ResultCache | None,
     *,
-    aim: str,
-    top_k: int = TOP_K,
-    tolerance: float | None = None,
-    prove: bool = False,
-    searchers: Sequence[str] = SEARCHERS,
-    in_use: PlanInUse | None = None,
     progress: Progress = silent,
+    **options: Any,
 ) -> tuple[Result, bool]:
     """The result that the cache has for the same input, or that of a search; and whether it is from
-    the cache. Arguments as of `search.solve.solve`."""
+    the cache.
+
+    Args:
+        options: further ones of `search.solve.solve`.
+    """
+    options = {"searchers": SEARCHERS, **options}
 
     def search() -> Result:
         # the solvers are imported only once the input is known to be good, and to be new
         from search.solve import solve
 
-        return solve(
-            problem,
-            stop,
-            seed,
-            top_k=top_k,
-            tolerance=tolerance,
-            prove=prove,
-            searchers=searchers,
-            in_use=in_use,
-            aim=aim,
-            scenarios=scenarios.of(problem),
-            progress=progress,
-        )
+        asked = scenarios.of(problem)
+        return solve(problem, stop, seed, scenarios=asked, progress=progress, **options)
 
     if cache is None:
         return search(), False
-    budget = (stop.effort, seed, top_k, tolerance, prove, tuple(searchers), aim)
-    return cache.recall((problem, in_use, budget, scenarios), search)
+    return cache.recall((problem, stop.effort, seed, options, scenarios), search)
 
 
 def answer_of(

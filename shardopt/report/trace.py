@@ -22,13 +22,11 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
-from shardopt.explain.critical_path import path_sections
 from shardopt.formatting import ms, number, percent, plural, ranks_text
 from shardopt.report.blocks import Bar, Block, Grid, Heading, Legend, Line, View
 from shardopt.report.explain import path_grid, path_object
 
 MAX_ROWS = 24
-MAX_SECTIONS = 12
 MAX_KERNELS = 8
 SHORT = 0.002
 """Share of the critical path below which a segment counts to the section before it."""
@@ -306,11 +304,10 @@ def _path(path: Sequence[Segment]) -> list[Block]:
     """The longest sections of the predicted critical path, in order of time."""
     total = sum(segment.duration_ms for segment in path)
     long = [s for s in path if s.duration_ms >= SHORT * total]
-    found = path_sections([replace(segment, name=short_name(segment.name)) for segment in long])
-    if not found:
+    if not long:
         return []
     title = Heading("Predicted critical path", "its longest sections, in order of time")
-    return [title, *path_grid(found, MAX_SECTIONS)]
+    return [title, *path_grid([replace(s, name=short_name(s.name)) for s in long])]
 
 
 def _executions(executions: Sequence[ExecutionTrace]) -> list[Block]:
