@@ -119,11 +119,13 @@ def type_mix(plan: ShardingPlan) -> str:
     types = Counter(table.sharding_type for table in plan.tables.values())
     parts = [f"{types[kind]} {kind.short}" for kind in _ORDER if types[kind]]
     kernels = Counter(table.compute_kernel for table in plan.tables.values())
-    unusual = [f"{kernels[k]} {k.value}" for k in ComputeKernel if kernels[k] and k not in _PLAIN]
+    unusual = [
+        f"{kernels[k]} {k.value}" for k in ComputeKernel if kernels[k] and k not in USUAL_KERNELS
+    ]
     return ", ".join(parts) + (f" ({', '.join(unusual)})" if unusual else "")
 
 
-_PLAIN = (ComputeKernel.FUSED, ComputeKernel.DENSE)
+USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 _ORDER = (
     *(ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE),
     *(ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD),

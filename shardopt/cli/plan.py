@@ -121,8 +121,7 @@ def plan(
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.confirmed import gained, measured
-    from shardopt.report.plan import plan_view
+    from shardopt.report.plan import gained, measured, plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()

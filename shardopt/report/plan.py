@@ -8,15 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predictor.model.plan import ComputeKernel, TablePlan
+from predictor.model.plan import TablePlan
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.formatting import (
+    USUAL_KERNELS,
     at_most,
     gap_of,
     hbm_use,
@@ -25,10 +27,12 @@ from shardopt.formatting import (
     number,
     percent,
     plural,
+    points,
     ranks_text,
     times,
     type_mix,
 )
+from shardopt.race import Confirmation
 from shardopt.report.advice import advice, advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
 from shardopt.report.prediction import (
@@ -45,7 +49,6 @@ from shardopt.report.prediction import (
 SHOWN_CONSTANTS = 3
 SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
-USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 
 
 def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) -> View:
@@ -327,6 +330,42 @@ def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
 def _placed_words(plan: TablePlan) -> str:
     kernel = "" if plan.compute_kernel in USUAL_KERNELS else f" {plan.compute_kernel}"
     return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"
+
+
+def measured(found: Confirmation, expected: ExpectedGain | None) -> list[Block]:
+    """The plans as measured, the fastest first, then `gained`."""
+    plans = sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0))
+    rows = [
+        (
+            one.name,
+            "" if one.median_ms is None else number(one.median_ms),
+            "" if one.interval_ms is None else interval(one.interval_ms),
+            one.found_by,
+            "" if one.dropped_after is None else f"out after {plural(one.dropped_after, 'round')}",
+        )
+        for one in plans
+    ]
+    return [
+        Heading("Measured plans"),
+        Grid(["<plan", ">ms", ">95 % interval", "~found by", "<"], rows),
+        *(f"{note}." for note in found.notes),
+        gained(found, expected),
+    ]
+
+
+def gained(found: Confirmation, expected: ExpectedGain | None) -> str:
+    """The fastest plan, and the measured gain beside the expected one."""
+    if found.gain is None:
+        return f"{found.best.name} is the fastest measured plan; TorchRec's was not timed."
+    value, low, high = found.gain
+    between = ""
+    if low is not None and high is not None:
+        between = f" (95 % interval {points(low)} to {points(high)})"
+    before = "" if expected is None else f"; {points(expected.mean)} % was expected"
+    return (
+        f"{found.best.name} is the fastest measured plan: it gains {points(value)} % over "
+        f"TorchRec's{between}{before}."
+    )
 
 
 def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def trace_view(
         for segment in (simulated.critical_path if simulated is not None else ())
     ]
     told = _notes(found, simulated)
-    data = {
+    data: dict[str, Any] = {
         "device": _device(traces),
         "steps": [_step_object(step, steps) for step in steps.measured],
         "breakdown": dict(parts),
@@ -139,23 +139,19 @@ def trace_view(
     brief = "no steps: execution traces record no times"
     if steps.measured:
         brief = _headline(steps)
+    report: list[Block]
     if traces:
-        rows = [
-            (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
-            for k in kernels
-        ]
-        report = [
-            "",
-            _what_was_read(traces),
-            brief,
-            *_means(parts, steps),
-            *_show_steps(steps),
-            *([Heading("Longest kernels", "summed over all steps and ranks")] if rows else ()),
-            *([Grid([">ms", ">runs", ">µs each", "~kernel"], rows)] if rows else ()),
-            *_path(path),
-        ]
+        report = ["", _what_was_read(traces), brief, *_means(parts, steps), *_show_steps(steps)]
+        if kernels:
+            rows = [
+                (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
+                for k in kernels
+            ]
+            report.append(Heading("Longest kernels", "summed over all steps and ranks"))
+            report.append(Grid([">ms", ">runs", ">µs each", "~kernel"], rows))
+        report += _path(path)
     else:
-        report = ["", NO_TIMES, *_executions(found.executions)]
+        report = ["", NO_TIMES, *_executions(data["executions"])]
     return View(data, report, [brief], [*told, *notes])
 
 
@@ -310,20 +306,18 @@ def _path(path: Sequence[Segment]) -> list[Block]:
     return [title, *path_grid([replace(s, name=short_name(s.name)) for s in long])]
 
 
-def _executions(executions: Sequence[ExecutionTrace]) -> list[Block]:
+def _executions(objects: Sequence[Mapping[str, Any]]) -> list[Block]:
     """What execution traces say by themselves."""
-    rows = []
-    for execution in executions:
-        comms = [node.comm for node in execution.collectives() if node.comm is not None]
-        rows.append(
-            (
-                str(execution.rank),
-                execution.schema,
-                f"{sum(execution.op_counts().values()):,}",
-                format_bytes(execution.input_bytes()),
-                str(len(comms)),
-                format_bytes(sum(c.size_bytes or 0 for c in comms)),
-            )
+    rows = [
+        (
+            str(of["rank"]),
+            of["schema"],
+            f"{sum(of['ops'].values()):,}",
+            format_bytes(of["input_bytes"]),
+            str(len(of["collectives"])),
+            format_bytes(sum(c["size_bytes"] or 0 for c in of["collectives"])),
         )
+        for of in objects
+    ]
     columns = [">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent"]
     return [Heading("Execution traces"), Grid(columns, rows)]
