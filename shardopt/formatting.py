@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
-from predictor.units import GIB, MIB
+from predictor.units import GIB, format_bytes
 
 PHASE_WORDS = {
     "input_copy": "input copy",
@@ -150,7 +150,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def range_lines(found: Iterable[OutOfRange]) -> list[str]:
-    """One short line per group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
+    """One short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
     by_group: dict[str, list[str]] = {}
     for item in found:
         by_group.setdefault(f"{item.group} of {item.profile}", []).append(_range_words(item))
@@ -165,7 +165,7 @@ def _range_words(item: OutOfRange) -> str:
 
 
 def covered(quantity: str, low: float, high: float) -> str:
-    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 bytes to 16 GiB``."""
+    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 B to 16.0 GiB``."""
     what, shown = _QUANTITIES.get(quantity, (quantity, _count))
     return f"{what} {shown(low)} to {shown(high)}"
 
@@ -174,19 +174,12 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _bytes(value: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value:.0f} bytes"
-
-
 def _flop(value: float) -> str:
     return f"{value / 1e9:,.3g} GFLOP"
 
 
 _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "size_bytes": ("messages of", _bytes),
+    "size_bytes": ("messages of", format_bytes),
     "flop": ("matrix multiplications of", _flop),
     "dim": ("shards of dimension", _count),
     "rows": ("rows of a shard:", _count),

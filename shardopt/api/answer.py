@@ -17,6 +17,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
+from predictor.units import gib
 from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
@@ -170,7 +171,8 @@ def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
     if given is None:
         return Inputs(request, setting, scenarios)
     fitting = fit_plan(given, setting, where=str(request.from_))
-    near = PlanInUse(fitting, request.max_moves, request.max_bytes, request.horizon or HORIZON)
+    most = None if request.max_gib is None else gib(request.max_gib)
+    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON)
     doubt = model_mismatch(given, setting.workload)
     return Inputs(request, setting, scenarios, given, near, (doubt,) if doubt else ())
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from predictor.errors import InputError, PlanError, did_you_mean
-from predictor.units import gib
 from shardopt.files import refuse_streams
 
 HORIZON = 10_000
@@ -113,11 +112,6 @@ class PlanRequest(Machine):
         """The files that are read for certain; the model and others may name more."""
         named = (self.model, self.cluster, self.from_)
         return [*(path for path in named if path is not None), *self.windows]
-
-    @property
-    def max_bytes(self) -> float | None:
-        """Bytes that may move from the plan in use."""
-        return None if self.max_gib is None else gib(self.max_gib)
 
     def check(self) -> None:
         """Refuse options that are out of range or say nothing without another; those of `Machine`

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.status import Status
@@ -18,8 +17,8 @@ from shardopt.report.console import EscapingConsole
 class SearchProgress:
     """A `search.problem.Progress` on the terminal; nothing when off or stderr is no terminal."""
 
-    def __init__(self, *, on: bool, console: Console | None = None) -> None:
-        self._console = console or EscapingConsole(stderr=True)
+    def __init__(self, *, on: bool) -> None:
+        self._console = EscapingConsole(stderr=True)
         self._on = on and self._console.is_terminal
         self._progress: Progress | None = None
         self._task = TaskID(0)

@@ -69,7 +69,7 @@ def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
                 name,
                 "yes" if name in critical else "",
                 percent(group.rel_error),
-                "not validated" if origin.error is None else error_words(origin.error),
+                error_words(origin.error),
                 "; ".join(ranges),
                 f"{KIND_WORDS[origin.kind]}; from {hardware.origins[name]}",
                 " ".join(origin.source.split()),
