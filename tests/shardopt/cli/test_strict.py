@@ -27,9 +27,9 @@ GEMM = "gemm of narrow.yaml: m of 32,768 (fitted up to 256)"
 
 
 @pytest.mark.parametrize("command", ["predict", "explain"])
-def test_given_plans(run, model: Path, plan: Path, narrow: str, command: str) -> None:
+def test_given_plans(run, as_json, model: Path, plan: Path, narrow: str, command: str) -> None:
     words = (command, model, plan, "--hardware", narrow)
-    data = json.loads(run(*words, "--json").out)
+    data = as_json(*words)
     gemm, links = (data["predictions"][0] if command == "predict" else data)["out_of_range"]
     assert (links["group"], links["quantity"]) == ("collectives.intra", "size_bytes")
     expected = {"group": "gemm", "quantity": "m", "asked": 32768, "low": 1, "high": 256}
@@ -47,10 +47,10 @@ def test_what_is_extrapolated_is_shown(run, model: Path, plan: Path, narrow: str
     assert run("predict", model, plan, "--hardware", "h100-sxm", "--strict").code == 0
 
 
-def test_plan_checks_its_best_plan(run, model: Path, narrow: str, tmp_path: Path) -> None:
+def test_plan_checks_its_best_plan(run, as_json, model: Path, narrow: str, tmp_path: Path) -> None:
     words = ("plan", model, "--gpus", 2, "--effort", 0.005)
     flags = ("--hardware", narrow)
-    data = json.loads(run(*words, *flags, "--json").out)
+    data = as_json(*words, *flags)
     assert data["out_of_range"] == data["plans"][0]["out_of_range"]
     assert {i["group"] for i in data["out_of_range"]} >= {"gemm"}
     refused = run(*words, *flags, "--strict", "-o", "out.json")
