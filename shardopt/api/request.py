@@ -59,26 +59,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlanRequest(Machine):
-    """All that decides the answer of ``shardopt plan``, by the names of its options; None where one
-    was left out.
-
-    Args:
-        model: path of the model file.
-        strict: refuse costs outside the range that the profile covers.
-        search: who proposes plans.
-        effort: work of the search, as a multiple of the default.
-        time_limit: in seconds.
-        top_k: number of plans to keep.
-        prove: refine the bound in full.
-        tie: by which share a better plan by other rules may be slower than the fastest one.
-        from_: path of the plan in use, to start from.
-        max_moves: tables that may differ from it.
-        max_gib: weights and optimizer state that may move from it, in GiB.
-        horizon: steps over which a move from it must pay for itself.
-        objective: what is minimised.
-        scenarios: a number, ``none`` or a file.
-        stats: paths of stats files of windows of data, with commas between them.
-    """
+    """All that decides the answer of ``shardopt plan``, by the names of its options, of which the
+    command line says what they are; None where one was left out."""
 
     model: Path | None = None
     strict: bool = False

@@ -141,8 +141,6 @@ class _Strict(BaseModel):
 
 
 class _Event(_Strict):
-    """An event as the file has it."""
-
     op: Name | None = None
     lookup: Name | None = None
     lookup_backward: Name | None = None

@@ -159,8 +159,9 @@ def _is_last(graph: Graph, step: Step, index: int, rank: int) -> bool:
     """Whether a rank takes part in a collective and arrives last."""
     op = graph.ops[index]
     gone = op.absent(graph.world_size)
-    if op.scope is None or (gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]):
+    if gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]:
         return False
+    assert op.scope is not None
     ready = step.ready[index, 0]
     return bool(ready[rank] >= ready[graph.members(op.scope, rank)].max() - TOLERANCE_MS)
 
@@ -169,8 +170,7 @@ def _wait(
     graph: Graph, step: Step, index: int, path: Sequence[Segment], tables: _Tables
 ) -> Wait | None:
     op, late = graph.ops[index], path[-1].rank
-    if op.scope is None:
-        return None
+    assert op.scope is not None
     others = [r for r in graph.members(op.scope, late).tolist() if r != late]
     if not others:
         return None

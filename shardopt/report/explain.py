@@ -142,7 +142,6 @@ def path_grid(path: Sequence[Segment]) -> list[Block]:
 
 
 def _changes(explanation: Explanation) -> list[Block]:
-    """The changes of the plan that would help most."""
     changes, before = explanation.changes, explanation.given.prediction.iteration_ms
     if not changes.found:
         return [Heading("What would help most"), f"{changes.none_words.capitalize()}."]
@@ -158,7 +157,6 @@ def _changes(explanation: Explanation) -> list[Block]:
 
 
 def _what_if(explanation: Explanation) -> list[Block]:
-    """How the iteration answers to hardware, batch and skew."""
     before = explanation.given.prediction.iteration_ms
     rows = [
         (

@@ -312,7 +312,6 @@ def _over_links(move: Move) -> str:
 
 
 def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
-    """How long the move takes, and when it has paid for itself."""
     how = (
         "TorchRec can move them while the job runs"
         if move.in_place

@@ -95,18 +95,8 @@ def prediction_object(prediction: Prediction) -> Object:
 
 
 def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
-    """``memory`` of ``--json``, a rank each.
-
-    Keys:
-        hbm_bytes, ddr_bytes: of the rank's shards, with what is in flight for them.
-        hbm_cap_bytes: of the device, as installed.
-        ddr_cap_bytes: of host memory, left for shards.
-        activations_bytes: most of the dense part beside what stays.
-        peak_allocated_bytes, peak_reserved_bytes: most of the whole process, in tensors and as the
-            allocator takes it; of host memory on CPUs.
-        limit_bytes: of the capacity, what may be reserved.
-        fits: the peak is within that, and host memory suffices.
-    """
+    """``memory`` of ``--json``, a rank each; docs/commands.md says what its keys are, but for
+    ``ddr_cap_bytes``: host memory left for shards."""
     found = []
     for rank in memory:
         peak = rank.peak

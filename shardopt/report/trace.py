@@ -156,7 +156,6 @@ def trace_view(
 
 
 def _name(found: TraceSet, step: SimulatedStep) -> tuple[int, str]:
-    """Rank and name of a simulated step."""
     trace = next(trace for trace in found.traces if trace.rank == step.rank)
     return step.rank, trace.steps[step.step].name
 
@@ -307,7 +306,6 @@ def _path(path: Sequence[Segment]) -> list[Block]:
 
 
 def _executions(objects: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """What execution traces say by themselves."""
     rows = [
         (
             str(of["rank"]),

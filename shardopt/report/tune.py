@@ -120,7 +120,6 @@ def _trials(report: TuneReport) -> list[Block]:
 
 
 def _counted(report: TuneReport) -> str:
-    """How many settings were tried and what became of them."""
     states = Counter(t.state for t in report.tuned.trials)
     parts = [f"{states['searched']} searched"]
     if states["ruled out"]:
@@ -177,7 +176,6 @@ def _front(report: TuneReport) -> list[Block]:
 
 
 def _best(report: TuneReport) -> list[Block]:
-    """What to change to get the best setting."""
     best = report.members[0]
     by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
     name = "Only setting tried" if report.tried == 1 else f"Best setting{by}"

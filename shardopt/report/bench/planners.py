@@ -140,7 +140,6 @@ def _times(found: Comparison) -> list[Block]:
 
 
 def _plans(found: Comparison) -> list[Block]:
-    """Both plans under shardopt's predictor, and what the table leaves out."""
     rows = []
     best = found.ours.prediction
     for name, answer in (("shardopt", found.ours), ("torchrec", found.theirs)):

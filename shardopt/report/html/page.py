@@ -57,7 +57,6 @@ def _file(name: str) -> str:
 
 
 def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
-    """Where the constants come from."""
     hardware = setting.hardware
     columns = ["<constants", "<on the critical path", ">1 sigma", "<known error"]
     rows = []
