@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory.ranks import RankMemory
@@ -34,6 +35,11 @@ KIND_WORDS = {
     "not validated": "not validated",
 }
 """Provenance kind -> what the console calls it."""
+
+
+def picked(of: object, *names: str) -> dict[str, Any]:
+    """What JSON has under the names that it has in Python."""
+    return {name: getattr(of, name) for name in names}
 
 
 def phase_words(phase: str) -> str:

@@ -145,16 +145,10 @@ class Confirmation:
         gain = None
         if self.gain is not None:
             gain = dict(zip(("value", "low", "high"), self.gain, strict=True))
+        keys = ("found_by", "median_ms", "interval_ms", "dropped_after")
         return {
             "confirmed": [
-                {
-                    "plan": one.name,
-                    "found_by": one.found_by,
-                    "median_ms": one.median_ms,
-                    "interval_ms": None if one.interval_ms is None else list(one.interval_ms),
-                    "dropped_after": one.dropped_after,
-                }
-                for one in self.plans
+                {"plan": one.name, **{key: getattr(one, key) for key in keys}} for one in self.plans
             ],
             "measured_gain": gain,
         }

@@ -32,7 +32,7 @@ from shardopt.api.setting import ModelRead, Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
-from shardopt.formatting import ms, percent, points
+from shardopt.formatting import ms, percent, picked, points
 
 TOP_K = 3
 CUT = ("interrupted", "time")
@@ -382,21 +382,13 @@ def move_object(result: Result, move: Move | None, path: Path | str | None) -> d
     return {
         "from": {
             "plan": str(path),
-            "iteration_ms": given.iteration_ms,
-            "misfits": list(given.misfits),
-            "max_moves": given.max_moves,
+            **picked(given, "iteration_ms", "misfits", "max_moves", "max_bytes", "horizon"),
             "moved": list(move.tables),
             "moved_bytes": move.bytes,
-            "max_bytes": given.max_bytes,
-            "horizon": given.horizon,
         },
         "move": {
-            "bytes": move.bytes,
-            "link_bytes": dict(move.link_bytes),
-            "seconds": move.seconds,
+            **picked(move, "bytes", "link_bytes", "seconds", "both_copies_bytes", "in_place"),
             "pays_back_after_steps": after,
-            "both_copies_bytes": move.both_copies_bytes,
-            "in_place": move.in_place,
             "recommended": bool(move.tables),
             "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / given.iteration_ms),
         },

@@ -12,7 +12,7 @@ from predictor.predict import Prediction
 from shardopt.api.setting import Setting
 from shardopt.explain.explanation import Explanation
 from shardopt.explain.waits import Wait, host_work
-from shardopt.formatting import ms, number, percent, phase_words, plural
+from shardopt.formatting import ms, number, percent, phase_words, picked, plural
 from shardopt.report.advice import advice, advice_object
 from shardopt.report.blocks import Block, Grid, Heading, View
 from shardopt.report.plan import deciding_lines, deciding_object
@@ -221,8 +221,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
                 {
                     "change": change.words,
                     "tables": tables_object(replace(explanation.given.plan, tables=change.tables)),
-                    "iteration_ms": change.iteration_ms,
-                    "saving_ms": change.saving_ms,
+                    **picked(change, "iteration_ms", "saving_ms"),
                 }
                 for change in explanation.changes.found
             ],
@@ -244,12 +243,8 @@ def path_object(path: Sequence[Segment]) -> list[dict[str, Any]]:
     origin = path[0].start_ms if path else 0.0
     return [
         {
-            "name": s.name,
-            "phase": s.phase,
-            "resource": s.resource,
-            "rank": s.rank,
-            "start_ms": s.start_ms - origin,
-            "duration_ms": s.duration_ms,
+            **picked(segment, "name", "phase", "resource", "rank", "duration_ms"),
+            "start_ms": segment.start_ms - origin,
         }
-        for s in path
+        for segment in path
     ]

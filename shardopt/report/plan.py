@@ -26,6 +26,7 @@ from shardopt.formatting import (
     ms,
     number,
     percent,
+    picked,
     plural,
     points,
     ranks_text,
@@ -415,18 +416,13 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         passed_over -= 1
     return {
         **answer.head,
-        "iteration_ms": best.iteration_ms,
-        "interval_ms": list(best.interval_ms),
-        "interval_calibrated": best.interval_calibrated,
-        "provenance": best.provenance,
+        **picked(best, "iteration_ms", "interval_ms", "interval_calibrated", "provenance"),
         "out_of_range": [asdict(item) for item in best.out_of_range],
         "lower_bound_ms": result.lower_bound_ms,
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
         "bound_notes": list(result.bound_notes),
         "surrogate_gap": None,
-        "stopped_by": result.stopped_by,
-        "search_seconds": result.search_seconds,
-        "evaluations": result.evaluations,
+        **picked(result, "stopped_by", "search_seconds", "evaluations"),
         "plans": [
             {
                 **prediction_object(prediction),
@@ -440,8 +436,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "sharding_matters": answer.stakes is None or answer.stakes.matters,
         "verdict": answer.verdict,
         **advice_object(answer.advised),
-        "preferred_to": fastest
-        and {"iteration_ms": fastest.iteration_ms, "found_by": fastest.found_by},
+        "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
         "objective": result.aim,
         "ties": None if result.ties is None else asdict(result.ties),
         "scenarios": [
@@ -454,8 +449,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
             }
             for one in result.scenarios
         ],
-        "worst_regret": result.worst_regret,
-        "proved_regret": result.proved_regret,
+        **picked(result, "worst_regret", "proved_regret"),
         "passed_over": passed_over,
         "notes": list(answer.setting.notes),
         **move_object(result, answer.move, in_use),

@@ -22,7 +22,7 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
-from shardopt.formatting import ms, number, percent, plural, ranks_text
+from shardopt.formatting import ms, number, percent, picked, plural, ranks_text
 from shardopt.report.blocks import Bar, Block, Grid, Heading, Legend, Line, View
 from shardopt.report.explain import path_grid, path_object
 
@@ -118,9 +118,7 @@ def trace_view(
         "breakdown": dict(parts),
         "ranks": [
             {
-                "rank": trace.rank,
-                "source": trace.source,
-                "world_size": trace.world_size,
+                **picked(trace, "rank", "source", "world_size"),
                 "device": trace.device_name,
                 "host_events": len(trace.host),
                 "device_events": len(trace.device),
@@ -128,8 +126,7 @@ def trace_view(
             for trace in traces
         ],
         "kernels": [
-            {"name": k.name, "count": k.count, "total_ms": k.total_ms, "collective": k.collective}
-            for k in kernels
+            picked(kernel, "name", "count", "total_ms", "collective") for kernel in kernels
         ],
         "critical_path": path_object(path),
         "executions": [_execution_object(execution) for execution in found.executions],
@@ -181,25 +178,20 @@ def _device(traces: Iterable[RankTrace]) -> str | None:
 
 def _step_object(step: StepBreakdown, steps: _Steps) -> dict[str, Any]:
     return {
-        "rank": step.rank,
-        "step": step.step,
-        "measured_ms": step.measured_ms,
+        **picked(step, "rank", "step", "measured_ms", "hidden_communication_ms"),
         "predicted_ms": steps.predicted.get((step.rank, step.step)),
         "outside": (step.rank, step.step) in steps.outside,
         "breakdown": step.parts,
-        "hidden_communication_ms": step.hidden_communication_ms,
     }
 
 
 def _execution_object(execution: ExecutionTrace) -> dict[str, Any]:
     comms = [node.comm for node in execution.collectives() if node.comm is not None]
     return {
-        "rank": execution.rank,
-        "source": execution.source,
-        "schema": execution.schema,
+        **picked(execution, "rank", "source", "schema"),
         "ops": dict(execution.op_counts().most_common()),
         "input_bytes": execution.input_bytes(),
-        "collectives": [{"op": c.op, "size_bytes": c.size_bytes} for c in comms],
+        "collectives": [picked(c, "op", "size_bytes") for c in comms],
     }
 
 

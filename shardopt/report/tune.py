@@ -13,7 +13,7 @@ from search.tune.knobs import Value, change_lines, changes
 from search.tune.trial import TRIED, WORTH, Trial
 from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.api.answer import Answer
-from shardopt.formatting import number, percent, plural
+from shardopt.formatting import number, percent, picked, plural
 from shardopt.report.blocks import Block, Grid, Heading, View
 from shardopt.report.plan import plan_view
 from shardopt.report.prediction import tables_object
@@ -244,8 +244,7 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
     tuning = report.tuning
     members = [
         {
-            "number": member.trial.number,
-            "setting": dict(member.trial.setting),
+            **picked(member.trial, "number", "setting"),
             "changes": change_lines(tuning.case, member.trial.setting),
             "objectives": _named(report, member.values),
             "iteration_ms": member.result.best.iteration_ms,
@@ -257,13 +256,9 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
     ]
     trials = [
         {
-            "number": trial.number,
-            "setting": dict(trial.setting),
-            "state": trial.state,
+            **picked(trial, "number", "setting", "state", "iteration_ms", "reason"),
             "objectives": _named(report, trial.values),
             "bound": _named(report, trial.bound),
-            "iteration_ms": trial.iteration_ms,
-            "reason": trial.reason,
         }
         for trial in report.tuned.trials
     ]

@@ -10,7 +10,7 @@ from predictor.predict import Prediction
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, reference_rounds, summaries
-from shardopt.formatting import interval, number, percent, plural, times
+from shardopt.formatting import interval, number, percent, picked, plural, times
 from shardopt.report.blocks import Block, Grid, Heading, View
 
 BUSY_CORES = 0.15
@@ -42,8 +42,7 @@ def run_view(
     """
     found, reference = summaries(rows), reference_rounds(rows)
     data = {
-        "model": rows.model,
-        "settings": rows.settings,
+        **picked(rows, "model", "settings", "sessions"),
         "rounds": len(rows.rounds),
         "rows": [_row(item, paths, predicted.get(item.name)) for item in found],
         "reference": {
@@ -51,7 +50,6 @@ def run_view(
             for kernel, rounds in reference.items()
         },
         "other_cores": [r["other_cores"] for r in rows.rounds],
-        "sessions": rows.sessions,
         "hardware": hardware,
     }
     count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
@@ -80,14 +78,10 @@ def _row(
     ratio, (low, high) = item.ratio, item.p10_p90_ms
     return {
         "plan": paths.get(item.name, item.name),
-        "samples_ms": item.samples_ms,
-        "median_ms": item.median_ms,
+        **picked(item, "samples_ms", "median_ms"),
         "p10_ms": low,
         "p90_ms": high,
-        "rounds_ms": item.rounds_ms,
-        "round_spread": item.round_spread,
-        "ranks_median_ms": item.ranks_median_ms,
-        "stable": item.stable,
+        **picked(item, "rounds_ms", "round_spread", "ranks_median_ms", "stable"),
         "ratio": ratio and ratio.value,
         "ratio_interval": list(ratio.interval) if ratio and ratio.interval else None,
         "significant": ratio and ratio.significant,
