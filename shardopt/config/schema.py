@@ -465,11 +465,7 @@ def _inside(section: type[Section], where: Sequence[str | int]) -> type[Section]
 
 
 def _message(item: dict[str, Any], section: type[Section]) -> str:
-    """A pydantic error in our words.
-
-    Args:
-        section: that has the key.
-    """
+    """A pydantic error in our words; the section is the one that has the key."""
     kind, given = item["type"], item["input"]
     if kind == "missing":
         info = _fields(section).get(str(item["loc"][-1]))

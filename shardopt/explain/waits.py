@@ -25,13 +25,13 @@ MAX_TABLES = 3
 NAMED = 0.7
 """Tables are named, the largest first, until they make up this part of an operation."""
 
-_COLUMNS = {
-    "embedding_forward": Load.FORWARD_MS,
-    "embedding_backward": Load.BACKWARD_MS,
-    "prefetch": Load.PREFETCH_MS,
-    "input_dist": Load.IDS,
+_OF_TABLES = {
+    "embedding_forward": (Load.FORWARD_MS, "lookup of"),
+    "embedding_backward": (Load.BACKWARD_MS, "backward of"),
+    "prefetch": (Load.PREFETCH_MS, "prefetch of"),
+    "input_dist": (Load.IDS, "ids of"),
 }
-"""Phase -> the column of a shard's load that lengthens its operations."""
+"""Phase -> the column of a shard's load that lengthens its operations, and what they are called."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +86,16 @@ class Wait:
         )
 
 
-_VERBS = {
-    "embedding_forward": "lookup of",
-    "embedding_backward": "backward of",
-    "prefetch": "prefetch of",
-    "input_dist": "ids of",
-}
-
-
 def _cause_words(cause: Cause) -> str:
     if not cause.tables:
         return cause.name
+    what = _OF_TABLES[cause.phase][1]
     if len(cause.tables) == 1 and cause.tables[0][1] > 0.995:
-        return f"{_VERBS[cause.phase]} {cause.tables[0][0]}"
+        return f"{what} {cause.tables[0][0]}"
     named = [f"{key} ({percent(share)} of it)" for key, share in cause.tables[:1]]
     named += [f"{key} ({percent(share)})" for key, share in cause.tables[1:]]
     rest = f" and {cause.more} more" if sum(share for _, share in cause.tables) < NAMED else ""
-    return f"{_VERBS[cause.phase]} {', '.join(named)}{rest}"
+    return f"{what} {', '.join(named)}{rest}"
 
 
 def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[Wait]:
@@ -233,9 +226,9 @@ class _Tables:
 
     def of(self, name: str, phase: str, rank: int) -> tuple[tuple[tuple[str, float], ...], int]:
         """Tables of an operation with their shares of it, the largest first, and how many more."""
-        column = _COLUMNS.get(phase)
-        if column is None:
+        if phase not in _OF_TABLES:
             return (), 0
+        column = _OF_TABLES[phase][0]
         found: dict[str, float] = {}
         tables = zip(self.workload.keys, self.workload.tables, self.candidate, strict=True)
         for index, (key, table, plan) in enumerate(tables):

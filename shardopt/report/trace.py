@@ -59,7 +59,6 @@ class _Steps:
     Args:
         predicted: rank and name of a step -> its predicted time in ms.
         outside: rank and name of steps that began before the trace; they count in no mean.
-        what_if: what the prediction changes in the traced job; empty where it changes nothing.
     """
 
     measured: Sequence[StepBreakdown]
