@@ -181,7 +181,3 @@ def _explain(error: Exception) -> int:
 def _fail(message: str, code: int) -> int:
     say(f"error: {message}")
     return code
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -22,10 +22,6 @@ ROWS = st.sampled_from([1, 3, 1000, 50_000, 10**6, 10**8])
 DISTRIBUTIONS = st.sampled_from(["uniform", {"zipf": {"alpha": 1.05}}, {"zipf": {"alpha": 20}}])
 
 
-def mlps(dim: int) -> dict[str, Any]:
-    return {"in_features": 13, "bottom_mlp": [64, dim], "top_mlp": [64, 1], "interaction": "concat"}
-
-
 @st.composite
 def models(draw: st.DrawFn, most: int) -> dict[str, Any]:
     """Models from one table of one row to ``most`` tables, some larger than the machine."""
@@ -52,7 +48,10 @@ def models(draw: st.DrawFn, most: int) -> dict[str, Any]:
         "batch_size": batch,
         "train_pipeline": draw(st.sampled_from(["base", "sparse_dist", "prefetch_sparse_dist"])),
         "tables": [table(i) for i in range(draw(st.integers(1, most)))],
-        "dense": mlps(dim),
+        "dense": {
+            **{"in_features": 13, "interaction": "concat"},
+            **{"bottom_mlp": [64, dim], "top_mlp": [64, 1]},
+        },
     }
 
 
