@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -52,21 +52,6 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of all ranks, and what was predicted of them.
-
-    Args:
-        predicted: rank and name of a step -> its predicted time in ms.
-        outside: rank and name of steps that began before the trace; they count in no mean.
-    """
-
-    measured: Sequence[StepBreakdown]
-    predicted: Mapping[tuple[int, str], float]
-    outside: Collection[tuple[int, str]]
-    what_if: Mapping[str, Any]
-
-
 def trace_view(
     found: TraceSet,
     simulated: SimulatedTrace | None,
@@ -96,14 +81,10 @@ def trace_view(
             ``link_scale``; empty where it changes nothing.
     """
     traces = found.traces
-    simulated_steps = simulated.steps if simulated is not None else ()
-    steps = _Steps(
-        [step for trace in traces for step in breakdown(trace)],
-        {_name(found, s): s.predicted_ms for s in simulated_steps},
-        {_name(found, s) for s in simulated_steps if s.outside},
-        what_if,
-    )
-    parts = mean_parts(steps.measured) if steps.measured else {}
+    measured = [step for trace in traces for step in breakdown(trace)]
+    replayed = {_name(found, s): s for s in (simulated.steps if simulated is not None else ())}
+    steps = [_step_object(step, replayed.get((step.rank, step.step))) for step in measured]
+    parts = mean_parts(measured) if measured else {}
     kernels = top_kernels(traces, MAX_KERNELS)
     path = [
         # the simulation counts the ranks that it was given; the job has numbers of its own
@@ -113,7 +94,7 @@ def trace_view(
     told = _notes(found, simulated)
     data: dict[str, Any] = {
         "device": _device(traces),
-        "steps": [_step_object(step, steps) for step in steps.measured],
+        "steps": steps,
         "breakdown": dict(parts),
         "ranks": [
             {
@@ -133,11 +114,14 @@ def trace_view(
         "what_if": dict(what_if),
     }
     brief = "no steps: execution traces record no times"
-    if steps.measured:
-        brief = _headline(steps)
+    if steps:
+        brief = _headline(steps, what_if)
     report: list[Block]
     if traces:
-        report = ["", _what_was_read(traces), brief, *_means(parts, steps), *_show_steps(steps)]
+        report = ["", _what_was_read(traces), brief, *_means(parts)]
+        if replayed:
+            report.append(Line(WHAT_IS_CHANGED if what_if else WHAT_IS_PREDICTED, "dim"))
+        report += _show_steps(steps, ">change" if what_if else ">error")
         if kernels:
             rows = [
                 (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
@@ -175,11 +159,11 @@ def _device(traces: Iterable[RankTrace]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _step_object(step: StepBreakdown, steps: _Steps) -> dict[str, Any]:
+def _step_object(step: StepBreakdown, replayed: SimulatedStep | None) -> dict[str, Any]:
     return {
         **picked(step, "rank", "step", "measured_ms", "hidden_communication_ms"),
-        "predicted_ms": steps.predicted.get((step.rank, step.step)),
-        "outside": (step.rank, step.step) in steps.outside,
+        "predicted_ms": replayed and replayed.predicted_ms,
+        "outside": replayed is not None and replayed.outside,
         "breakdown": step.parts,
     }
 
@@ -210,20 +194,19 @@ def _what_was_read(traces: Sequence[RankTrace]) -> str:
     )
 
 
-def _headline(steps: _Steps) -> str:
-    text = f"Measured {ms(fmean(step.measured_ms for step in steps.measured))} per step"
-    keys = [((s.rank, s.step), s.measured_ms) for s in steps.measured]
+def _headline(steps: Sequence[Mapping[str, Any]], what_if: Mapping[str, Any]) -> str:
+    text = f"Measured {ms(fmean(step['measured_ms'] for step in steps))} per step"
     pairs = [
-        (measured, steps.predicted[key])
-        for key, measured in keys
-        if key in steps.predicted and key not in steps.outside
+        (step["measured_ms"], step["predicted_ms"])
+        for step in steps
+        if step["predicted_ms"] is not None and not step["outside"]
     ]
     errors = [abs(p / m - 1) for m, p in pairs if m > 0]
     if not errors:
         return f"{text}."
     mean = fmean(p for _, p in pairs)
-    if steps.what_if:
-        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in steps.what_if.items())
+    if what_if:
+        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in what_if.items())
         change = 100 * (mean / fmean(m for m, _ in pairs) - 1)
         return f"{text}; with {asked}: {ms(mean)}, {change:+.1f} %."
     return (
@@ -232,57 +215,52 @@ def _headline(steps: _Steps) -> str:
     )
 
 
-def _means(parts: Mapping[str, float], steps: _Steps) -> list[Block]:
-    """The mean step by part, and what the prediction is."""
+def _means(parts: Mapping[str, float]) -> list[Block]:
+    """The mean step by part."""
     total = sum(parts.values())
-    found: list[Block] = []
-    if total > 0:
-        shares = (
-            f"{_WORDS[part]} {percent(parts[part] / total)}"
-            for part in PARTS
-            if parts[part] > 1e-6 * total
-        )
-        found.append(f"Where the time goes: {', '.join(shares)}.")
-    if steps.predicted:
-        found.append(Line(WHAT_IS_CHANGED if steps.what_if else WHAT_IS_PREDICTED, "dim"))
-    return found
+    if total <= 0:
+        return []
+    shares = (
+        f"{_WORDS[part]} {percent(parts[part] / total)}"
+        for part in PARTS
+        if parts[part] > 1e-6 * total
+    )
+    return [f"Where the time goes: {', '.join(shares)}."]
 
 
-def _show_steps(steps: _Steps) -> list[Block]:
-    shown = sorted(steps.measured, key=lambda s: -s.measured_ms)[:MAX_ROWS]
-    columns = ["<step", ">rank", ">measured ms"]
-    if steps.predicted:
-        columns += [">predicted ms", ">change" if steps.what_if else ">error"]
-    longest = max(step.measured_ms for step in steps.measured)
+def _show_steps(steps: Sequence[Mapping[str, Any]], off: str) -> list[Block]:
+    """A row for each of the longest steps; ``off`` is what its distance to the prediction is."""
+    predicted = any(step["predicted_ms"] is not None for step in steps)
+    longest = sorted(steps, key=lambda s: -s["measured_ms"])[:MAX_ROWS]
+    whole = longest[0]["measured_ms"]
     rows = [
         (
-            step.step,
-            str(step.rank),
-            number(step.measured_ms),
-            *(_against(step, steps) if steps.predicted else ()),
-            Bar([(value, part, _WORDS[part]) for part, value in step.parts.items()], longest),
+            step["step"],
+            str(step["rank"]),
+            number(step["measured_ms"]),
+            *(_against(step) if predicted else ()),
+            Bar([(v, part, _WORDS[part]) for part, v in step["breakdown"].items()], whole),
         )
-        for step in steps.measured
-        if step in shown
+        for step in steps
+        if step in longest
     ]
+    columns = ["<step", ">rank", ">measured ms", *([">predicted ms", off] if predicted else [])]
     found: list[Block] = [
         Heading("Steps", "from one step marker to the next"),
         Grid([*columns, "<where the time goes"], rows),
         Legend(_WORDS),
     ]
-    if len(shown) < len(steps.measured):
-        text = f"The {len(shown)} longest of {len(steps.measured)} steps are shown."
-        found.append(Line(text, "dim"))
+    if len(longest) < len(steps):
+        found.append(Line(f"The {len(longest)} longest of {len(steps)} steps are shown.", "dim"))
     return found
 
 
-def _against(step: StepBreakdown, steps: _Steps) -> tuple[str, str]:
-    key = (step.rank, step.step)
-    value = steps.predicted.get(key)
+def _against(step: Mapping[str, Any]) -> tuple[str, str]:
+    value, measured = step["predicted_ms"], step["measured_ms"]
     if value is None:
         return "-", "-"
-    error = 100 * (value / step.measured_ms - 1) if step.measured_ms > 0 else 0.0
-    mark = " (began before the trace)" if key in steps.outside else ""
+    error = 100 * (value / measured - 1) if measured > 0 else 0.0
+    mark = " (began before the trace)" if step["outside"] else ""
     return number(value), f"{error:+.1f} %{mark}"
 
 
