@@ -148,7 +148,7 @@ def read_request(
     Raises:
         PlanError: a value has the wrong type, there is no model, or an option is one that a plan
             file must not set.
-        InputError: a value is out of range, or a file is a FIFO or a device.
+        InputError: a file is a FIFO or a device.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -178,7 +178,6 @@ def read_request(
         raise PlanError(
             f"{where}: its setting {name} is {first['input']!r}; {first['msg'].lower()}"
         ) from None
-    made.check()
     for path in (made.hardware, made.scenarios, *made.inputs):
         if path is not None and path != model:
             refuse_streams(Path(path), "file")
