@@ -79,7 +79,7 @@ def outputs(folder: Path, model: dict[str, Any], gpus: int, capsys: Any) -> list
     path, plan = folder / "m.yaml", folder / "p.json"
     path.write_text(yaml.safe_dump(model))
     plan.unlink(missing_ok=True)
-    made = ["plan", path, "--gpus", gpus, "--effort", 0.002, "--time-limit", 2, "-o", plan]
+    made = ["plan", path, "--gpus", gpus, "--effort", 0.002, "--time-limit", 20, "-o", plan]
     found = []
     for words in (made, ["predict", path, plan], ["explain", path, plan], ["diff", plan, plan]):
         code = main([str(word) for word in (*words, "--json")])
