@@ -206,7 +206,6 @@ def _make_temporary(target: Path) -> tuple[int, str]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a temporary file that no process writes."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

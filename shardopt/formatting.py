@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from predictor.iteration.ranges import OutOfRange
 from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
-from predictor.units import GIB, MIB
+from predictor.units import GIB, format_bytes
 
 PHASE_WORDS = {
     "input_copy": "input copy",
@@ -34,6 +35,11 @@ KIND_WORDS = {
     "not validated": "not validated",
 }
 """Provenance kind -> what the console calls it."""
+
+
+def picked(of: object, *names: str) -> dict[str, Any]:
+    """What JSON has under the names that it has in Python."""
+    return {name: getattr(of, name) for name in names}
 
 
 def phase_words(phase: str) -> str:
@@ -119,11 +125,13 @@ def type_mix(plan: ShardingPlan) -> str:
     types = Counter(table.sharding_type for table in plan.tables.values())
     parts = [f"{types[kind]} {kind.short}" for kind in _ORDER if types[kind]]
     kernels = Counter(table.compute_kernel for table in plan.tables.values())
-    unusual = [f"{kernels[k]} {k.value}" for k in ComputeKernel if kernels[k] and k not in _PLAIN]
+    unusual = [
+        f"{kernels[k]} {k.value}" for k in ComputeKernel if kernels[k] and k not in USUAL_KERNELS
+    ]
     return ", ".join(parts) + (f" ({', '.join(unusual)})" if unusual else "")
 
 
-_PLAIN = (ComputeKernel.FUSED, ComputeKernel.DENSE)
+USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 _ORDER = (
     *(ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE),
     *(ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD),
@@ -148,7 +156,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def range_lines(found: Iterable[OutOfRange]) -> list[str]:
-    """One short line per group: ``collectives.inter of h100-sxm: messages of 12 GiB, ...``."""
+    """One short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
     by_group: dict[str, list[str]] = {}
     for item in found:
         by_group.setdefault(f"{item.group} of {item.profile}", []).append(_range_words(item))
@@ -163,7 +171,7 @@ def _range_words(item: OutOfRange) -> str:
 
 
 def covered(quantity: str, low: float, high: float) -> str:
-    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 bytes to 16 GiB``."""
+    """What the rows behind a group cover: ``m 3 to 65,536``, ``messages of 8 B to 16.0 GiB``."""
     what, shown = _QUANTITIES.get(quantity, (quantity, _count))
     return f"{what} {shown(low)} to {shown(high)}"
 
@@ -172,19 +180,12 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _bytes(value: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (2**10, "KiB")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value:.0f} bytes"
-
-
 def _flop(value: float) -> str:
     return f"{value / 1e9:,.3g} GFLOP"
 
 
 _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "size_bytes": ("messages of", _bytes),
+    "size_bytes": ("messages of", format_bytes),
     "flop": ("matrix multiplications of", _flop),
     "dim": ("shards of dimension", _count),
     "rows": ("rows of a shard:", _count),

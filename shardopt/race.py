@@ -145,16 +145,10 @@ class Confirmation:
         gain = None
         if self.gain is not None:
             gain = dict(zip(("value", "low", "high"), self.gain, strict=True))
+        keys = ("found_by", "median_ms", "interval_ms", "dropped_after")
         return {
             "confirmed": [
-                {
-                    "plan": one.name,
-                    "found_by": one.found_by,
-                    "median_ms": one.median_ms,
-                    "interval_ms": None if one.interval_ms is None else list(one.interval_ms),
-                    "dropped_after": one.dropped_after,
-                }
-                for one in self.plans
+                {"plan": one.name, **{key: getattr(one, key) for key in keys}} for one in self.plans
             ],
             "measured_gain": gain,
         }
@@ -177,14 +171,10 @@ class Sessions(Protocol):
 
 
 class Race:
-    """Plans with their times.
+    """Plans with their times. The fastest one is dropped at all with a probability of at most
+    ``1 - CONFIDENCE``."""
 
-    Args:
-        error: how probable it may be that the fastest plan is dropped at all.
-    """
-
-    def __init__(self, error: float = 1 - CONFIDENCE) -> None:
-        self.error = error
+    def __init__(self) -> None:
         self.entrants: dict[str, Entrant] = {}
         self.times: dict[str, Times] = {}
         self.theirs: str | None = None
@@ -286,7 +276,7 @@ class Race:
             looks: how often this will be asked at most.
         """
         leader = self.leader
-        confidence = 1 - self.error / max(1, (len(self.times) - 1) * looks)
+        confidence = 1 - (1 - CONFIDENCE) / max(1, (len(self.times) - 1) * looks)
         found = []
         for name in self.left:
             ratio = None if leader in (None, name) else self.ratio(name, leader, confidence)

@@ -17,6 +17,7 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
+from predictor.units import gib
 from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
@@ -31,7 +32,7 @@ from shardopt.api.setting import ModelRead, Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
-from shardopt.formatting import ms, percent, points
+from shardopt.formatting import ms, percent, picked, points
 
 TOP_K = 3
 CUT = ("interrupted", "time")
@@ -170,7 +171,8 @@ def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
     if given is None:
         return Inputs(request, setting, scenarios)
     fitting = fit_plan(given, setting, where=str(request.from_))
-    near = PlanInUse(fitting, request.max_moves, request.max_bytes, request.horizon or HORIZON)
+    most = None if request.max_gib is None else gib(request.max_gib)
+    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON)
     doubt = model_mismatch(given, setting.workload)
     return Inputs(request, setting, scenarios, given, near, (doubt,) if doubt else ())
 
@@ -212,39 +214,27 @@ def find_plans(
     scenarios: ScenarioSource,
     cache: ResultCache | None,
     *,
-    aim: str,
-    top_k: int = TOP_K,
-    tolerance: float | None = None,
-    prove: bool = False,
-    searchers: Sequence[str] = SEARCHERS,
-    in_use: PlanInUse | None = None,
     progress: Progress = silent,
+    **options: Any,
 ) -> tuple[Result, bool]:
     """The result that the cache has for the same input, or that of a search; and whether it is from
-    the cache. Arguments as of `search.solve.solve`."""
+    the cache.
+
+    Args:
+        options: further ones of `search.solve.solve`.
+    """
+    options = {"searchers": SEARCHERS, **options}
 
     def search() -> Result:
         # the solvers are imported only once the input is known to be good, and to be new
         from search.solve import solve
 
-        return solve(
-            problem,
-            stop,
-            seed,
-            top_k=top_k,
-            tolerance=tolerance,
-            prove=prove,
-            searchers=searchers,
-            in_use=in_use,
-            aim=aim,
-            scenarios=scenarios.of(problem),
-            progress=progress,
-        )
+        asked = scenarios.of(problem)
+        return solve(problem, stop, seed, scenarios=asked, progress=progress, **options)
 
     if cache is None:
         return search(), False
-    budget = (stop.effort, seed, top_k, tolerance, prove, tuple(searchers), aim)
-    return cache.recall((problem, in_use, budget, scenarios), search)
+    return cache.recall((problem, stop.effort, seed, options, scenarios), search)
 
 
 def answer_of(
@@ -392,21 +382,13 @@ def move_object(result: Result, move: Move | None, path: Path | str | None) -> d
     return {
         "from": {
             "plan": str(path),
-            "iteration_ms": given.iteration_ms,
-            "misfits": list(given.misfits),
-            "max_moves": given.max_moves,
+            **picked(given, "iteration_ms", "misfits", "max_moves", "max_bytes", "horizon"),
             "moved": list(move.tables),
             "moved_bytes": move.bytes,
-            "max_bytes": given.max_bytes,
-            "horizon": given.horizon,
         },
         "move": {
-            "bytes": move.bytes,
-            "link_bytes": dict(move.link_bytes),
-            "seconds": move.seconds,
+            **picked(move, "bytes", "link_bytes", "seconds", "both_copies_bytes", "in_place"),
             "pays_back_after_steps": after,
-            "both_copies_bytes": move.both_copies_bytes,
-            "in_place": move.in_place,
             "recommended": bool(move.tables),
             "lower_bound_gain": max(0.0, 1 - result.lower_bound_ms / given.iteration_ms),
         },

@@ -113,7 +113,6 @@ class ResultCache:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Remove the least recently used entries beyond the limit."""
         entries = []
         for path in self.folder.glob(f"*{ENDING}"):
             with suppress(OSError):  # another process may remove it

@@ -18,7 +18,7 @@ from predictor.model.plan_check import (
 from predictor.model.plan_json import load_plan
 from search.in_use.plan import find_broken_constraint
 from shardopt.api.request import Machine
-from shardopt.api.setting import Setting, check_machine, refuse_outside, resolve
+from shardopt.api.setting import Setting, refuse_outside, resolve
 from shardopt.explain.explanation import PredictedPlan
 
 
@@ -41,7 +41,6 @@ def predict_plans(
         InputError: a plan cannot be read, does not fit the model, or is for other ranks or other
             hardware than the first while the machine does not say which.
     """
-    check_machine(machine, needs_ranks=False)
     plans = [one if isinstance(one, ShardingPlan) else load_plan(one) for one in given]
     paths = [
         f"plan {at + 1}" if isinstance(one, ShardingPlan) else str(one)
@@ -104,18 +103,15 @@ def _check_alike(paths: Sequence[str], plans: Sequence[ShardingPlan], machine: M
             )
 
 
-def _doubts(plan: ShardingPlan, setting: Setting) -> tuple[str, ...]:
-    doubts = []
-    mismatch = model_mismatch(plan, setting.workload)
-    if mismatch:
-        doubts.append(mismatch)
+def _doubts(plan: ShardingPlan, setting: Setting) -> list[str]:
+    doubts = [*filter(None, [model_mismatch(plan, setting.workload)])]
     batch = plan.meta.get("batch_size")
     if isinstance(batch, int) and batch != setting.workload.batch_size:
         doubts.append(
             f"the plan was made for {batch} samples per rank, this predicts "
             f"{setting.workload.batch_size}; a batch size of {batch} predicts what it was made for"
         )
-    return tuple(doubts)
+    return doubts
 
 
 def _broken(plan: ShardingPlan, setting: Setting) -> list[str]:

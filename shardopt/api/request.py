@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from predictor.errors import InputError, PlanError, did_you_mean
-from predictor.units import gib
 from shardopt.files import refuse_streams
 
 HORIZON = 10_000
@@ -60,26 +59,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlanRequest(Machine):
-    """All that decides the answer of ``shardopt plan``, by the names of its options; None where one
-    was left out.
-
-    Args:
-        model: path of the model file.
-        strict: refuse costs outside the range that the profile covers.
-        search: who proposes plans.
-        effort: work of the search, as a multiple of the default.
-        time_limit: in seconds.
-        top_k: number of plans to keep.
-        prove: refine the bound in full.
-        tie: by which share a better plan by other rules may be slower than the fastest one.
-        from_: path of the plan in use, to start from.
-        max_moves: tables that may differ from it.
-        max_gib: weights and optimizer state that may move from it, in GiB.
-        horizon: steps over which a move from it must pay for itself.
-        objective: what is minimised.
-        scenarios: a number, ``none`` or a file.
-        stats: paths of stats files of windows of data, with commas between them.
-    """
+    """All that decides the answer of ``shardopt plan``, by the names of its options, of which the
+    command line says what they are; None where one was left out."""
 
     model: Path | None = None
     strict: bool = False
@@ -113,11 +94,6 @@ class PlanRequest(Machine):
         """The files that are read for certain; the model and others may name more."""
         named = (self.model, self.cluster, self.from_)
         return [*(path for path in named if path is not None), *self.windows]
-
-    @property
-    def max_bytes(self) -> float | None:
-        """Bytes that may move from the plan in use."""
-        return None if self.max_gib is None else gib(self.max_gib)
 
     def check(self) -> None:
         """Refuse options that are out of range or say nothing without another; those of `Machine`
@@ -172,7 +148,7 @@ def read_request(
     Raises:
         PlanError: a value has the wrong type, there is no model, or an option is one that a plan
             file must not set.
-        InputError: a value is out of range, or a file is a FIFO or a device.
+        InputError: a file is a FIFO or a device.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -202,7 +178,6 @@ def read_request(
         raise PlanError(
             f"{where}: its setting {name} is {first['input']!r}; {first['msg'].lower()}"
         ) from None
-    made.check()
     for path in (made.hardware, made.scenarios, *made.inputs):
         if path is not None and path != model:
             refuse_streams(Path(path), "file")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from predictor.cost.stragglers import FEWEST_IDS
 from predictor.csv_rows import MOST_RANKS
@@ -118,10 +118,10 @@ def resolve(
     workload, notes, windows = model
     if stats:
         windows = workloads_of_stats(workload, stats)
-    job = _job_of(plan)
-    if job is not None and job.groups is not None:
-        workload = replace(workload, replica_groups=job.groups)
-        windows = {n: replace(w, replica_groups=job.groups) for n, w in windows.items()}
+    job, groups = _job_of(plan)
+    if groups is not None:
+        workload = replace(workload, replica_groups=groups)
+        windows = {n: replace(w, replica_groups=groups) for n, w in windows.items()}
     workload = next(iter(windows.values()), workload)
     windows = windows if len(windows) > 1 else {}
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
@@ -170,21 +170,18 @@ def refuse_outside(found: Iterable[OutOfRange], where: str = "") -> None:
         )
 
 
-class _Job(NamedTuple):
+Job: TypeAlias = tuple[int, int]
+"""World size and ranks per host."""
+
+
+def _job_of(plan: ShardingPlan | None) -> tuple[Job | None, ReplicaGroups | None]:
     """The ranks that a plan was made for, and how they form groups if its file says so."""
-
-    world_size: int
-    local_world_size: int
-    groups: ReplicaGroups | None
-
-
-def _job_of(plan: ShardingPlan | None) -> _Job | None:
     if plan is None:
-        return None
+        return None, None
     if "replica_groups" not in plan.meta:
-        return _Job(plan.world_size, plan.local_world_size, None)
-    groups, ranks, local = ReplicaGroups.from_facts(plan.meta["replica_groups"], "the plan")
-    return _Job(ranks, local, groups)
+        return (plan.world_size, plan.local_world_size), None
+    groups, *job = ReplicaGroups.from_facts(plan.meta["replica_groups"], "the plan")
+    return (job[0], job[1]), groups
 
 
 def _check_ranks(covered: Topology, plan: ShardingPlan, machine: Machine) -> None:
@@ -265,7 +262,7 @@ def _hardware(
 def _topology(
     machine: Machine,
     cluster: ClusterConfig | None,
-    job: _Job | None,
+    job: Job | None,
     hardware: HardwareProfile,
 ) -> Topology:
     """Ranks with all of their memory: machine, then cluster file, then plan, then profile."""
@@ -296,16 +293,12 @@ def _topology(
     return replace(topology, network=cluster.network)
 
 
-def _ranks(machine: Machine, job: _Job | None) -> tuple[int, int]:
-    """World size and ranks per host."""
-    planned = (job.world_size, job.local_world_size) if job is not None else (1, 1)
-    ranks = machine.gpus if machine.gpus is not None else planned[0]
-    if machine.gpus_per_node is not None:
-        local = machine.gpus_per_node
-    elif job is not None and ranks == job.world_size:
-        local = planned[1]
-    else:
-        local = min(8, ranks)
+def _ranks(machine: Machine, job: Job | None) -> Job:
+    world, planned = job or (1, None)
+    ranks = machine.gpus if machine.gpus is not None else world
+    local = machine.gpus_per_node
+    if local is None:
+        local = planned if planned and ranks == world else min(8, ranks)
     if ranks % local:
         below, above = ranks // local * local, -(-ranks // local) * local
         choices = " or ".join(str(n) for n in (below, above) if n)

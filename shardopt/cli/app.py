@@ -134,11 +134,7 @@ def main(
 def _run(
     words: list[str], commands: typer.Typer, name: str, debug: bool, interrupts: Sequence[int]
 ) -> int:
-    """The exit code of a command, whose errors are told here.
-
-    Args:
-        interrupts: that came so far.
-    """
+    """The exit code of a command, whose errors are told here; interrupts are those so far."""
     try:
         # without standalone mode typer raises usage errors and returns the code of an Exit
         command = typer.main.get_command(commands)
@@ -158,11 +154,7 @@ def _run(
 
 
 def _explain(error: Exception) -> int:
-    """Say what a user can do about an error: where nothing, report it, as it is ours.
-
-    Returns:
-        The exit code.
-    """
+    """Say what a user can do about an error, to report it where it is ours; the exit code."""
     if isinstance(error, ShardoptError):
         flags = ", ".join("--" + name.replace("_", "-") for name in error.inputs)
         return _fail(f"{error}\n  flags: {flags}" if flags else str(error), error.exit_code)
@@ -189,7 +181,3 @@ def _explain(error: Exception) -> int:
 def _fail(message: str, code: int) -> int:
     say(f"error: {message}")
     return code
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

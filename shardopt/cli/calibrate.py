@@ -142,7 +142,6 @@ def _ranks(given: int | None, join: Rank | None) -> int:
 def _write(
     settings: CalibrationSettings, measured: CalibrationRows, output: Path, say: Say
 ) -> CalibratedProfile:
-    """Fit the rows, and write the profile."""
     from predictor.hardware.loader import load_hardware
     from predictor.units import GIB
     from shardopt.calibrate import run

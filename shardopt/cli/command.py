@@ -117,7 +117,6 @@ class Described:
         )
 
     def argument(self) -> Any:
-        """The argument, for Typer."""
         return typer.Argument(metavar=self.metavar, help=self.help)
 
 
@@ -215,7 +214,6 @@ def _typer_parameter(
 
 
 def _show_all(context: typer.Context, wanted: bool) -> None:
-    """The help with all options."""
     if wanted:
         for parameter in context.command.params:
             parameter.hidden = False  # type: ignore[attr-defined]

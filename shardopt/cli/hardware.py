@@ -37,13 +37,15 @@ def cluster(
             file: a name a line, node[01-04], or with slots=8.
         output (-o FILE): Write the cluster file here instead of printing it.
     """
+    import yaml
+
     from shardopt.cli.output import check_writable
-    from shardopt.config.describe import describe, hosts_of, read_host, write_cluster
+    from shardopt.config.describe import describe, hosts_of, read_host
     from shardopt.files import atomic_write_text
 
     check_writable(output, [from_nvidia_smi])
     found, notes = describe(read_host(from_nvidia_smi), hosts_of(hosts), hardware)
-    text = write_cluster(found)
+    text = yaml.safe_dump(found, sort_keys=False)
     if output is not None:
         atomic_write_text(output, text)
         notes.append(f"wrote {output}")

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shardopt.report.blocks import View
+from shardopt.report.blocks import Grid, View
+
+if TYPE_CHECKING:
+    from shardopt.bench.learn import Lesson
+
+MOST_ROWS = 20
 
 
 def learn(
@@ -35,11 +41,35 @@ def learn(
     from shardopt.bench.learn import learn_from_traces, overlay_text
     from shardopt.cli.output import check_writable
     from shardopt.files import atomic_write_text
-    from shardopt.report.learned import lesson_view
 
     check_writable(output, [model, plan, *files])
     setting, lesson = learn_from_traces(files, model, plan, hardware, batch_size)
     check_writable(output)
     text = overlay_text(lesson.learned, setting.hardware_name, output.resolve().parent)
     atomic_write_text(output, text)
-    return lesson_view(lesson, str(output))
+    return _view(lesson, str(output))
+
+
+def _view(lesson: Lesson, path: str) -> View:
+    """The factors that have most evidence, what had no match, and what the profile says now."""
+    from shardopt.formatting import ms
+
+    most = sorted(lesson.learned.factors, key=lambda f: -f.evidence_ms)[:MOST_ROWS]
+    rows = [
+        (f.group, f.table or "", f"x{f.factor:.2f}", f"{f.error:.0%}", ms(f.evidence_ms))
+        for f in most
+    ]
+    whole = lesson.measured_ms
+    unmatched = [
+        f"not matched: {left.name}, {ms(left.ms)}"
+        + (f" ({left.ms / whole:.1%} of a step)" if whole else "")
+        for left in lesson.unmatched
+    ]
+    end = (
+        f"{ms(whole)} measured; {ms(lesson.before_ms)} predicted before, {ms(lesson.after_ms)} "
+        f"now. Wrote {path}."
+    )
+    grid = Grid(["<costs", "~table", ">factor", ">error left", ">evidence"], rows)
+    return View(
+        {"output": path, **lesson.as_object()}, [grid, *unmatched, end], [end], lesson.notes
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import typer
 from predictor.errors import InfeasibleError, InputError
 from shardopt.api.request import PlanRequest
 from shardopt.cli.interrupts import EXIT_INTERRUPTED
-from shardopt.cli.output import check_writable
+from shardopt.cli.output import check_writable, note
 from shardopt.files import atomic_write_text, is_stream, read_numbers
 from shardopt.report.blocks import View
 
@@ -45,7 +45,8 @@ def plan_each(
     price: Path | None,
     output: Path | None,
     cache: ResultCache | None,
-    say: Callable[[str], None],
+    *,
+    quiet: bool,
 ) -> View:
     """Search on every machine, and write each plan beside ``output``."""
     from search.stop import Stop
@@ -82,7 +83,7 @@ def plan_each(
         if path is not None:
             files.append(path)
             atomic_write_text(path, one.answer.plan_text())
-        say(f"{one.gpus} x {one.hardware}: {one.answer.best.iteration_ms:.4g} ms")
+        note([f"{one.gpus} x {one.hardware}: {one.answer.best.iteration_ms:.4g} ms"], quiet=quiet)
         if stops[-1].is_interrupted:
             break
     if all(one.answer is None for one in found):

@@ -6,7 +6,6 @@ import json as json_format
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,22 +120,23 @@ def plan(
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.confirmed import gained, measured
-    from shardopt.report.plan import plan_view
+    from shardopt.report.plan import gained, measured, plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()
     tuning.check(request)
     cache = None if no_cache else ResultCache.of_user()
-    say = partial(_say, quiet=quiet)
+
+    def say(text: str) -> None:
+        note([text], quiet=quiet)
+
     gpus = read_gpus(flags.gpus)
     hardware = [name.strip() or None for name in (request.hardware or "").split(",")]
     if len(gpus) > 1 or len(hardware) > 1:
         for name in ("tune", "confirm", "apply", "advice"):
             if _is_given(context, name):
                 raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
-        told = partial(_say, quiet=quiet or json)
-        return plan_each(request, hardware, gpus, price, output, cache, told)
+        return plan_each(request, hardware, gpus, price, output, cache, quiet=quiet or json)
     if price is not None:
         raise InputError("--price compares several machines; give several --gpus or --hardware")
     if confirm is not None:
@@ -212,10 +212,6 @@ def plan(
         show(view, json=json, quiet=quiet)
         end_process(EXIT_INTERRUPTED if confirmation.interrupted else 0)
     return replace(view, code=EXIT_INTERRUPTED if cut else 0)
-
-
-def _say(text: str, *, quiet: bool) -> None:
-    note([text], quiet=quiet)
 
 
 def _replay(path: Path, model: Path | None, context: typer.Context) -> View:

@@ -149,7 +149,6 @@ def _check_copy(
 
 
 def _lacking(reading: ReadOptions, found: Sequence[str]) -> list[str]:
-    """Features of the model, or of the file of rows, that the data has not."""
     if reading.features is not None or not isinstance(reading.rows, Mapping):
         return []
     lacking = [name for name in reading.rows if name not in found]

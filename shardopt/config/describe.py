@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from predictor.csv_rows import MOST_RANKS
 from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
@@ -243,7 +241,3 @@ def describe(
         **({"hardware": profile} if profile else {}),
     }
     return found, notes
-
-
-def write_cluster(keys: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(keys), sort_keys=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,12 @@ def read_model(
         raw = {**raw, "tables": tables}
     elif raw.get("tables") == []:
         problems.add(("tables",), "the list is empty; give at least one table")
-    reader = _Reader(raw, dense, hashlib.sha256(content + ops + csv).hexdigest(), problems)
-    workload = reader.read(directory, batch_size)
+    sha256 = hashlib.sha256(content + ops + csv).hexdigest()
+    reader = _Reader(raw, batch_size, directory, dense, sha256, problems)
+    workload = reader.workload(0)
     notes = list(problems.notes)
     names = window_names(reader.distributions.windows)
-    windows = {
-        name: workload if number == 0 else reader.workload(number)
-        for number, name in enumerate(names)
-    }
+    windows = {n: reader.workload(i) if i else workload for i, n in enumerate(names)}
     check_windows(windows)
     return workload, notes, windows
 
@@ -111,35 +109,37 @@ class _Reader:
         raw: the file, its tables as a list.
         dense: None if it has problems.
         sha256: of all files.
+
+    Raises:
+        InputError: every problem of the file.
     """
 
     def __init__(
-        self, raw: dict[str, Any], dense: Dense | None, sha256: str, problems: Problems
+        self,
+        raw: dict[str, Any],
+        batch_size: int | None,
+        directory: Path,
+        dense: Dense | None,
+        sha256: str,
+        problems: Problems,
     ) -> None:
-        self.raw, self.dense, self.sha256, self.problems = raw, dense, sha256, problems
-
-    def read(self, directory: Path, batch_size: int | None) -> Workload:
-        """The workload, or that of the first window.
-
-        Raises:
-            InputError: every problem of the file.
-        """
-        problems, dense = self.problems, self.dense
+        self.dense, self.sha256, self.problems = dense, sha256, problems
         self.distributions = DistributionReader(directory, problems)
-        top = check(ModelSection, self.raw, (), problems)
-        if batch_size is None and self.raw.get("batch_size") is None:
+        top = check(ModelSection, raw, (), problems)
+        if batch_size is None and raw.get("batch_size") is None:
             what = "missing; give the samples per rank and iteration"
             problems.add(("batch_size",), what, inputs=("batch_size",))
-        groups = None
+        self.groups = None
         if top is not None and top.replica_groups is not None:
             try:
-                groups = ReplicaGroups(**top.replica_groups.values())
+                self.groups = ReplicaGroups(**top.replica_groups.values())
             except InputError as error:  # settings that exclude each other
                 problems.add(("replica_groups",), str(error))
-        tables = self.raw.get("tables")
-        self.given = list(_features(tables if isinstance(tables, list) else []))
-        _check_names(tables if isinstance(tables, list) else [], problems)
-        found = self._distributions(0)
+        tables = raw.get("tables")
+        tables = tables if isinstance(tables, list) else []
+        self.given = list(_features(tables))
+        _check_names(tables, problems)
+        self.found = self._distributions(0)
         if top is not None:
             check_consistency(top.tables, dense, problems)
         if self.distributions.left_out:
@@ -158,18 +158,7 @@ class _Reader:
         problems.raise_if_any()
         assert top is not None
         assert batch is not None
-        self.top, self.batch, self.groups = top, batch, groups
-        return self._workload(found)
-
-    def workload(self, window: int) -> Workload:
-        """That of another window.
-
-        Raises:
-            InputError: every problem of its stats files.
-        """
-        found = self._distributions(window)
-        self.problems.raise_if_any()
-        return self._workload(found)
+        self.top, self.batch = top, batch
 
     def _distributions(self, window: int) -> dict[KeyPath, Distribution]:
         """Index distributions by the path of their features."""
@@ -181,7 +170,15 @@ class _Reader:
             for path, _, raw in self.given
         }
 
-    def _workload(self, distributions: Mapping[KeyPath, Distribution]) -> Workload:
+    def workload(self, window: int) -> Workload:
+        """That of a window, the first one's first.
+
+        Raises:
+            InputError: every problem of its stats files, or the ops are of another batch.
+        """
+        if window:
+            self.found = self._distributions(window)
+            self.problems.raise_if_any()
         top, problems = self.top, self.problems
         assert self.dense is not None
         tables = []
@@ -190,7 +187,7 @@ class _Reader:
             if limits["sharding_types"]:
                 limits["sharding_types"] = tuple(map(ShardingType, limits["sharding_types"]))
             features = tuple(
-                self._feature(feature, distributions["tables", i, "features", j])
+                self._feature(feature, self.found["tables", i, "features", j])
                 for j, feature in enumerate(table.features)
             )
             own = {**table.values(), "features": features, "constraints": Constraints(**limits)}

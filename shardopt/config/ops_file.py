@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from predictor.document import key_text, shown
 from predictor.errors import InputError
@@ -35,6 +35,11 @@ from predictor.model.captured import (
 from shardopt.files import read_bytes
 
 SCHEMA = "shardopt.ops/1"
+HEAD = (
+    *("module", "batch_size", "scales", "loss", "in_features", "features", "ids", "tied_ids"),
+    *("optimizer_name", "state_bytes"),
+)
+"""Keys that are as the program has them, in the order of the file."""
 PARTS = ("forward", "backward", "optimizer")
 MOST_EVENTS = 2_000_000
 MOST_AXES = 32
@@ -47,19 +52,7 @@ _IDS = re.compile(r"n\d{1,9}")
 
 def ops_text(captured: CapturedProgram) -> str:
     """The file that `read_ops` reads as this program."""
-    head: dict[str, Any] = {
-        "schema": SCHEMA,
-        "module": captured.module,
-        "batch_size": captured.batch_size,
-        "scales": captured.scales,
-        "loss": captured.loss,
-        "in_features": captured.in_features,
-        "features": {module: list(names) for module, names in captured.features.items()},
-        "ids": {name: [list(key) for key in keys] for name, keys in captured.ids.items()},
-        "tied_ids": dict(captured.tied_ids),
-        "optimizer_name": captured.optimizer_name,
-        "state_bytes": captured.state_bytes,
-    }
+    head = {"schema": SCHEMA, **{name: getattr(captured, name) for name in HEAD}}
     lists: dict[str, list[Any]] = {
         "storages": list(captured.storages),
         "resident": [_tensor_text(operand) for operand in captured.resident],
@@ -140,13 +133,14 @@ Positive = Annotated[int, Field(ge=1, le=MAX_VALUE)]
 Name = Annotated[str, Field(pattern=r"^[\w.:/@-]*$", max_length=300)]
 
 
+Text = Annotated[str, AfterValidator(lambda text: text[:300])]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
 class _Event(_Strict):
-    """An event as the file has it."""
-
     op: Name | None = None
     lookup: Name | None = None
     lookup_backward: Name | None = None
@@ -166,15 +160,15 @@ class _OpsFile(_Strict):
     """The file; files of versions that did not write ``tied_ids`` have none."""
 
     schema_: Literal["shardopt.ops/1"] = Field(alias="schema")
-    module: str
+    module: Text
     batch_size: Positive
     scales: bool
-    loss: str
+    loss: Text
     in_features: Whole
     features: dict[str, tuple[str, ...]]
     ids: dict[str, tuple[tuple[str, str], ...]]
     tied_ids: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
-    optimizer_name: str
+    optimizer_name: Text
     state_bytes: Whole
     storages: Annotated[list[Any], Field(max_length=MOST_EVENTS)]
     resident: Annotated[list[str], Field(max_length=MOST_EVENTS)]
@@ -202,27 +196,12 @@ class _Reader:
                 allowed = "names are n0, n1, ... with pairs of a module and one of its features"
                 raise self._refuse(f"ids.{name}", [list(pair) for pair in pairs], allowed)
         sizes = (self._size(size, f"storages[{at}]") for at, size in enumerate(file.storages))
-        parts = {}
+        parts: dict[str, Any] = {name: getattr(file, name) for name in HEAD}
         storages, resident = tuple(sizes), self._tensors(file.resident, "resident")
         for part in PARTS:
             events = enumerate(getattr(file, part))
             parts[part] = tuple(self._event(event, f"{part}[{at}]") for at, event in events)
-        return CapturedProgram(
-            module=file.module[:300],
-            batch_size=file.batch_size,
-            scales=file.scales,
-            features=file.features,
-            ids=file.ids,
-            storages=storages,
-            resident=resident,
-            optimizer_name=file.optimizer_name[:300],
-            state_bytes=file.state_bytes,
-            loss=file.loss[:300],
-            in_features=file.in_features,
-            tied_ids=file.tied_ids,
-            digest=digest,
-            **parts,
-        )
+        return CapturedProgram(storages=storages, resident=resident, digest=digest, **parts)
 
     def _refuse(self, where: str, given: object, rule: str) -> InputError:
         return _damaged(self.name, where, given, rule)

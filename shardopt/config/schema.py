@@ -155,15 +155,10 @@ def text(*, forbidden: Mapping[str, str] | None = None) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def flag() -> BeforeValidator:
-    """``true`` or ``false``."""
-
-    def check(value: object) -> Any:
-        if isinstance(value, bool):
-            return value
-        raise refuse(value, "allowed: true, false")
-
-    return BeforeValidator(check)
+def _flag(value: object) -> Any:
+    if isinstance(value, bool):
+        return value
+    raise refuse(value, "allowed: true, false")
 
 
 SCHEMA_VERSION = 1
@@ -181,7 +176,7 @@ Count = Annotated[int, whole(1, MAX_COUNT)]
 Name = Annotated[str, text()]
 TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
 Milliseconds = Annotated[float, real(0, 1e7)]
-Flag = Annotated[bool, flag()]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 EmbeddingType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
 
@@ -244,8 +239,6 @@ class Section(BaseModel):
 
 
 class FeatureSection(Section):
-    """One sparse feature."""
-
     name: Name = Field(description="the feature's key in the KeyedJaggedTensor")
     pooling_factor: Annotated[float, real(0, 1e6, above=True)] = Field(
         description="mean ids per sample over the data; it is never assumed to be 1"
@@ -284,8 +277,6 @@ class ConstraintsSection(Section):
 
 
 class TableSection(Section):
-    """One embedding table."""
-
     name: TableName = Field(description="the table's name")
     module: Name = "ebc"
     num_embeddings: Rows = Field(description="the table's rows")
@@ -350,8 +341,6 @@ class ModelSection(Section):
 
 
 class DenseSection(Section):
-    """The dense layers."""
-
     refused = {
         "linears": "is no longer read: it counted each linear layer once a sample and nothing "
         "else; run to_yaml on the module again, which writes 'ops', or give in_features, "
@@ -398,8 +387,6 @@ class MeasuredSection(Section):
 
 
 class MeasuredDenseSection(Section):
-    """A dense part by its measured times."""
-
     measured: MeasuredSection
     in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
@@ -478,11 +465,7 @@ def _inside(section: type[Section], where: Sequence[str | int]) -> type[Section]
 
 
 def _message(item: dict[str, Any], section: type[Section]) -> str:
-    """A pydantic error in our words.
-
-    Args:
-        section: that has the key.
-    """
+    """A pydantic error in our words; the section is the one that has the key."""
     kind, given = item["type"], item["input"]
     if kind == "missing":
         info = _fields(section).get(str(item["loc"][-1]))

@@ -51,14 +51,10 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     Raises:
         InputError: a feature's index distribution lies in a file of its own.
     """
-    groups = workload.replica_groups
     data = {
         "schema": SCHEMA_VERSION,
         "name": workload.name,
-        "batch_size": workload.batch_size,
-        "train_pipeline": workload.train_pipeline,
-        "qcomm": {"forward": workload.qcomm.forward, "backward": workload.qcomm.backward},
-        **({"replica_groups": asdict(groups)} if groups is not None else {}),
+        **{key: value for key, value in _head(workload).items() if value is not None},
         **({"stash_optimizer_state": True} if workload.stash_optimizer_state else {}),
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
@@ -109,8 +105,8 @@ def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str,
             measured["activation_gib"] = dense.activation_bytes / GIB
         rest = _fields(dense, "in_features", "optimizer", "bucket_cap_mb")
         return {"measured": measured, **rest}
-    switches = {name: True for name in ("compiled", "cuda_graphs") if getattr(dense, name)}
-    rest = {**_fields(dense, "data_type", "optimizer", "bucket_cap_mb"), **switches}
+    rest = _fields(dense, "data_type", "optimizer", "bucket_cap_mb")
+    rest |= _unusual(dense, compiled=False, cuda_graphs=False)
     if isinstance(dense, CapturedDense):
         return {"ops": dense.file, **rest}
     layers = _fields(dense, "in_features", "bottom_mlp", "interaction", "top_mlp")
@@ -123,12 +119,7 @@ def _table(table: Table) -> dict[str, Any]:
     found = _fields(table, "name", "module", "num_embeddings", "embedding_dim", "data_type")
     found |= _fields(table, "pooling", "weighted", "optimizer")
     found["features"] = [_feature(feature) for feature in table.features]
-    if table.index_dedup:
-        found["index_dedup"] = True
-    if table.storage != "torchrec":
-        found["storage"] = table.storage
-    if table.stash_weights:
-        found["stash_weights"] = True
+    found |= _unusual(table, index_dedup=False, storage="torchrec", stash_weights=False)
     constraints = _fields(table.constraints, *_CONSTRAINTS)
     given = {name: value for name, value in constraints.items() if value is not None}
     return {**found, "constraints": given} if given else found
@@ -138,11 +129,12 @@ def _feature(feature: Feature) -> dict[str, Any]:
     found = _fields(feature, "name", "pooling_factor", "num_poolings")
     found["index_distribution"] = _distribution(feature.distribution, feature.name)
     found["id_order"] = feature.id_order
-    if feature.pooling_factor_std is not None:
-        found["pooling_factor_std"] = feature.pooling_factor_std
-    if feature.position_weights:
-        found["position_weights"] = feature.position_weights
-    return found
+    return found | _unusual(feature, pooling_factor_std=None, position_weights=0)
+
+
+def _unusual(of: object, **usual: Any) -> dict[str, Any]:
+    """The attributes that are not as they are where a file leaves them out."""
+    return {key: value for key in usual if (value := getattr(of, key)) != usual[key]}
 
 
 def _fields(of: object, *names: str) -> dict[str, Any]:
@@ -170,7 +162,7 @@ def _distribution(distribution: Distribution, feature: str) -> object:
     )
 
 
-DISTRIBUTION, POOLING = "index_distribution", "pooling_factor"
+DISTRIBUTION = "index_distribution"
 NAMES_FILES = ("file", "files", "ops", "csv")
 """Keys whose values are paths, relative to the file."""
 

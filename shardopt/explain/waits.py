@@ -1,4 +1,4 @@
-"""Which rank waits for which on the critical path, and for whose tables."""
+"""Which rank waits for which on the critical path, and for whose tables; what hosts work on."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MAX_TABLES = 3
 NAMED = 0.7
 """Tables are named, the largest first, until they make up this part of an operation."""
 
-_COLUMNS = {
-    "embedding_forward": Load.FORWARD_MS,
-    "embedding_backward": Load.BACKWARD_MS,
-    "prefetch": Load.PREFETCH_MS,
-    "input_dist": Load.IDS,
+_OF_TABLES = {
+    "embedding_forward": (Load.FORWARD_MS, "lookup of"),
+    "embedding_backward": (Load.BACKWARD_MS, "backward of"),
+    "prefetch": (Load.PREFETCH_MS, "prefetch of"),
+    "input_dist": (Load.IDS, "ids of"),
 }
-"""Phase -> the column of a shard's load that lengthens its operations."""
+"""Phase -> the column of a shard's load that lengthens its operations, and what they are called."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +86,16 @@ class Wait:
         )
 
 
-_VERBS = {
-    "embedding_forward": "lookup of",
-    "embedding_backward": "backward of",
-    "prefetch": "prefetch of",
-    "input_dist": "ids of",
-}
-
-
 def _cause_words(cause: Cause) -> str:
     if not cause.tables:
         return cause.name
+    what = _OF_TABLES[cause.phase][1]
     if len(cause.tables) == 1 and cause.tables[0][1] > 0.995:
-        return f"{_VERBS[cause.phase]} {cause.tables[0][0]}"
+        return f"{what} {cause.tables[0][0]}"
     named = [f"{key} ({percent(share)} of it)" for key, share in cause.tables[:1]]
     named += [f"{key} ({percent(share)})" for key, share in cause.tables[1:]]
     rest = f" and {cause.more} more" if sum(share for _, share in cause.tables) < NAMED else ""
-    return f"{_VERBS[cause.phase]} {', '.join(named)}{rest}"
+    return f"{what} {', '.join(named)}{rest}"
 
 
 def find_waits(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> list[Wait]:
@@ -159,8 +152,9 @@ def _is_last(graph: Graph, step: Step, index: int, rank: int) -> bool:
     """Whether a rank takes part in a collective and arrives last."""
     op = graph.ops[index]
     gone = op.absent(graph.world_size)
-    if op.scope is None or (gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]):
+    if gone is not None and np.broadcast_to(gone[0], graph.world_size)[rank]:
         return False
+    assert op.scope is not None
     ready = step.ready[index, 0]
     return bool(ready[rank] >= ready[graph.members(op.scope, rank)].max() - TOLERANCE_MS)
 
@@ -169,8 +163,7 @@ def _wait(
     graph: Graph, step: Step, index: int, path: Sequence[Segment], tables: _Tables
 ) -> Wait | None:
     op, late = graph.ops[index], path[-1].rank
-    if op.scope is None:
-        return None
+    assert op.scope is not None
     others = [r for r in graph.members(op.scope, late).tolist() if r != late]
     if not others:
         return None
@@ -233,9 +226,9 @@ class _Tables:
 
     def of(self, name: str, phase: str, rank: int) -> tuple[tuple[tuple[str, float], ...], int]:
         """Tables of an operation with their shares of it, the largest first, and how many more."""
-        column = _COLUMNS.get(phase)
-        if column is None:
+        if phase not in _OF_TABLES:
             return (), 0
+        column = _OF_TABLES[phase][0]
         found: dict[str, float] = {}
         tables = zip(self.workload.keys, self.workload.tables, self.candidate, strict=True)
         for index, (key, table, plan) in enumerate(tables):
@@ -250,3 +243,21 @@ class _Tables:
                 break
             named.append((key, -share))
         return tuple(named), len(shares) - len(named)
+
+
+def host_work(graph: Graph) -> dict[str, float]:
+    """ms per iteration that the host takes for each phase, the longest first.
+
+    Of the rank whose host does most; the graph is of one plan.
+    """
+    by_phase: dict[str, np.ndarray] = {}
+    for op in graph.ops:
+        gone = op.absent(graph.world_size)
+        there = 1.0 if gone is None else 1.0 - np.broadcast_to(gone[0], graph.world_size)
+        spent = by_phase.setdefault(op.phase, np.zeros(graph.world_size))
+        spent += op.host_ms * there
+    if not by_phase:
+        return {}
+    rank = int(sum(by_phase.values(), np.zeros(graph.world_size)).argmax())
+    found = {phase: float(spent[rank]) for phase, spent in by_phase.items() if spent[rank] > 0}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -100,7 +100,6 @@ def _group(hw: HardwareProfile, name: str, update: dict[str, Any]) -> HardwarePr
 
 
 def _workloads(problem: Problem) -> ChangedProblems:
-    """Another batch, other skew."""
     workload = problem.workload
     for factor in (1 + STEP, 1 - STEP):
         batch = max(1, round(workload.batch_size * factor))

@@ -8,7 +8,7 @@ from predictor.model.plan_json import plan_to_dict
 from search.prefer import TOLERANCE
 from search.tune.advice import Advice, Advised, OtherMachine
 from search.tune.knobs import Step
-from shardopt.formatting import ms, number, percent, plural
+from shardopt.formatting import ms, number, percent, picked, plural
 from shardopt.report.blocks import Block, Grid, Heading, Line
 
 
@@ -75,13 +75,7 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
     together = advised.together
     return {
         "advice": [
-            {
-                "name": one.steps[0].name,
-                "target": one.steps[0].target,
-                "value": one.steps[0].value,
-                **_result(one),
-                "how": one.steps[0].how,
-            }
+            {**picked(one.steps[0], "name", "target", "value", "how"), **_result(one)}
             for one in advised.advice
         ],
         "together": together
@@ -97,10 +91,4 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
 
 def _result(one: Advice) -> dict[str, Any]:
     tables = {} if one.same_plan else {"tables": plan_to_dict(one.plan)["tables"]}
-    return {
-        "iteration_ms": one.iteration_ms,
-        "gain": one.gain,
-        "costs": list(one.costs),
-        "same_plan": one.same_plan,
-        **tables,
-    }
+    return {**picked(one, "iteration_ms", "gain", "costs", "same_plan"), **tables}

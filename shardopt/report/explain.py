@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any
 
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
 from shardopt.api.setting import Setting
-from shardopt.explain.critical_path import PathSection, host_work, path_sections
 from shardopt.explain.explanation import Explanation
-from shardopt.explain.waits import Wait
-from shardopt.formatting import ms, number, percent, phase_words, plural
+from shardopt.explain.waits import Wait, host_work
+from shardopt.formatting import ms, number, percent, phase_words, picked, plural
 from shardopt.report.advice import advice, advice_object
 from shardopt.report.blocks import Block, Grid, Heading, View
 from shardopt.report.plan import deciding_lines, deciding_object
@@ -66,7 +66,7 @@ def report(explanation: Explanation) -> list[Block]:
         Heading("Where the time goes", f"{given.name}, along its critical path"),
         *breakdown(prediction),
         Heading("Critical path", "one iteration of the steady state, in order of time"),
-        *path_grid(path_sections(prediction.critical_path), MAX_SECTIONS),
+        *path_grid(prediction.critical_path),
         *ranks(prediction),
         *_changes(explanation),
         *_what_if(explanation),
@@ -112,39 +112,36 @@ def _host_words(prediction: Prediction) -> list[str]:
     return [f"The host issues work for {ms(sum(work.values()))} an iteration: {shown}{more}."]
 
 
-def _what_runs(section: PathSection) -> str:
+def _what_runs(section: Sequence[Segment]) -> str:
     """The operations by name, as many as fit a line."""
-    if section.phase == HOST:
+    if section[0].phase == HOST:
         return "the GPU waits for the host to issue work"
-    names = list(dict.fromkeys(section.names))
+    names = list(dict.fromkeys(segment.name for segment in section))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more
 
 
-def path_grid(found: Sequence[PathSection], most: int) -> list[Block]:
-    """A row for each of the longest sections of a critical path, in order of time."""
-    by_length = sorted(found, key=lambda s: (-s.duration_ms, s.start_ms))
-    short = set(by_length[most:])
-    rows = [
-        (
-            number(section.start_ms),
-            number(section.duration_ms),
-            str(section.rank),
-            phase_words(section.phase),
-            _what_runs(section),
-        )
-        for section in found
-        if section not in short
-    ]
-    grid: list[Block] = [Grid([">from ms", ">ms", ">rank", "<phase", "~what runs"], rows)]
+def path_grid(path: Sequence[Segment]) -> list[Block]:
+    """A row for each of the longest sections of a critical path, in order of time: neighbours of
+    one phase and rank are one section."""
+    rows, lengths = [], []
+    for (phase, rank), run in groupby(path, key=lambda s: (s.phase, s.rank)):
+        section = list(run)
+        lengths.append(section[-1].end_ms - section[0].start_ms)
+        start = number(section[0].start_ms - path[0].start_ms)
+        words = phase_words(phase), _what_runs(section)
+        rows.append((start, number(lengths[-1]), str(rank), *words))
+    by_length = sorted(range(len(rows)), key=lambda at: -lengths[at])
+    shown, short = sorted(by_length[:MAX_SECTIONS]), by_length[MAX_SECTIONS:]
+    columns = [">from ms", ">ms", ">rank", "<phase", "~what runs"]
+    grid: list[Block] = [Grid(columns, [rows[at] for at in shown])]
     if short:
-        total = ms(sum(section.duration_ms for section in short))
+        total = ms(sum(lengths[at] for at in short))
         grid.append(f"{len(short)} shorter steps ({total} in total) are not shown.")
     return grid
 
 
 def _changes(explanation: Explanation) -> list[Block]:
-    """The changes of the plan that would help most."""
     changes, before = explanation.changes, explanation.given.prediction.iteration_ms
     if not changes.found:
         return [Heading("What would help most"), f"{changes.none_words.capitalize()}."]
@@ -160,7 +157,6 @@ def _changes(explanation: Explanation) -> list[Block]:
 
 
 def _what_if(explanation: Explanation) -> list[Block]:
-    """How the iteration answers to hardware, batch and skew."""
     before = explanation.given.prediction.iteration_ms
     rows = [
         (
@@ -225,8 +221,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
                 {
                     "change": change.words,
                     "tables": tables_object(replace(explanation.given.plan, tables=change.tables)),
-                    "iteration_ms": change.iteration_ms,
-                    "saving_ms": change.saving_ms,
+                    **picked(change, "iteration_ms", "saving_ms"),
                 }
                 for change in explanation.changes.found
             ],
@@ -248,12 +243,8 @@ def path_object(path: Sequence[Segment]) -> list[dict[str, Any]]:
     origin = path[0].start_ms if path else 0.0
     return [
         {
-            "name": s.name,
-            "phase": s.phase,
-            "resource": s.resource,
-            "rank": s.rank,
-            "start_ms": s.start_ms - origin,
-            "duration_ms": s.duration_ms,
+            **picked(segment, "name", "phase", "resource", "rank", "duration_ms"),
+            "start_ms": segment.start_ms - origin,
         }
-        for s in path
+        for segment in path
     ]

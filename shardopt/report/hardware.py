@@ -11,7 +11,6 @@ from shardopt.formatting import KIND_WORDS, percent, plural
 from shardopt.report.blocks import Block, Grid, Heading, Line, View
 
 TORCHREC = "TorchRec"
-_NOT_VALIDATED = "not validated"
 _NOT_CONSTANTS = ("provenance", "rel_error", "law")
 
 
@@ -74,11 +73,13 @@ def _errors(profile: HardwareProfile) -> str:
         if group.provenance.error is not None:
             known.append((name, group.provenance.error))
     parts = [f"{name} {percent(error.mean)} ({error.n})" for name, error in known]
-    return "; ".join(parts) or _NOT_VALIDATED
+    return "; ".join(parts) or error_words(None)
 
 
-def error_words(error: KnownError) -> str:
+def error_words(error: KnownError | None) -> str:
     """Mean and geometric mean of a known error, and on which rows."""
+    if error is None:
+        return "not validated"
     rows = plural(error.n, "row")
     return (
         f"mean error {percent(error.mean)} (geometric mean {percent(error.geomean)}) on {rows} "
@@ -90,7 +91,7 @@ def iteration_words(profile: HardwareProfile) -> list[str]:
     """What is known of whole iterations, TorchRec's first, each with the software that ran them."""
     known = [(error.runtime or error.suite, error_words(error)) for error in profile.known_error]
     if all(runtime != TORCHREC for runtime, _ in known):
-        known.insert(0, (TORCHREC, _NOT_VALIDATED))
+        known.insert(0, (TORCHREC, error_words(None)))
     known.sort(key=lambda pair: pair[0] != TORCHREC)
     named = (name if name == TORCHREC else f"{name} (not TorchRec)" for name, _ in known)
     return [f"under {name}: {text}" for name, (_, text) in zip(named, known, strict=True)]
@@ -122,7 +123,6 @@ def _group(name: str, group: Group, place: str) -> list[Block]:
         *([f"rows: {origin.n}"] if origin.n is not None else []),
         *(f"{what} from {low:g} to {high:g}" for what, (low, high) in origin.range.items()),
     ]
-    known = _NOT_VALIDATED if origin.error is None else error_words(origin.error)
     constants = [
         (key, _value(value))
         for key, value in group.model_dump(mode="json").items()
@@ -131,7 +131,7 @@ def _group(name: str, group: Group, place: str) -> list[Block]:
     return [
         Heading(name, f"{place}{KIND_WORDS[origin.kind]}; {within}"),
         Line("; ".join(" ".join(d.split()) for d in details), "dim"),
-        f"Known error: {known}",
+        f"Known error: {error_words(origin.error)}",
         Grid(["<constant", "~value"], constants),
     ]
 

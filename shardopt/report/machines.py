@@ -8,7 +8,7 @@ from typing import Any
 
 from shardopt.api.answer import Answer
 from shardopt.api.machines import OnMachine
-from shardopt.formatting import gap_of, hbm_use, memory_use, number, percent
+from shardopt.formatting import gap_of, hbm_use, memory_use, number, percent, picked
 from shardopt.report.blocks import Block, Grid, Heading, View, warning
 from shardopt.report.prediction import tables_object
 
@@ -93,8 +93,7 @@ def _object(one: OnMachine) -> dict[str, Any]:
         price = 1e6 * one.price * best.iteration_ms / MS_PER_HOUR / samples
     return {
         **found,
-        "iteration_ms": best.iteration_ms,
-        "interval_ms": list(best.interval_ms),
+        **picked(best, "iteration_ms", "interval_ms"),
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
         "samples_per_s": rate * one.gpus,
         "samples_per_s_per_gpu": rate,

@@ -8,15 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predictor.model.plan import ComputeKernel, TablePlan
+from predictor.model.plan import TablePlan
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
 from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.formatting import (
+    USUAL_KERNELS,
     at_most,
     gap_of,
     hbm_use,
@@ -24,11 +26,14 @@ from shardopt.formatting import (
     ms,
     number,
     percent,
+    picked,
     plural,
+    points,
     ranks_text,
     times,
     type_mix,
 )
+from shardopt.race import Confirmation
 from shardopt.report.advice import advice, advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
 from shardopt.report.prediction import (
@@ -45,7 +50,6 @@ from shardopt.report.prediction import (
 SHOWN_CONSTANTS = 3
 SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
-USUAL_KERNELS = (ComputeKernel.FUSED, ComputeKernel.DENSE)
 
 
 def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) -> View:
@@ -309,7 +313,6 @@ def _over_links(move: Move) -> str:
 
 
 def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
-    """How long the move takes, and when it has paid for itself."""
     how = (
         "TorchRec can move them while the job runs"
         if move.in_place
@@ -327,6 +330,42 @@ def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
 def _placed_words(plan: TablePlan) -> str:
     kernel = "" if plan.compute_kernel in USUAL_KERNELS else f" {plan.compute_kernel}"
     return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"
+
+
+def measured(found: Confirmation, expected: ExpectedGain | None) -> list[Block]:
+    """The plans as measured, the fastest first, then `gained`."""
+    plans = sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0))
+    rows = [
+        (
+            one.name,
+            "" if one.median_ms is None else number(one.median_ms),
+            "" if one.interval_ms is None else interval(one.interval_ms),
+            one.found_by,
+            "" if one.dropped_after is None else f"out after {plural(one.dropped_after, 'round')}",
+        )
+        for one in plans
+    ]
+    return [
+        Heading("Measured plans"),
+        Grid(["<plan", ">ms", ">95 % interval", "~found by", "<"], rows),
+        *(f"{note}." for note in found.notes),
+        gained(found, expected),
+    ]
+
+
+def gained(found: Confirmation, expected: ExpectedGain | None) -> str:
+    """The fastest plan, and the measured gain beside the expected one."""
+    if found.gain is None:
+        return f"{found.best.name} is the fastest measured plan; TorchRec's was not timed."
+    value, low, high = found.gain
+    between = ""
+    if low is not None and high is not None:
+        between = f" (95 % interval {points(low)} to {points(high)})"
+    before = "" if expected is None else f"; {points(expected.mean)} % was expected"
+    return (
+        f"{found.best.name} is the fastest measured plan: it gains {points(value)} % over "
+        f"TorchRec's{between}{before}."
+    )
 
 
 def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
@@ -377,18 +416,13 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         passed_over -= 1
     return {
         **answer.head,
-        "iteration_ms": best.iteration_ms,
-        "interval_ms": list(best.interval_ms),
-        "interval_calibrated": best.interval_calibrated,
-        "provenance": best.provenance,
+        **picked(best, "iteration_ms", "interval_ms", "interval_calibrated", "provenance"),
         "out_of_range": [asdict(item) for item in best.out_of_range],
         "lower_bound_ms": result.lower_bound_ms,
         "gap": gap_of(best.iteration_ms, result.lower_bound_ms),
         "bound_notes": list(result.bound_notes),
         "surrogate_gap": None,
-        "stopped_by": result.stopped_by,
-        "search_seconds": result.search_seconds,
-        "evaluations": result.evaluations,
+        **picked(result, "stopped_by", "search_seconds", "evaluations"),
         "plans": [
             {
                 **prediction_object(prediction),
@@ -402,8 +436,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "sharding_matters": answer.stakes is None or answer.stakes.matters,
         "verdict": answer.verdict,
         **advice_object(answer.advised),
-        "preferred_to": fastest
-        and {"iteration_ms": fastest.iteration_ms, "found_by": fastest.found_by},
+        "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
         "objective": result.aim,
         "ties": None if result.ties is None else asdict(result.ties),
         "scenarios": [
@@ -416,8 +449,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
             }
             for one in result.scenarios
         ],
-        "worst_regret": result.worst_regret,
-        "proved_regret": result.proved_regret,
+        **picked(result, "worst_regret", "proved_regret"),
         "passed_over": passed_over,
         "notes": list(answer.setting.notes),
         **move_object(result, answer.move, in_use),

@@ -24,6 +24,7 @@ from shardopt.formatting import (
     number,
     percent,
     phase_words,
+    picked,
     plural,
     range_lines,
     times,
@@ -77,51 +78,32 @@ def prediction_object(prediction: Prediction) -> Object:
     """
     sync = prediction.replica_sync
     return {
-        "iteration_ms": prediction.iteration_ms,
-        "interval_ms": list(prediction.interval_ms),
-        "interval_calibrated": prediction.interval_calibrated,
+        **picked(prediction, "iteration_ms", "interval_ms", "interval_calibrated"),
         "breakdown": dict(prediction.breakdown),
-        "per_rank": [
-            {"rank": r.rank, "busy_ms": dict(r.busy_ms), "idle_ms": r.idle_ms}
-            for r in prediction.per_rank
-        ],
+        "per_rank": [picked(load, "rank", "busy_ms", "idle_ms") for load in prediction.per_rank],
         "memory": memory_objects(prediction.memory),
         "provenance": prediction.provenance,
         "out_of_range": [asdict(item) for item in prediction.out_of_range],
         "dense_ops_by_bytes": dict(prediction.dense_ops_by_bytes),
         "dense_by_module": {k: list(v) for k, v in prediction.dense_by_module.items()},
-        "replica_sync": sync and {name: getattr(sync, name) for name in SYNC},
+        "replica_sync": sync and picked(sync, *SYNC),
     }
 
 
 def memory_objects(memory: Iterable[RankMemory]) -> list[Object]:
-    """``memory`` of ``--json``, a rank each.
-
-    Keys:
-        hbm_bytes, ddr_bytes: of the rank's shards, with what is in flight for them.
-        hbm_cap_bytes: of the device, as installed.
-        ddr_cap_bytes: of host memory, left for shards.
-        activations_bytes: most of the dense part beside what stays.
-        peak_allocated_bytes, peak_reserved_bytes: most of the whole process, in tensors and as the
-            allocator takes it; of host memory on CPUs.
-        limit_bytes: of the capacity, what may be reserved.
-        fits: the peak is within that, and host memory suffices.
-    """
+    """``memory`` of ``--json``, a rank each; docs/commands.md says what its keys are, but for
+    ``ddr_cap_bytes``: host memory left for shards."""
     found = []
     for rank in memory:
         peak = rank.peak
         assert peak is not None
         found.append(
             {
-                "rank": rank.rank,
-                "hbm_bytes": rank.hbm_bytes,
-                "hbm_cap_bytes": peak.capacity_bytes if peak.on_device else rank.hbm_cap_bytes,
-                "ddr_bytes": rank.ddr_bytes,
-                "ddr_cap_bytes": rank.ddr_cap_bytes,
-                "activations_bytes": peak.activations_bytes,
+                **picked(rank, "rank", "hbm_bytes", "hbm_cap_bytes", "ddr_bytes", "ddr_cap_bytes"),
+                **({"hbm_cap_bytes": peak.capacity_bytes} if peak.on_device else {}),
+                **picked(peak, "activations_bytes", "limit_bytes"),
                 "peak_allocated_bytes": peak.allocated_bytes,
                 "peak_reserved_bytes": peak.reserved_bytes,
-                "limit_bytes": peak.limit_bytes,
                 "fits": rank.fits,
             }
         )

@@ -6,84 +6,70 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.status import Status
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from shardopt.formatting import ms
 from shardopt.report.console import EscapingConsole
 
 
-class SearchProgress:
-    """A `search.problem.Progress` on the terminal; nothing when off or stderr is no terminal."""
+class LineProgress:
+    """What is being done, in one line on stderr; nothing when off or piped away."""
 
-    def __init__(self, *, on: bool, console: Console | None = None) -> None:
-        self._console = console or EscapingConsole(stderr=True)
-        self._on = on and self._console.is_terminal
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
+    def __init__(self, starting: str, *further: ProgressColumn, on: bool) -> None:
+        console = EscapingConsole(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            *further,
+            console=console,
+            transient=True,
+            refresh_per_second=5,
+            disable=not (on and console.is_terminal),
+        )
+        self._task = self._progress.add_task(starting, total=1.0, best="", bound="")
 
     def __enter__(self) -> Self:
-        if self._on:
-            self._progress = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[best]}", markup=False),
-                TextColumn("{task.fields[bound]}", markup=False, style="dim"),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-                refresh_per_second=5,
-            )
-            self._task = self._progress.add_task("starting", total=1.0, best="", bound="")
-            self._progress.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            sys.stderr.flush()
+        self._progress.stop()
+        sys.stderr.flush()
+
+    def reading(self, path: Path, samples: int) -> None:
+        """Which file is read, and the samples so far, over all files."""
+        self._progress.update(self._task, description=f"reading {path.name}: {samples:,} samples")
+
+    def replaying(self, done: int, total: int, left_s: float) -> None:
+        """Iterations done, of how many, and the time that is left."""
+        text = f"iteration {done + 1} of {total}, {left_s:.0f} s left"
+        self._progress.update(self._task, description=text)
+
+
+class SearchProgress(LineProgress):
+    """A `search.problem.Progress`: the stage, the best plan so far and the bound."""
+
+    def __init__(self, *, on: bool) -> None:
+        best = TextColumn("{task.fields[best]}", markup=False)
+        bound = TextColumn("{task.fields[bound]}", markup=False, style="dim")
+        super().__init__(
+            "starting", BarColumn(bar_width=24), best, bound, TimeElapsedColumn(), on=on
+        )
 
     def __call__(
         self, stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
     ) -> None:
-        """Show the stage, the best plan so far and the bound."""
-        if self._progress is not None:
-            self._progress.update(
-                self._task,
-                description=stage,
-                completed=fraction,
-                best="" if best_ms is None else f"best {ms(best_ms)}",
-                bound="" if bound_ms is None else f"bound {ms(bound_ms)}",
-            )
-
-
-class LineProgress:
-    """What is being done, in one line on stderr; nothing when off or piped away."""
-
-    def __init__(self, starting: str, *, on: bool) -> None:
-        console = EscapingConsole(stderr=True)
-        self._status = Status(starting, console=console) if on and console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def _say(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(escape(text))
-
-    def reading(self, path: Path, samples: int) -> None:
-        """Which file is read, and the samples so far, over all files."""
-        self._say(f"reading {path.name}: {samples:,} samples")
-
-    def replaying(self, done: int, total: int, left_s: float) -> None:
-        """Iterations done, of how many, and the time that is left."""
-        self._say(f"iteration {done + 1} of {total}, {left_s:.0f} s left")
+        self._progress.update(
+            self._task,
+            description=stage,
+            completed=fraction,
+            best="" if best_ms is None else f"best {ms(best_ms)}",
+            bound="" if bound_ms is None else f"bound {ms(bound_ms)}",
+        )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -22,13 +22,11 @@ from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace
 from predictor.units import format_bytes
-from shardopt.explain.critical_path import path_sections
-from shardopt.formatting import ms, number, percent, plural, ranks_text
+from shardopt.formatting import ms, number, percent, picked, plural, ranks_text
 from shardopt.report.blocks import Bar, Block, Grid, Heading, Legend, Line, View
 from shardopt.report.explain import path_grid, path_object
 
 MAX_ROWS = 24
-MAX_SECTIONS = 12
 MAX_KERNELS = 8
 SHORT = 0.002
 """Share of the critical path below which a segment counts to the section before it."""
@@ -52,22 +50,6 @@ _WORDS = {
     "host_bound": "waiting for the host",
     "idle": "idle",
 }
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of all ranks, and what was predicted of them.
-
-    Args:
-        predicted: rank and name of a step -> its predicted time in ms.
-        outside: rank and name of steps that began before the trace; they count in no mean.
-        what_if: what the prediction changes in the traced job; empty where it changes nothing.
-    """
-
-    measured: Sequence[StepBreakdown]
-    predicted: Mapping[tuple[int, str], float]
-    outside: Collection[tuple[int, str]]
-    what_if: Mapping[str, Any]
 
 
 def trace_view(
@@ -99,14 +81,10 @@ def trace_view(
             ``link_scale``; empty where it changes nothing.
     """
     traces = found.traces
-    simulated_steps = simulated.steps if simulated is not None else ()
-    steps = _Steps(
-        [step for trace in traces for step in breakdown(trace)],
-        {_name(found, s): s.predicted_ms for s in simulated_steps},
-        {_name(found, s) for s in simulated_steps if s.outside},
-        what_if,
-    )
-    parts = mean_parts(steps.measured) if steps.measured else {}
+    measured = [step for trace in traces for step in breakdown(trace)]
+    replayed = {_name(found, s): s for s in (simulated.steps if simulated is not None else ())}
+    steps = [_step_object(step, replayed.get((step.rank, step.step))) for step in measured]
+    parts = mean_parts(measured) if measured else {}
     kernels = top_kernels(traces, MAX_KERNELS)
     path = [
         # the simulation counts the ranks that it was given; the job has numbers of its own
@@ -114,15 +92,13 @@ def trace_view(
         for segment in (simulated.critical_path if simulated is not None else ())
     ]
     told = _notes(found, simulated)
-    data = {
+    data: dict[str, Any] = {
         "device": _device(traces),
-        "steps": [_step_object(step, steps) for step in steps.measured],
+        "steps": steps,
         "breakdown": dict(parts),
         "ranks": [
             {
-                "rank": trace.rank,
-                "source": trace.source,
-                "world_size": trace.world_size,
+                **picked(trace, "rank", "source", "world_size"),
                 "device": trace.device_name,
                 "host_events": len(trace.host),
                 "device_events": len(trace.device),
@@ -130,8 +106,7 @@ def trace_view(
             for trace in traces
         ],
         "kernels": [
-            {"name": k.name, "count": k.count, "total_ms": k.total_ms, "collective": k.collective}
-            for k in kernels
+            picked(kernel, "name", "count", "total_ms", "collective") for kernel in kernels
         ],
         "critical_path": path_object(path),
         "executions": [_execution_object(execution) for execution in found.executions],
@@ -139,30 +114,28 @@ def trace_view(
         "what_if": dict(what_if),
     }
     brief = "no steps: execution traces record no times"
-    if steps.measured:
-        brief = _headline(steps)
+    if steps:
+        brief = _headline(steps, what_if)
+    report: list[Block]
     if traces:
-        rows = [
-            (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
-            for k in kernels
-        ]
-        report = [
-            "",
-            _what_was_read(traces),
-            brief,
-            *_means(parts, steps),
-            *_show_steps(steps),
-            *([Heading("Longest kernels", "summed over all steps and ranks")] if rows else ()),
-            *([Grid([">ms", ">runs", ">µs each", "~kernel"], rows)] if rows else ()),
-            *_path(path),
-        ]
+        report = ["", _what_was_read(traces), brief, *_means(parts)]
+        if replayed:
+            report.append(Line(WHAT_IS_CHANGED if what_if else WHAT_IS_PREDICTED, "dim"))
+        report += _show_steps(steps, ">change" if what_if else ">error")
+        if kernels:
+            rows = [
+                (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
+                for k in kernels
+            ]
+            report.append(Heading("Longest kernels", "summed over all steps and ranks"))
+            report.append(Grid([">ms", ">runs", ">µs each", "~kernel"], rows))
+        report += _path(path)
     else:
-        report = ["", NO_TIMES, *_executions(found.executions)]
+        report = ["", NO_TIMES, *_executions(data["executions"])]
     return View(data, report, [brief], [*told, *notes])
 
 
 def _name(found: TraceSet, step: SimulatedStep) -> tuple[int, str]:
-    """Rank and name of a simulated step."""
     trace = next(trace for trace in found.traces if trace.rank == step.rank)
     return step.rank, trace.steps[step.step].name
 
@@ -186,27 +159,22 @@ def _device(traces: Iterable[RankTrace]) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def _step_object(step: StepBreakdown, steps: _Steps) -> dict[str, Any]:
+def _step_object(step: StepBreakdown, replayed: SimulatedStep | None) -> dict[str, Any]:
     return {
-        "rank": step.rank,
-        "step": step.step,
-        "measured_ms": step.measured_ms,
-        "predicted_ms": steps.predicted.get((step.rank, step.step)),
-        "outside": (step.rank, step.step) in steps.outside,
+        **picked(step, "rank", "step", "measured_ms", "hidden_communication_ms"),
+        "predicted_ms": replayed and replayed.predicted_ms,
+        "outside": replayed is not None and replayed.outside,
         "breakdown": step.parts,
-        "hidden_communication_ms": step.hidden_communication_ms,
     }
 
 
 def _execution_object(execution: ExecutionTrace) -> dict[str, Any]:
     comms = [node.comm for node in execution.collectives() if node.comm is not None]
     return {
-        "rank": execution.rank,
-        "source": execution.source,
-        "schema": execution.schema,
+        **picked(execution, "rank", "source", "schema"),
         "ops": dict(execution.op_counts().most_common()),
         "input_bytes": execution.input_bytes(),
-        "collectives": [{"op": c.op, "size_bytes": c.size_bytes} for c in comms],
+        "collectives": [picked(c, "op", "size_bytes") for c in comms],
     }
 
 
@@ -226,20 +194,19 @@ def _what_was_read(traces: Sequence[RankTrace]) -> str:
     )
 
 
-def _headline(steps: _Steps) -> str:
-    text = f"Measured {ms(fmean(step.measured_ms for step in steps.measured))} per step"
-    keys = [((s.rank, s.step), s.measured_ms) for s in steps.measured]
+def _headline(steps: Sequence[Mapping[str, Any]], what_if: Mapping[str, Any]) -> str:
+    text = f"Measured {ms(fmean(step['measured_ms'] for step in steps))} per step"
     pairs = [
-        (measured, steps.predicted[key])
-        for key, measured in keys
-        if key in steps.predicted and key not in steps.outside
+        (step["measured_ms"], step["predicted_ms"])
+        for step in steps
+        if step["predicted_ms"] is not None and not step["outside"]
     ]
     errors = [abs(p / m - 1) for m, p in pairs if m > 0]
     if not errors:
         return f"{text}."
     mean = fmean(p for _, p in pairs)
-    if steps.what_if:
-        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in steps.what_if.items())
+    if what_if:
+        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in what_if.items())
         change = 100 * (mean / fmean(m for m, _ in pairs) - 1)
         return f"{text}; with {asked}: {ms(mean)}, {change:+.1f} %."
     return (
@@ -248,57 +215,52 @@ def _headline(steps: _Steps) -> str:
     )
 
 
-def _means(parts: Mapping[str, float], steps: _Steps) -> list[Block]:
-    """The mean step by part, and what the prediction is."""
+def _means(parts: Mapping[str, float]) -> list[Block]:
+    """The mean step by part."""
     total = sum(parts.values())
-    found: list[Block] = []
-    if total > 0:
-        shares = (
-            f"{_WORDS[part]} {percent(parts[part] / total)}"
-            for part in PARTS
-            if parts[part] > 1e-6 * total
-        )
-        found.append(f"Where the time goes: {', '.join(shares)}.")
-    if steps.predicted:
-        found.append(Line(WHAT_IS_CHANGED if steps.what_if else WHAT_IS_PREDICTED, "dim"))
-    return found
+    if total <= 0:
+        return []
+    shares = (
+        f"{_WORDS[part]} {percent(parts[part] / total)}"
+        for part in PARTS
+        if parts[part] > 1e-6 * total
+    )
+    return [f"Where the time goes: {', '.join(shares)}."]
 
 
-def _show_steps(steps: _Steps) -> list[Block]:
-    shown = sorted(steps.measured, key=lambda s: -s.measured_ms)[:MAX_ROWS]
-    columns = ["<step", ">rank", ">measured ms"]
-    if steps.predicted:
-        columns += [">predicted ms", ">change" if steps.what_if else ">error"]
-    longest = max(step.measured_ms for step in steps.measured)
+def _show_steps(steps: Sequence[Mapping[str, Any]], off: str) -> list[Block]:
+    """A row for each of the longest steps; ``off`` is what its distance to the prediction is."""
+    predicted = any(step["predicted_ms"] is not None for step in steps)
+    longest = sorted(steps, key=lambda s: -s["measured_ms"])[:MAX_ROWS]
+    whole = longest[0]["measured_ms"]
     rows = [
         (
-            step.step,
-            str(step.rank),
-            number(step.measured_ms),
-            *(_against(step, steps) if steps.predicted else ()),
-            Bar([(value, part, _WORDS[part]) for part, value in step.parts.items()], longest),
+            step["step"],
+            str(step["rank"]),
+            number(step["measured_ms"]),
+            *(_against(step) if predicted else ()),
+            Bar([(v, part, _WORDS[part]) for part, v in step["breakdown"].items()], whole),
         )
-        for step in steps.measured
-        if step in shown
+        for step in steps
+        if step in longest
     ]
+    columns = ["<step", ">rank", ">measured ms", *([">predicted ms", off] if predicted else [])]
     found: list[Block] = [
         Heading("Steps", "from one step marker to the next"),
         Grid([*columns, "<where the time goes"], rows),
         Legend(_WORDS),
     ]
-    if len(shown) < len(steps.measured):
-        text = f"The {len(shown)} longest of {len(steps.measured)} steps are shown."
-        found.append(Line(text, "dim"))
+    if len(longest) < len(steps):
+        found.append(Line(f"The {len(longest)} longest of {len(steps)} steps are shown.", "dim"))
     return found
 
 
-def _against(step: StepBreakdown, steps: _Steps) -> tuple[str, str]:
-    key = (step.rank, step.step)
-    value = steps.predicted.get(key)
+def _against(step: Mapping[str, Any]) -> tuple[str, str]:
+    value, measured = step["predicted_ms"], step["measured_ms"]
     if value is None:
         return "-", "-"
-    error = 100 * (value / step.measured_ms - 1) if step.measured_ms > 0 else 0.0
-    mark = " (began before the trace)" if key in steps.outside else ""
+    error = 100 * (value / measured - 1) if measured > 0 else 0.0
+    mark = " (began before the trace)" if step["outside"] else ""
     return number(value), f"{error:+.1f} %{mark}"
 
 
@@ -306,27 +268,23 @@ def _path(path: Sequence[Segment]) -> list[Block]:
     """The longest sections of the predicted critical path, in order of time."""
     total = sum(segment.duration_ms for segment in path)
     long = [s for s in path if s.duration_ms >= SHORT * total]
-    found = path_sections([replace(segment, name=short_name(segment.name)) for segment in long])
-    if not found:
+    if not long:
         return []
     title = Heading("Predicted critical path", "its longest sections, in order of time")
-    return [title, *path_grid(found, MAX_SECTIONS)]
+    return [title, *path_grid([replace(s, name=short_name(s.name)) for s in long])]
 
 
-def _executions(executions: Sequence[ExecutionTrace]) -> list[Block]:
-    """What execution traces say by themselves."""
-    rows = []
-    for execution in executions:
-        comms = [node.comm for node in execution.collectives() if node.comm is not None]
-        rows.append(
-            (
-                str(execution.rank),
-                execution.schema,
-                f"{sum(execution.op_counts().values()):,}",
-                format_bytes(execution.input_bytes()),
-                str(len(comms)),
-                format_bytes(sum(c.size_bytes or 0 for c in comms)),
-            )
+def _executions(objects: Sequence[Mapping[str, Any]]) -> list[Block]:
+    rows = [
+        (
+            str(of["rank"]),
+            of["schema"],
+            f"{sum(of['ops'].values()):,}",
+            format_bytes(of["input_bytes"]),
+            str(len(of["collectives"])),
+            format_bytes(sum(c["size_bytes"] or 0 for c in of["collectives"])),
         )
+        for of in objects
+    ]
     columns = [">rank", "<schema", ">ops", ">op inputs", ">collectives", ">bytes sent"]
     return [Heading("Execution traces"), Grid(columns, rows)]

@@ -13,7 +13,7 @@ from search.tune.knobs import Value, change_lines, changes
 from search.tune.trial import TRIED, WORTH, Trial
 from search.tune.tune import Member, TuneResult, Tuning
 from shardopt.api.answer import Answer
-from shardopt.formatting import number, percent, plural
+from shardopt.formatting import number, percent, picked, plural
 from shardopt.report.blocks import Block, Grid, Heading, View
 from shardopt.report.plan import plan_view
 from shardopt.report.prediction import tables_object
@@ -120,7 +120,6 @@ def _trials(report: TuneReport) -> list[Block]:
 
 
 def _counted(report: TuneReport) -> str:
-    """How many settings were tried and what became of them."""
     states = Counter(t.state for t in report.tuned.trials)
     parts = [f"{states['searched']} searched"]
     if states["ruled out"]:
@@ -177,7 +176,6 @@ def _front(report: TuneReport) -> list[Block]:
 
 
 def _best(report: TuneReport) -> list[Block]:
-    """What to change to get the best setting."""
     best = report.members[0]
     by = f" by {WORDS[report.goals[0].name]}" if len(report.members) > 1 else ""
     name = "Only setting tried" if report.tried == 1 else f"Best setting{by}"
@@ -246,8 +244,7 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
     tuning = report.tuning
     members = [
         {
-            "number": member.trial.number,
-            "setting": dict(member.trial.setting),
+            **picked(member.trial, "number", "setting"),
             "changes": change_lines(tuning.case, member.trial.setting),
             "objectives": _named(report, member.values),
             "iteration_ms": member.result.best.iteration_ms,
@@ -259,13 +256,9 @@ def tune_object(report: TuneReport) -> dict[str, Any]:
     ]
     trials = [
         {
-            "number": trial.number,
-            "setting": dict(trial.setting),
-            "state": trial.state,
+            **picked(trial, "number", "setting", "state", "iteration_ms", "reason"),
             "objectives": _named(report, trial.values),
             "bound": _named(report, trial.bound),
-            "iteration_ms": trial.iteration_ms,
-            "reason": trial.reason,
         }
         for trial in report.tuned.trials
     ]

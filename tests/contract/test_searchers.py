@@ -57,14 +57,6 @@ def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     return [c.assignment for c in Rounding(objective, surrogate).propose(bound)]
 
 
-def by_balancer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    return [balance(objective, surrogate, p) for p in by_placer(objective, surrogate)]
-
-
-def by_refilling(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    return [refill(objective, surrogate, p) for p in by_placer(objective, surrogate)]
-
-
 def by_packer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     packer = Packer(objective, surrogate)
     return [packer.pack(p, 20)[0] for p in by_placer(objective, surrogate)]
@@ -75,10 +67,6 @@ def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     most = max(map(len, objective.space.options))
     tried = [[o[min(i, len(o) - 1)] for o in objective.space.options] for i in range(most)]
     return [plan for options in tried if (plan := placer.place_all(options)) is not None]
-
-
-def by_baselines(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    return list(plan_baselines(objective, surrogate, 0).values())
 
 
 def by_feasibility(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
@@ -94,13 +82,13 @@ def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignme
 
 SEARCHERS: dict[str, Searcher] = {
     "rounding": by_rounding,
-    "balancer": by_balancer,
-    "refilling": by_refilling,
+    "balancer": lambda given, cheap: [balance(given, cheap, p) for p in by_placer(given, cheap)],
+    "refilling": lambda given, cheap: [refill(given, cheap, p) for p in by_placer(given, cheap)],
     "packer": by_packer,
     "cpsat": by_cpsat,
     "study": by_study,
     "placer": by_placer,
-    "baselines": by_baselines,
+    "baselines": lambda given, cheap: list(plan_baselines(given, cheap, 0).values()),
     "feasibility": by_feasibility,
     "local search": by_local_search,
 }

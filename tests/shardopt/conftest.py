@@ -33,16 +33,17 @@ dense:
 """
 
 
+def table(kind: str, kernel: str, *shards: tuple[int, list[int], list[int]]) -> dict[str, Any]:
+    """A table of plan.json; of each shard rank, offset and size."""
+    return {
+        "sharding_type": kind,
+        "compute_kernel": kernel,
+        "shards": [{"rank": r, "offset": o, "size": s} for r, o, s in shards],
+    }
+
+
 def a_plan() -> dict[str, Any]:
     """A plan for the model on 2 ranks, as plan.json holds it."""
-
-    def table(kind: str, kernel: str, *shards: tuple[int, list[int], list[int]]) -> dict[str, Any]:
-        return {
-            "sharding_type": kind,
-            "compute_kernel": kernel,
-            "shards": [{"rank": r, "offset": o, "size": s} for r, o, s in shards],
-        }
-
     halves = (0, [0, 0], [50000, 32]), (1, [0, 32], [50000, 32])
     return {
         "schema": "shardopt.plan/1",

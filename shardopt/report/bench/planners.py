@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Answer, Comparison
-from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, times, type_mix
+from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, picked, times, type_mix
 from shardopt.measure.sampling import Samples
 from shardopt.report.blocks import Block, Grid, Heading, View
 from shardopt.report.prediction import misfit_text, prediction_object, tables_object
@@ -38,9 +38,8 @@ def planners_view(found: Comparison) -> View:
     ours, theirs = _answer_object(found.ours), _answer_object(found.theirs)
     if ours is not None:
         ours |= {
-            "lower_bound_ms": result.lower_bound_ms,
+            **picked(result, "lower_bound_ms", "stopped_by"),
             "gap": gap_of(result.best.iteration_ms, result.lower_bound_ms),
-            "stopped_by": result.stopped_by,
             "found_by": result.best.found_by,
         }
     data = {
@@ -140,7 +139,6 @@ def _times(found: Comparison) -> list[Block]:
 
 
 def _plans(found: Comparison) -> list[Block]:
-    """Both plans under shardopt's predictor, and what the table leaves out."""
     rows = []
     best = found.ours.prediction
     for name, answer in (("shardopt", found.ours), ("torchrec", found.theirs)):

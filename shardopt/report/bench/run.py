@@ -10,7 +10,7 @@ from predictor.predict import Prediction
 from shardopt.bench.rows import BenchRows
 from shardopt.bench.run import warmup_words
 from shardopt.bench.summary import PlanSummary, reference_rounds, summaries
-from shardopt.formatting import interval, number, percent, plural, times
+from shardopt.formatting import interval, number, percent, picked, plural, times
 from shardopt.report.blocks import Block, Grid, Heading, View
 
 BUSY_CORES = 0.15
@@ -34,7 +34,7 @@ def run_view(
             ``round_spread`` (slowest round over fastest - 1), ``ranks_median_ms``, ``stable``,
             ``ratio`` to the first plan, ``ratio_interval``, ``significant`` (all three null for
             the first; the interval also with fewer than 6 rounds), ``predicted_ms``,
-            ``predicted_interval_ms`` (null without a prediction).
+            ``predicted_interval_ms``.
         reference: kernel -> ``rounds_ms``, ``median_ms``: fixed work timed in the same rounds.
         other_cores: by round, how many cores were busy with something else (or null).
         model, settings, sessions: as in the rows file.
@@ -42,16 +42,14 @@ def run_view(
     """
     found, reference = summaries(rows), reference_rounds(rows)
     data = {
-        "model": rows.model,
-        "settings": rows.settings,
+        **picked(rows, "model", "settings", "sessions"),
         "rounds": len(rows.rounds),
-        "rows": [_row(item, paths, predicted.get(item.name)) for item in found],
+        "rows": [_row(item, paths[item.name], predicted[item.name]) for item in found],
         "reference": {
             kernel: {"median_ms": statistics.median(rounds), "rounds_ms": rounds}
             for kernel, rounds in reference.items()
         },
         "other_cores": [r["other_cores"] for r in rows.rounds],
-        "sessions": rows.sessions,
         "hardware": hardware,
     }
     count = f"{plural(len(rows.rounds), 'round')} of {rows.settings['block']} iterations"
@@ -59,56 +57,44 @@ def run_view(
     over = rows.settings["backend"] + ("" if link is None else f" over {link:g} Gbit/s")
     several = len(found) > 1
     columns = ["~plan", ">median", "<p10 – p90", ">rounds"]
-    columns += [f"<vs {found[0].name}"] * several + [">predicted", ">off by"] * bool(predicted)
-    cells = [_cells(item, predicted.get(item.name), several=several) for item in found]
+    columns += [*([f"<vs {found[0].name}"] if several else []), ">predicted", ">off by"]
+    cells = [_cells(item, predicted[item.name], several=several) for item in found]
     report: list[Block] = [
         Heading("Measured", f"ms per iteration on {over}, {count}"),
         Grid(columns, cells),
         *run_words(rows, found),
+        f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
+        "times drift with the machine, so ratios are the fairer test.",
     ]
-    if predicted:
-        report.append(
-            f"Predictions use profile {hardware}, which was not fitted on these samples. Absolute "
-            "times drift with the machine, so ratios are the fairer test."
-        )
     return View(data, report, report)
 
 
-def _row(
-    item: PlanSummary, paths: Mapping[str, str], prediction: Prediction | None
-) -> dict[str, Any]:
+def _row(item: PlanSummary, path: str, prediction: Prediction) -> dict[str, Any]:
     ratio, (low, high) = item.ratio, item.p10_p90_ms
     return {
-        "plan": paths.get(item.name, item.name),
-        "samples_ms": item.samples_ms,
-        "median_ms": item.median_ms,
+        "plan": path,
+        **picked(item, "samples_ms", "median_ms"),
         "p10_ms": low,
         "p90_ms": high,
-        "rounds_ms": item.rounds_ms,
-        "round_spread": item.round_spread,
-        "ranks_median_ms": item.ranks_median_ms,
-        "stable": item.stable,
+        **picked(item, "rounds_ms", "round_spread", "ranks_median_ms", "stable"),
         "ratio": ratio and ratio.value,
         "ratio_interval": list(ratio.interval) if ratio and ratio.interval else None,
         "significant": ratio and ratio.significant,
-        "predicted_ms": prediction and prediction.iteration_ms,
-        "predicted_interval_ms": prediction and list(prediction.interval_ms),
+        "predicted_ms": prediction.iteration_ms,
+        "predicted_interval_ms": list(prediction.interval_ms),
     }
 
 
-def _cells(item: PlanSummary, prediction: Prediction | None, *, several: bool) -> list[str]:
+def _cells(item: PlanSummary, prediction: Prediction, *, several: bool) -> list[str]:
     cells = [item.name, number(item.median_ms), interval(item.p10_p90_ms)]
     cells.append(f"± {percent(item.round_spread / 2)}")
-    ratio = item.ratio
+    ratio, value = item.ratio, prediction.iteration_ms
     if several and ratio is not None:
         shown = times(ratio.value) if ratio.significant else f"not significant ({ratio.value:.3f})"
         cells.append(shown)
     elif several:
         cells.append("")
-    if prediction is not None:
-        value = prediction.iteration_ms
-        cells += [number(value), f"{100 * (value / item.median_ms - 1):+.0f} %"]
-    return cells
+    return [*cells, number(value), f"{100 * (value / item.median_ms - 1):+.0f} %"]
 
 
 def run_words(rows: BenchRows, found: list[PlanSummary]) -> list[str]:

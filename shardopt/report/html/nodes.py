@@ -116,4 +116,4 @@ def _bar(bar: Bar) -> Element:
 
 def _kind(kind: str) -> str:
     """The class that has the colour of a part: of phases their own."""
-    return kind if kind in ("idle", "used", "misfit") else f"p-{kind}"
+    return kind if kind == "idle" else f"p-{kind}"

@@ -57,7 +57,6 @@ def _file(name: str) -> str:
 
 
 def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
-    """Where the constants come from."""
     hardware = setting.hardware
     columns = ["<constants", "<on the critical path", ">1 sigma", "<known error"]
     rows = []
@@ -69,7 +68,7 @@ def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
                 name,
                 "yes" if name in critical else "",
                 percent(group.rel_error),
-                "not validated" if origin.error is None else error_words(origin.error),
+                error_words(origin.error),
                 "; ".join(ranges),
                 f"{KIND_WORDS[origin.kind]}; from {hardware.origins[name]}",
                 " ".join(origin.source.split()),

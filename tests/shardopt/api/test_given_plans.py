@@ -11,16 +11,9 @@ import pytest
 from predictor.errors import PlanError
 from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import Machine
+from tests.shardopt.conftest import table
 
 ROWS = {"users": 200000, "items": 50000, "days": 7}
-
-
-def table(kind: str, kernel: str, *shards: tuple[int, list[int], list[int]]) -> dict[str, Any]:
-    return {
-        "sharding_type": kind,
-        "compute_kernel": kernel,
-        "shards": [{"rank": r, "offset": o, "size": s} for r, o, s in shards],
-    }
 
 
 def written(folder: Path, **tables: dict[str, Any]) -> Path:

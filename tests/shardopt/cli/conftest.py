@@ -50,6 +50,18 @@ def run(
 
 
 @pytest.fixture
+def as_json(run: Run) -> Callable[..., Any]:
+    """Runs a command that ends well with ``--json``; what it says."""
+
+    def call(*words: object) -> Any:
+        done = run(*words, "--json")
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    return call
+
+
+@pytest.fixture
 def refused(run: Run) -> Refused:
     """Runs a command that ends in one message, with these words in it; what it says."""
 

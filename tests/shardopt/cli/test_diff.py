@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 
-def test_hardware_lists_every_profile_and_how_far_it_can_be_trusted(run) -> None:
-    data = json.loads(run("hardware", "--json").out)
+def test_hardware_lists_every_profile_and_how_far_it_can_be_trusted(run, as_json) -> None:
+    data = as_json("hardware")
     assert data["default"] == "h100-sxm"
     assert "cpu-gloo" in data["profiles"]
     shown = " ".join(run("hardware").out.split())
     for name in ("v100-32gb", "a100-40gb", "a100-80gb", "h100-sxm *", "h200-sxm", "b200"):
         assert name in shown
-    rows = json.loads(run("hardware", "h100-sxm", "--json").out)["gemm"]["provenance"]["error"]["n"]
+    rows = as_json("hardware", "h100-sxm")["gemm"]["provenance"]["error"]["n"]
     assert re.search(rf"gemm [\d.]+ % \({rows}\)", shown)
     assert "h200-nvl not validated" in shown
 
@@ -23,8 +23,8 @@ def test_hardware_lists_every_profile_and_how_far_it_can_be_trusted(run) -> None
 UNDER_TORCHREC = "Whole iterations under TorchRec: "
 
 
-def test_hardware_shows_sources_and_errors(run) -> None:
-    data = json.loads(run("hardware", "h100-sxm", "--json").out)
+def test_hardware_shows_sources_and_errors(run, as_json) -> None:
+    data = as_json("hardware", "h100-sxm")
     assert data["memory"]["provenance"]["source"]
     assert data["memory"]["provenance"]["error"] is None
     known = data["known_error"][0]
@@ -36,18 +36,18 @@ def test_hardware_shows_sources_and_errors(run) -> None:
     own = shown.index(f"{UNDER_TORCHREC}not validated")
     assert own < shown.index("Whole iterations under HugeCTR (not TorchRec): mean error")
     assert f"{UNDER_TORCHREC}mean error" in run("hardware", "a100-40gb").out
-    assert json.loads(run("hardware", "b200", "--json").out)["known_error"] == []
+    assert as_json("hardware", "b200")["known_error"] == []
     assert f"{UNDER_TORCHREC}not validated" in run("hardware", "b200").out
 
 
-def test_hardware_of_a_file_over_a_base(run, tmp_path: Path) -> None:
-    overheads = json.loads(run("hardware", "h100-sxm", "--json").out)["overheads"]
+def test_hardware_of_a_file_over_a_base(run, as_json, tmp_path: Path) -> None:
+    overheads = as_json("hardware", "h100-sxm")["overheads"]
     (tmp_path / "mine.yaml").write_text(json.dumps({"base": "h100-sxm", "overheads": overheads}))
     shown = run("hardware", "mine.yaml")
     assert shown.code == 0
     assert "overheads  from mine.yaml;" in shown.out
     assert "gemm  from h100-sxm;" in shown.out
-    data = json.loads(run("hardware", "mine.yaml", "--json").out)
+    data = as_json("hardware", "mine.yaml")
     assert (data["name"], data["origins"]["overheads"]) == ("mine", "mine.yaml")
     assert data["origins"]["collectives.intra"] == "h100-sxm"
     assert "from h100-sxm" not in run("hardware", "h100-sxm").out
@@ -59,26 +59,26 @@ def test_hardware_that_is_none(refused, tmp_path: Path) -> None:
     refused("hardware", "h200", code=4, says="h200-sxm")
 
 
-def test_diff(run, refused, tmp_path: Path, plan_data: dict[str, Any]) -> None:
+def test_diff(run, as_json, refused, tmp_path: Path, plan_data: dict[str, Any]) -> None:
     (tmp_path / "a.json").write_text(json.dumps(plan_data))
     plan_data["tables"]["users"]["shards"][0]["rank"] = 1
     (tmp_path / "b.json").write_text(json.dumps(plan_data))
-    data = json.loads(run("diff", "a.json", "b.json", "--json").out)
+    data = as_json("diff", "a.json", "b.json")
     assert (data["same"], data["tables_same"]) == (False, 2)
     users = data["tables"]["users"]
     assert users["differs"] == ["ranks"]
     assert (users["a"]["ranks"], users["b"]["ranks"]) == ([0], [1])
     assert "TW on 0" in run("diff", "a.json", "b.json").out
     assert "No table differs (3)." in run("diff", "a.json", "a.json").out
-    assert json.loads(run("diff", "a.json", "a.json", "--json").out)["same"]
+    assert as_json("diff", "a.json", "a.json")["same"]
     refused("diff", "a.json", "none.json", says="none.json")
 
 
-def test_a_table_in_one_column_shard_is_table_wise(run, plan: Path, tmp_path, plan_data) -> None:
+def test_a_table_in_one_column_shard_is_table_wise(as_json, plan, tmp_path, plan_data) -> None:
     for kind in ("column_wise", "table_column_wise"):
         plan_data["tables"]["users"]["sharding_type"] = kind
         (tmp_path / "b.json").write_text(json.dumps(plan_data))
-        assert json.loads(run("diff", plan, "b.json", "--json").out)["same"]
+        assert as_json("diff", plan, "b.json")["same"]
 
 
 @pytest.mark.parametrize("command", ["predict", "explain"])

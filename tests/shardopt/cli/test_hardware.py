@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -36,10 +35,9 @@ def test_the_file_is_a_cluster_file(run, topology: Path, tmp_path: Path) -> None
     assert found.hardware == "a100-80gb"
 
 
-def test_slots_may_be_fewer_than_gpus(run, topology: Path, tmp_path: Path) -> None:
+def test_slots_may_be_fewer_than_gpus(as_json, topology: Path, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
-    done = run("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts", "--json")
-    data = json.loads(done.out)
+    data = as_json("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts")
     assert (data["hosts"], data["ranks_per_host"], data["nvlink_domain"]) == (2, 1, 1)
 
 

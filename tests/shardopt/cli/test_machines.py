@@ -1,6 +1,5 @@
 """`shardopt plan` with several machines: one table, a plan for each."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ QUICK = ("--effort", 0.005, "--scenarios", "none")
 
 
 def test_machines_are_compared_and_keep_their_plans(
-    run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    as_json, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_again(*given: object, **options: object) -> None:
         raise AssertionError("the model is read twice")
@@ -20,9 +19,7 @@ def test_machines_are_compared_and_keep_their_plans(
     monkeypatch.setattr(shardopt.api.setting, "read_model", read_again)
     (tmp_path / "prices.yaml").write_text("a100-80gb: 2\nh100-sxm: 4\n")
     flags = ("--gpus", "2,1", "--hardware", "h100-sxm,a100-80gb", "--price", "prices.yaml")
-    done = run("plan", model, *flags, *QUICK, "--json", "-o", "plan.json")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)["machines"]
+    found = as_json("plan", model, *flags, *QUICK, "-o", "plan.json")["machines"]
     names = [(one["hardware"], one["gpus"]) for one in found]
     assert names == [("h100-sxm", 2), ("h100-sxm", 1), ("a100-80gb", 2), ("a100-80gb", 1)]
     for one in found:
@@ -39,12 +36,10 @@ def test_machines_are_compared_and_keep_their_plans(
         assert one["bound_by"]
 
 
-def test_a_machine_that_no_plan_fits_is_a_row(run, model: Path) -> None:
+def test_a_machine_that_no_plan_fits_is_a_row(run, as_json, model: Path) -> None:
     model.write_text(model.read_text().replace("200000", "200000000"))
     flags = ("--gpus", "1,4", "--hbm-gib", 24, "--ddr-gib", 0)
-    done = run("plan", model, *flags, *QUICK, "--json")
-    assert done.code == 0, done.err
-    none, fits = json.loads(done.out)["machines"]
+    none, fits = as_json("plan", model, *flags, *QUICK)["machines"]
     assert (none["iteration_ms"], none["tables"]) == (None, None)
     assert none["no_plan"]
     assert fits["iteration_ms"] > 0

@@ -116,19 +116,15 @@ def test_same_seed_same_plan(run, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("searcher", ["cpsat", "optuna"])
-def test_one_searcher_alone(run, model: Path, searcher: str) -> None:
-    done = run("plan", model, *QUICK, "--search", searcher, "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["surrogate_gap"] is None
+def test_one_searcher_alone(as_json, model: Path, searcher: str) -> None:
+    assert as_json("plan", model, *QUICK, "--search", searcher)["surrogate_gap"] is None
 
 
-def test_cluster_file_gives_ranks_memory_and_hardware(run, model: Path, tmp_path: Path) -> None:
+def test_cluster_file_gives_ranks_memory_and_hardware(as_json, model: Path, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(
         "schema: 1\nhosts: 2\nranks_per_host: 1\nhardware: a100-40gb\nhbm_gib: [30, 20]\n"
     )
-    done = run("plan", model, "--cluster", "cluster.yaml", "--effort", 0.005, "--json")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+    data = as_json("plan", model, "--cluster", "cluster.yaml", "--effort", 0.005)
     assert (data["world_size"], data["local_world_size"]) == (2, 1)
     assert data["hardware"] == "a100-40gb"
     caps = [rank["hbm_cap_bytes"] for rank in data["plans"][0]["memory"]]
@@ -181,16 +177,14 @@ dense: {in_features: 4, bottom_mlp: [8], interaction: concat, top_mlp: [8, 1]}
 
 
 @pytest.mark.usefixtures("advice")
-def test_advice_that_is_applied_takes_as_long_as_foretold(run, refused, tmp_path: Path) -> None:
+def test_advice_that_is_applied_takes_as_long_as_foretold(as_json, refused, tmp_path: Path) -> None:
     given, applied, plan = (tmp_path / name for name in ("m.yaml", "new.yaml", "plan.json"))
     given.write_text(COMMENTED)
-    done = run("plan", given, *QUICK, "--json", "--apply", applied, "-o", plan)
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+    data = as_json("plan", given, *QUICK, "--apply", applied, "-o", plan)
     advice = data["advice"]
     assert advice[0].keys() >= {"name", "target", "value", "iteration_ms", "gain", "costs"}
     assert [a["gain"] for a in advice] == sorted((a["gain"] for a in advice), reverse=True)
-    predicted = json.loads(run("predict", applied, plan, "--json").out)
+    predicted = as_json("predict", applied, plan)
     assert predicted["predictions"][0]["iteration_ms"] == pytest.approx(advice[0]["iteration_ms"])
     text = applied.read_text()
     assert all(comment in text for comment in ("# ours", "# the histories", "# long"))

@@ -9,15 +9,13 @@ import pytest
 QUICK = ("--effort", 0.005)
 
 
-def test_json_says_what_moves(run, model: Path, plan: Path, plan_data: dict[str, Any]) -> None:
-    done = run("plan", model, "--from", plan, "--max-moves", 1, *QUICK, "--json")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+def test_json_says_what_moves(run, as_json, model, plan, plan_data: dict[str, Any]) -> None:
+    data = as_json("plan", model, "--from", plan, "--max-moves", 1, *QUICK)
     found = data["from"]
     assert (found["plan"], found["max_moves"], found["misfits"]) == (str(plan), 1, [])
     assert data["hardware"] == "a100-80gb", "hardware and ranks are those of the plan in use"
     assert data["world_size"] == 2
-    before = json.loads(run("predict", model, plan, "--json").out)["predictions"][0]
+    before = as_json("predict", model, plan)["predictions"][0]
     assert found["iteration_ms"] == pytest.approx(before["iteration_ms"], rel=1e-9)
     best = data["plans"][0]["tables"]
     differ = [
@@ -35,8 +33,8 @@ def test_json_says_what_moves(run, model: Path, plan: Path, plan_data: dict[str,
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_without_a_plan_in_use_nothing_is_said_of_it(run, model: Path) -> None:
-    assert "from" not in json.loads(run("plan", model, "--gpus", 2, *QUICK, "--json").out)
+def test_without_a_plan_in_use_nothing_is_said_of_it(as_json, model: Path) -> None:
+    assert "from" not in as_json("plan", model, "--gpus", 2, *QUICK)
 
 
 def test_no_moves_rate_and_write_the_plan_as_it_is(
@@ -84,9 +82,9 @@ def test_too_few_moves(refused, model: Path, plan: Path) -> None:
     refused("plan", model, "--from", plan, "--max-moves", 0, code=3, says=says)
 
 
-def test_json_prices_the_move(run, model: Path, plan: Path) -> None:
-    words = ("plan", model, "--from", plan, *QUICK, "--json")
-    data = json.loads(run(*words, "--horizon", 10**9).out)
+def test_json_prices_the_move(as_json, model: Path, plan: Path) -> None:
+    words = ("plan", model, "--from", plan, *QUICK)
+    data = as_json(*words, "--horizon", 10**9)
     move, given = data["move"], data["from"]
     assert move["bytes"] == given["moved_bytes"] == sum(move["link_bytes"].values())
     assert move["recommended"] == bool(given["moved"])
@@ -94,5 +92,5 @@ def test_json_prices_the_move(run, model: Path, plan: Path) -> None:
     if move["recommended"]:
         assert 0 < move["pays_back_after_steps"] <= 10**9
     assert 0 <= move["lower_bound_gain"] < 1
-    data = json.loads(run(*words, "--max-gib", 0).out)
+    data = as_json(*words, "--max-gib", 0)
     assert data["move"]["bytes"] == data["from"]["max_bytes"] == 0

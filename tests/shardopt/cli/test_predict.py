@@ -14,10 +14,8 @@ def write(path: Path, data: dict[str, Any], **changes: Any) -> Path:
     return path
 
 
-def test_json_holds_the_contract(run, model: Path, plan: Path) -> None:
-    done = run("predict", model, plan, "--json")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+def test_json_holds_the_contract(as_json, model: Path, plan: Path) -> None:
+    data = as_json("predict", model, plan)
     (prediction,) = data["predictions"]
     assert prediction.keys() >= CONTRACT
     assert prediction["plan"] == str(plan)
@@ -28,10 +26,9 @@ def test_json_holds_the_contract(run, model: Path, plan: Path) -> None:
     assert prediction["memory"][0].keys() >= {"rank", "hbm_bytes", "hbm_cap_bytes", "ddr_bytes"}
 
 
-def test_hardware_is_the_plans_unless_a_flag_says_otherwise(run, model: Path, plan: Path) -> None:
-    assert json.loads(run("predict", model, plan, "--json").out)["hardware"] == "a100-80gb"
-    other = run("predict", model, plan, "--json", "--hardware", "v100-32gb").out
-    assert json.loads(other)["hardware"] == "v100-32gb"
+def test_hardware_is_the_plans_unless_a_flag_says_otherwise(as_json, model, plan) -> None:
+    for flags, name in (((), "a100-80gb"), (("--hardware", "v100-32gb"), "v100-32gb")):
+        assert as_json("predict", model, plan, *flags)["hardware"] == name
 
 
 def test_hardware_is_the_default_where_the_plan_says_nothing(
@@ -44,13 +41,13 @@ def test_hardware_is_the_default_where_the_plan_says_nothing(
 
 
 def test_several_plans_best_first(
-    run, model: Path, plan: Path, tmp_path: Path, plan_data: dict[str, Any]
+    run, as_json, model: Path, plan: Path, tmp_path: Path, plan_data: dict[str, Any]
 ) -> None:
     # the same operations, but rank 0 does nearly all of the lookups
     plan_data["tables"]["items"]["shards"][1]["rank"] = 0
     write(tmp_path / "heavy.json", plan_data)
-    done = run("predict", model, "heavy.json", plan, "--json")
-    names = [item["plan"] for item in json.loads(done.out)["predictions"]]
+    found = as_json("predict", model, "heavy.json", plan)
+    names = [item["plan"] for item in found["predictions"]]
     assert names == ["heavy.json", str(plan)], "in the order given"
     shown = run("predict", model, "heavy.json", "given.json").out
     assert shown.index("given.json") < shown.index("heavy.json"), "best first"
@@ -77,13 +74,13 @@ def test_a_plan_of_something_else_is_a_warning(
     assert "--batch-size" not in run("predict", model, "p.json", "--batch-size", 64).err
 
 
-def test_a_plan_that_does_not_fit_is_predicted_and_said(run, model: Path, plan: Path) -> None:
+def test_a_plan_that_does_not_fit_is_predicted_and_said(run, as_json, model, plan) -> None:
     tight = ("--hbm-gib", 2.1, "--reserve", 0, "--batch-size", 8)
     done = run("predict", model, plan, *tight)
     assert done.code == 0
     # the console wraps where the plan's path ends
     assert "does not fit: rank" in " ".join(done.out.split())
-    (found,) = json.loads(run("predict", model, plan, "--json", *tight).out)["predictions"]
+    (found,) = as_json("predict", model, plan, *tight)["predictions"]
     assert not all(rank["fits"] for rank in found["memory"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +34,8 @@ def test_the_table_and_the_lines_to_paste(run, data: Path) -> None:
     assert len(run("stats", data, "--quiet").out.splitlines()) == 2
 
 
-def test_json_has_curve_fit_histogram_and_hot_rows(run, data: Path) -> None:
-    done = run("stats", data, "--json", "--table-rows", "4000", "--hot", "2")
-    user, day = json.loads(done.out)["features"]
+def test_json_has_curve_fit_histogram_and_hot_rows(as_json, data: Path) -> None:
+    user, day = as_json("stats", data, "--table-rows", "4000", "--hot", "2")["features"]
     assert (user["name"], user["rows"], user["rows_given"]) == ("user", 4000, True)
     assert (user["samples"], user["ids"], user["pooling_factor"]) == (4000, 16000, 4)
     assert user["empty_share"] == 0
@@ -165,8 +163,8 @@ def test_a_file_for_each_day_and_how_the_features_move(run, days: Path, tmp_path
     assert short.startswith("user: a window moves ids per sample 0.0%, distinct rows ")
 
 
-def test_windows_as_json(run, days: Path) -> None:
-    found = json.loads(run("stats", days, "--window", "when=1d", "--json").out)
+def test_windows_as_json(as_json, days: Path) -> None:
+    found = as_json("stats", days, "--window", "when=1d")
     assert [window["name"] for window in found["windows"]] == [f"1970-01-0{d}" for d in (1, 2, 3)]
     assert all(window["file"] is None for window in found["windows"])
     assert sum(window["features"][0]["samples"] for window in found["windows"]) == 3000
@@ -181,22 +179,18 @@ def test_a_window_that_is_none_is_refused(refused, days: Path, model: Path) -> N
     refused(*words, "--write-model", "m.yaml", says="--window")
 
 
-def test_days_of_a_drifting_stream_are_planned_for(run, model: Path, tmp_path: Path) -> None:
+def test_days_of_a_drifting_stream_are_planned_for(as_json, model: Path, tmp_path: Path) -> None:
     """New ids enter, and every day the hottest rows are others; its windows are scenarios."""
     rng, days, samples = np.random.default_rng(0), 3, 2000
     hot = rng.zipf(1.3, (days * samples, 4)) % ROWS
     when = np.repeat(np.arange(days), samples)
     np.savez(tmp_path / "stream.npz", user=hot + ROWS * when[:, None], when=when * 86_400)
-    words = ("--window", "when=1d", "--table-rows", 200_000, "-o", "day.npz", "--json")
-    done = run("stats", tmp_path / "stream.npz", *words)
-    assert done.code == 0, done.err
-    (drift,) = json.loads(done.out)["drift"]
+    words = ("--window", "when=1d", "--table-rows", 200_000, "-o", "day.npz")
+    (drift,) = as_json("stats", tmp_path / "stream.npz", *words)["drift"]
     assert max(drift["hot_kept"]) == 0
     files = [f"day.1970-01-0{day}.npz" for day in (1, 2, 3)]
-    how = ("--objective", "regret", "--scenarios", "none", "--effort", 0.005, "--json")
-    done = run("plan", model, "--gpus", 2, "--stats", ",".join(files), *how)
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
+    how = ("--objective", "regret", "--scenarios", "none", "--effort", 0.005)
+    found = as_json("plan", model, "--gpus", 2, "--stats", ",".join(files), *how)
     assert found["objective"] == "regret"
     assert [one["name"] + ".npz" for one in found["scenarios"]] == files
     assert 0 <= found["worst_regret"] <= found["proved_regret"]

@@ -16,10 +16,8 @@ def files(tmp_path: Path) -> list[Path]:
     return [write(tmp_path, f"rank{r}.json.gz", kineto(r, steps=3)) for r in (0, 1)]
 
 
-def test_json(run, files: list[Path]) -> None:
-    done = run("trace", *files, "--json")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+def test_json(as_json, files: list[Path]) -> None:
+    data = as_json("trace", *files)
     assert [(s["rank"], s["step"]) for s in data["steps"]] == [
         (rank, f"ProfilerStep#{step}") for rank in (0, 1) for step in (3, 4, 5)
     ]
@@ -65,19 +63,19 @@ def test_without_prediction_the_breakdown_stays(run, tmp_path: Path) -> None:
     assert "where the time goes" in run("trace", path).out
 
 
-def test_ranks_of_a_part_of_the_job_keep_their_numbers(run, tmp_path: Path) -> None:
+def test_ranks_of_a_part_of_the_job_keep_their_numbers(as_json, tmp_path: Path) -> None:
     path = write(tmp_path, "rank5.json", kineto(5, world_size=8, steps=3))
-    data = json.loads(run("trace", path, "--json").out)
+    data = as_json("trace", path)
     assert {s["rank"] for s in data["steps"]} == {s["rank"] for s in data["critical_path"]} == {5}
 
 
-def test_execution_traces_alone(run, refused, tmp_path: Path) -> None:
+def test_execution_traces_alone(run, as_json, refused, tmp_path: Path) -> None:
     path = write(tmp_path, "et_2.json", execution(2))
     done = run("trace", path)
     assert done.code == 0, done.err
     assert "no times, kernels or streams" in done.out
     assert "no times for rank 2" in done.err
-    data = json.loads(run("trace", path, "--json").out)
+    data = as_json("trace", path)
     assert (data["steps"], data["breakdown"]) == ([], {})
     assert data["executions"][0]["collectives"] == [{"op": "all_reduce", "size_bytes": 4000}]
     assert "no steps" in run("trace", path, "--quiet").out
@@ -128,8 +126,8 @@ def test_what_cannot_be_asked(refused, files: list[Path], tmp_path: Path) -> Non
     refused(*dense, "--batch-size", "0", says="--batch-size is 0")
 
 
-def test_what_if_says_what_was_changed_and_how(run, files: list[Path]) -> None:
-    slow = json.loads(run("trace", *files, "--link-scale", 0.25, "--json").out)
+def test_what_if_says_what_was_changed_and_how(run, as_json, files: list[Path]) -> None:
+    slow = as_json("trace", *files, "--link-scale", 0.25)
     assert slow["what_if"] == {"link_scale": 0.25}
     assert any("scaled" in note for note in slow["notes"])
     shown = run("trace", *files, "--link-scale", 0.25).out

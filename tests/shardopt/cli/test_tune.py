@@ -22,10 +22,8 @@ QUICK = ("--gpus", 2, "--effort", 0.005, "--trials", 2)
 KNOBS = ("--tune", "batch_size=8192/32768,pipeline=base/sparse_dist")
 
 
-def test_json_keeps_the_contract_and_adds_the_tuning(run, model: Path) -> None:
-    done = run("plan", model, *QUICK, *KNOBS, "--json", "-o", "p.json")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
+def test_json_keeps_the_contract_and_adds_the_tuning(as_json, model: Path) -> None:
+    found = as_json("plan", model, *QUICK, *KNOBS, "-o", "p.json")
     assert found.keys() >= CONTRACT
     tuned = found["tune"]
     assert [t["number"] for t in tuned["trials"]] == [0, 1]
@@ -43,19 +41,16 @@ def test_json_keeps_the_contract_and_adds_the_tuning(run, model: Path) -> None:
     assert written.meta["tuned"] == best["setting"]
 
 
-def test_predict_agrees_with_the_plan_that_was_written(run, model: Path) -> None:
+def test_predict_agrees_with_the_plan_that_was_written(as_json, model: Path) -> None:
     """Once the model file has the best setting."""
     knobs = ("--tune", "batch_size=65536,pipeline=sparse_dist,qcomm=bf16,bucket=5")
-    done = run("plan", model, *QUICK, *knobs, "-o", "p.json", "--json")
-    assert done.code == 0, done.err
+    found = as_json("plan", model, *QUICK, *knobs, "-o", "p.json")
     changed = "batch_size: 65536\ntrain_pipeline: sparse_dist\n"
     changed += "qcomm: {forward: bf16, backward: bf16}"
     text = model.read_text().replace("batch_size: 32768", changed)
     model.write_text(text.replace("dense:\n", "dense:\n  bucket_cap_mb: 5\n"))
-    again = run("predict", model, "p.json", "--json")
-    assert again.code == 0, again.err
-    predicted = json.loads(again.out)["predictions"][0]["iteration_ms"]
-    assert predicted == pytest.approx(json.loads(done.out)["iteration_ms"], rel=1e-9)
+    predicted = as_json("predict", model, "p.json")["predictions"][0]["iteration_ms"]
+    assert predicted == pytest.approx(found["iteration_ms"], rel=1e-9)
 
 
 @pytest.mark.slow

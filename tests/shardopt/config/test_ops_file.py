@@ -25,6 +25,7 @@ from predictor.model.workload import QComm, Workload
 from shardopt.config import load_model, read_model
 from shardopt.config.ops_file import ops_text, read_ops, read_ops_content
 from shardopt.config.write import with_digest, write_model
+from tests.hostile import mutate
 
 OPS: dict[str, Any] = {
     "schema": "shardopt.ops/1",
@@ -273,17 +274,7 @@ HOSTILE: tuple[Callable[[random.Random], Any], ...] = (
 
 @pytest.mark.parametrize("seed", range(300))
 def test_whatever_is_done_to_a_file_it_is_read_or_refused(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    raw = copy.deepcopy(OPS)
-    for _ in range(rng.randrange(1, 4)):
-        at: Any = raw
-        while True:
-            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
-            key = rng.choice(keys)
-            if not isinstance(at[key], dict | list) or not at[key] or rng.random() < 0.3:
-                break
-            at = at[key]
-        at[key] = rng.choice(HOSTILE)(rng)
+    raw = mutate(random.Random(seed), OPS, value=lambda rng: rng.choice(HOSTILE)(rng))
     words = ""
     try:
         load_model(model(tmp_path, raw))

@@ -11,7 +11,15 @@ from predictor.errors import InputError
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
 from predictor.model.plan import ShardingType
 from predictor.model.topology import ReplicaGroups
-from predictor.model.workload import Constraints, DcnV2, DenseArch, Feature, QComm, Workload
+from predictor.model.workload import (
+    Constraints,
+    DcnV2,
+    DenseArch,
+    Feature,
+    MeasuredDense,
+    QComm,
+    Workload,
+)
 from shardopt.config import load_model
 from shardopt.config.write import (
     ALL_UNIFORM,
@@ -52,7 +60,21 @@ def everything() -> Workload:
     )
 
 
-@pytest.mark.parametrize("made", [everything(), *(random_workload(seed) for seed in range(5))])
+def unusual() -> list[Workload]:
+    """Dense parts by their times; sequences, in hash tables and in others."""
+    longer = (Feature("ids", 50.0, pooling_factor_std=75.0),)
+    ids = {"features": longer, "module": "ec", "pooling": "none"}
+    return [
+        a_workload(dense=MeasuredDense(512, 1.5, 2.5, 0.25, 3 * 2**20, None, "adagrad", 50.0, 13)),
+        a_workload(dense=MeasuredDense(512, 1.5, 2.5, 0.25, 3 * 2**20, 3 * 2**30)),
+        a_workload(a_table(index_dedup=True, **ids)),
+        a_workload(a_table(storage="dynamicemb", stash_weights=True, **ids)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "made", [everything(), *unusual(), *(random_workload(seed) for seed in range(5))]
+)
 def test_what_is_read_is_what_was_written(tmp_path: Path, made: Workload) -> None:
     path = tmp_path / "model.yaml"
     write_model(path, made)

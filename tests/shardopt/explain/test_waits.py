@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predictor.iteration.graph import Graph
 from predictor.model.workload import Feature
-from shardopt.explain.waits import Cause, Wait, find_waits
+from shardopt.explain.waits import Cause, Wait, find_waits, host_work
 from tests.builders import a_table, hardware
 from tests.shardopt.report.plans import WORLD, a_problem, predicted, tables, whole
 
@@ -76,3 +78,24 @@ def test_words_without_a_cause_name_the_rank_alone() -> None:
     assert wait.words.startswith("Rank 1 waits 2.000 ms for rank 0 before")
     other = Cause("bottom.0", "dense_forward", 1.0, 0.5, ())
     assert "for rank 0's bottom.0 before" in replace(wait, causes=(other,)).words
+
+
+def test_phases_of_the_busiest_host_the_longest_first() -> None:
+    graph = Graph(2, 2)
+    for phase, host_ms, ranks in (
+        ("input_dist", 0.5, None),
+        ("dense_forward", 1.0, None),
+        ("input_dist", 0.75, (1,)),
+        ("optimizer", 0.0, None),
+    ):
+        graph.add(
+            phase, phase=phase, resource="gemm", stream="compute", cost_ms=np.array(1.0),
+            host_ms=host_ms, ranks=ranks,
+        )  # fmt: skip
+    work = host_work(graph)
+    assert list(work) == ["input_dist", "dense_forward"]
+    assert work == pytest.approx({"input_dist": 1.25, "dense_forward": 1.0})
+
+
+def test_a_graph_without_ops_has_no_host_work() -> None:
+    assert host_work(Graph(1, 1)) == {}

@@ -2,7 +2,7 @@
 
 from shardopt.race import Confirmation, Confirmed
 from shardopt.report.blocks import Grid
-from shardopt.report.confirmed import gained, measured
+from shardopt.report.plan import gained, measured
 
 FAST = Confirmed("plan 1", None, "cp-sat", 8.0, (7.9, 8.1), None)
 THEIRS = Confirmed("torchrec", None, "TorchRec's planner", 10.0, None, None)

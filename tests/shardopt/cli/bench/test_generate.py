@@ -8,14 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 
-def test_generate_and_replay(run, traces: Path, tmp_path: Path) -> None:
-    done = run("bench", "generate", traces, "-o", tmp_path / "b", "--json")
-    assert done.code == 0, done.err
-    made = json.loads(done.out)
+def test_generate_and_replay(as_json, traces: Path, tmp_path: Path) -> None:
+    made = as_json("bench", "generate", traces, "-o", tmp_path / "b")
     assert (made["ranks"], made["ops_left_out"]) == (1, 0)
-    done = run("bench", "replay", tmp_path / "b", "--json", "--iterations", 2, "--device", "cpu")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = as_json("bench", "replay", tmp_path / "b", "--iterations", 2, "--device", "cpu")
     assert result["ops_total"] == result["ops_replayed"] == made["ops_total"]
     assert result["coverage"] == 1.0
     assert result["median_ms"] > 0
@@ -60,25 +56,19 @@ def test_scales_that_there_are_not(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
-def test_scaled_benchmarks_run(run, traces: Path, tmp_path: Path, alone: bool) -> None:
+def test_scaled_benchmarks_run(as_json, traces: Path, tmp_path: Path, alone: bool) -> None:
     """Of two traces, a job whose sizes do not grow is its own double."""
     words = ("--scale", "batch=3", *(() if alone else ("--doubled", traces)))
-    done = run("bench", "generate", traces, "-o", tmp_path / "b", "--json", *words)
-    assert done.code == 0, done.err
-    made = json.loads(done.out)
-    done = run("bench", "replay", tmp_path / "b", "--json", "--iterations", 2, "--device", "cpu")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    made = as_json("bench", "generate", traces, "-o", tmp_path / "b", *words)
+    result = as_json("bench", "replay", tmp_path / "b", "--iterations", 2, "--device", "cpu")
     assert result["ops_replayed"] == made["ops_total"]
     assert result["coverage_by"] == "count"
 
 
 @pytest.mark.slow
-def test_predict(run, traces: Path, tmp_path: Path) -> None:
+def test_predict(run, as_json, traces: Path, tmp_path: Path) -> None:
     assert run("bench", "generate", traces, "-o", tmp_path / "b").code == 0
-    done = run("bench", "predict", tmp_path / "b", "--json")
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    result = as_json("bench", "predict", tmp_path / "b")
     assert result["predicted_ms"] > 0
     assert result["without_law"]["aten::_embedding_bag_forward_only"]["count"] == 1
     assert 0 < sum(of["share"] for of in result["without_law"].values()) < 1

@@ -1,6 +1,5 @@
 """`shardopt bench search`: both planners on one model, timed and compared."""
 
-import json
 import os
 import subprocess
 import sys
@@ -23,11 +22,9 @@ def model(model: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_json_holds_times_and_plans(run, model: Path) -> None:
+def test_json_holds_times_and_plans(as_json, model: Path) -> None:
     pytest.importorskip("torchrec")
-    done = run("bench", "search", model, *QUICK, "--json", "--hardware", "a100-80gb")
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
+    data = as_json("bench", "search", model, *QUICK, "--hardware", "a100-80gb")
     assert (data["world_size"], data["hardware"], data["repeat"]) == (2, "a100-80gb", 2)
     assert data["times"].keys() == set(TIMED)
     for name in TIMED:
@@ -50,12 +47,12 @@ def test_json_holds_times_and_plans(run, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_is_that_of_the_plan_command(run, model: Path) -> None:
+def test_the_plan_is_that_of_the_plan_command(as_json, model: Path) -> None:
     """The words that the timed command gets ask for the same search."""
     pytest.importorskip("torchrec")
     flags = ("--gpus", 2, "--effort", 0.05, "--seed", 4, "--batch-size", 4096, "--hbm-gib", 30)
-    bench = json.loads(run("bench", "search", model, *flags, "--repeat", 1, "--json").out)
-    plan = json.loads(run("plan", model, *flags, "--json").out)
+    bench = as_json("bench", "search", model, *flags, "--repeat", 1)
+    plan = as_json("plan", model, *flags)
     assert bench["plans"]["shardopt"]["iteration_ms"] == plan["iteration_ms"]
     assert bench["plans"]["shardopt"]["tables"] == plan["plans"][0]["tables"]
     baseline = plan["baselines"]["torchrec default"]
