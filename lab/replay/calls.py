@@ -5,7 +5,7 @@ modules and no autograd between its ops, so models that were fitted on training 
 `shardopt bench predict` uses the fit that is stored with a profile
 (`predictor.hardware.loader`); here it is made anew, on measured rows or for held-out errors.
 
-Why: docs/decisions/0028-plans-from-the-bound.md.
+Why: docs/decisions/0020-benchmarks-from-traces.md.
 """
 
 from __future__ import annotations

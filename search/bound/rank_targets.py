@@ -5,7 +5,7 @@ takes as long as its slowest rank. Cuts come where they are needed: a plan that 
 fast as the target has a cycle of its own, which is critical at its uneven loads. That cut is added,
 until there is no such plan.
 
-Docs: docs/model.md, chapter 15. Why: docs/decisions/0034-hook.md.
+Docs: docs/model.md, chapter 15. Why: docs/decisions/0027-bound-by-rank.md.
 """
 
 from __future__ import annotations
