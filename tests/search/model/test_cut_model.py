@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from predictor.cost.loads import Load
 from predictor.model.workload import Constraints
 from search.improve.cycle_cuts import critical_cut
 from search.model.cut_model import UNITS_PER_MS, CutModel, CycleCut, OptionLoads
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, Ranks
 from search.reproducible import reproducible_solver, run
-from search.space.option import Option
+from search.space.option import AllowedPlacements, Option
 from search.surrogate import Surrogate
 from tests.search.problems import (
     a_problem,
@@ -49,6 +50,14 @@ def time_under(cuts: list[CycleCut], surrogate: Surrogate, plan: Assignment) -> 
     return max(cut.at(loads, loads[..., Load.SHARDS] > 0) for cut in cuts)
 
 
+def loads_by(surrogate: Surrogate) -> Callable[[Option], OptionLoads]:
+    def loads_of(option: Option) -> OptionLoads:
+        group, loads = surrogate.shard_loads(option)
+        return OptionLoads(group, loads.sum(axis=0) / 2, loads)
+
+    return loads_of
+
+
 @pytest.mark.parametrize("proving", [False, True])
 @pytest.mark.parametrize("floor", [0.0, 0.5])
 @pytest.mark.parametrize("kept", [0, 1])
@@ -63,15 +72,11 @@ def test_the_least_time_is_that_of_the_best_plan(proving: bool, floor: float, ke
     plans = list(every_plan(objective))
     plans = [plan for plan in plans if plan[:kept] == plans[0][:kept]]
 
-    def loads_of(option: Option) -> OptionLoads:
-        group, loads = surrogate.shard_loads(option)
-        return OptionLoads(group, loads.sum(axis=0) / topology.world_size, loads)
-
     numbers = range(kept, len(objective.space.options))
     model = CutModel(
         topology,
         [objective.space.options[table] for table in numbers],
-        loads_of,
+        loads_by(surrogate),
         surrogate.loads_on_ranks(plans[0][:kept]),
         1e6,
         proving=proving,
@@ -96,15 +101,48 @@ def test_the_least_time_is_that_of_the_best_plan(proving: bool, floor: float, ke
 def test_slower_plans_than_asked_for_are_none() -> None:
     objective, surrogate, cuts = setting()
 
-    def loads_of(option: Option) -> OptionLoads:
-        group, loads = surrogate.shard_loads(option)
-        return OptionLoads(group, loads.sum(axis=0) / 2, loads)
-
     best_ms = min(time_under(cuts, surrogate, plan) for plan in every_plan(objective))
     for share, status in ((0.99, cp_model.INFEASIBLE), (1.01, cp_model.OPTIMAL)):
         options, nothing = objective.space.options, surrogate.loads_on_ranks(())
-        model = CutModel(objective.problem.topology, options, loads_of, nothing, share * best_ms)
+        model = CutModel(
+            objective.problem.topology, options, loads_by(surrogate), nothing, share * best_ms
+        )
         for cut in cuts:
             model.add_cut(cut)
         solver = reproducible_solver(60.0, 0, float("inf"))
         assert run(solver, model.model) == status
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("constant", [0.0, -20.0])
+def test_a_plan_takes_what_the_cuts_say(kept: int, constant: float) -> None:
+    """Whoever launches a group on a rank, it is launched once; a tangent may start below nothing,
+    and its segment then takes longer than the plan."""
+    objective, surrogate, found = setting()
+    topology, rng = objective.problem.topology, random.Random(1)
+    cuts = [
+        CycleCut(constant, c.even, c.segments, np.full_like(c.floors, 0.5), c.groups) for c in found
+    ]
+    for _ in range(12):
+        plan = random_plan(objective, rng)
+        where = dict(plan[kept:])
+
+        def only(option: Option, where: dict[Option, Ranks] = where) -> AllowedPlacements:
+            return AllowedPlacements(tuple(((rank,),) for rank in where[option]), same_group=False)
+
+        expected = max(0.0, time_under(cuts, surrogate, plan))
+        model = CutModel(
+            topology,
+            [[option] for option in where],
+            loads_by(surrogate),
+            surrogate.loads_on_ranks(plan[:kept]),
+            expected + 1.0,
+            legal=only,
+            numbers=range(kept, len(plan)),
+        )
+        for cut in cuts:
+            model.add_cut(cut)
+        model.model.minimize(model.time)
+        solver = reproducible_solver(60.0, 0, float("inf"))
+        assert run(solver, model.model) == cp_model.OPTIMAL
+        assert solver.objective_value / UNITS_PER_MS == pytest.approx(expected, abs=1e-3)
