@@ -344,43 +344,57 @@ def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     )
     yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
     for name in PROPOSING:
-        lost = {i: one[name].iteration_ms / one[WHOLE].iteration_ms - 1 for i, one in of.items()}
-        yield f"| {_lost(name, lost)} |"
+        yield f"| {_lost(name, {i: _slower(one, name) for i, one in of.items()})} |"
     yield (
         "\nStages of the bound: by how much less is proven without one. The gap is that of the "
         "whole search.\n"
     )
     yield from _table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
     for name in BOUNDING:
-        lost = {i: _bound(one[WHOLE]) / _bound(one[name]) - 1 for i, one in of.items()}
-        yield f"| {_lost(name, lost)} |"
+        yield f"| {_lost(name, {i: _lower(one, name) for i, one in of.items()})} |"
     yield ""
     columns = [*PROPOSING, *BOUNDING]
     yield from _table_head("instance", "ms", "found by", "gap", *columns)
     for instance, one in of.items():
-        whole = one[WHOLE]
-        lost_of = [one[name].iteration_ms / whole.iteration_ms - 1 for name in PROPOSING]
-        lost_of += [_bound(whole) / _bound(one[name]) - 1 for name in BOUNDING]
-        cells = [f"{100 * value:.2f}" if abs(value) > SMALL else "" for value in lost_of]
-        gap = percent(whole.iteration_ms / _bound(whole) - 1)
+        ms, bound_ms = _times(one[WHOLE])
+        lost = [_slower(one, name) for name in PROPOSING] + [_lower(one, n) for n in BOUNDING]
+        cells = [
+            "no plan" if value is None else f"{100 * value:.2f}" if abs(value) > SMALL else ""
+            for value in lost
+        ]
         yield (
-            f"| {instance} | {number(whole.iteration_ms)} | {whole.found_by} | {gap} "
+            f"| {instance} | {number(ms)} | {one[WHOLE].found_by} | {percent(ms / bound_ms - 1)} "
             f"| {' | '.join(cells)} |"
         )
     yield "\nLosses in the last table are in per cent; below 0.005 % the cell is empty.\n"
 
 
-def _bound(row: AblationRow) -> float:
+def _times(row: AblationRow) -> tuple[float, float]:
+    """Time and bound of the whole search."""
+    assert row.iteration_ms
     assert row.bound_ms
-    return row.bound_ms
+    return row.iteration_ms, row.bound_ms
 
 
-def _lost(name: str, lost: Mapping[str, float]) -> str:
-    """A stage with the median, mean and largest loss, where that is, and how many lose much."""
-    values = list(lost.values())
-    worst = max(lost, key=lost.__getitem__)
-    shown = (statistics.median(values), statistics.fmean(values), lost[worst])
-    much = sum(value > WORTH for value in values)
+def _slower(of: Mapping[str, AblationRow], name: str) -> float | None:
+    """By how much the plan is slower without a stage; None where there is none."""
+    found = of[name].iteration_ms
+    return None if found is None else found / _times(of[WHOLE])[0] - 1
+
+
+def _lower(of: Mapping[str, AblationRow], name: str) -> float:
+    """By how much less is proven without a stage of the bound."""
+    return _times(of[WHOLE])[1] / _times(of[name])[1] - 1
+
+
+def _lost(name: str, lost: Mapping[str, float | None]) -> str:
+    """A stage with the median, mean and largest loss, where that is, and how many lose much or have
+    no plan."""
+    known = {instance: value for instance, value in lost.items() if value is not None}
+    values = list(known.values())
+    worst = max(known, key=known.__getitem__)
+    shown = (statistics.median(values), statistics.fmean(values), known[worst])
+    much = sum(value is None or value > WORTH for value in lost.values())
     return " | ".join([name, *(f"{100 * value:.2f} %" for value in shown), worst, str(much)])
 
 

@@ -19,6 +19,7 @@ from unittest.mock import patch
 from lab.planners.instances import Instance, problem_of
 from predictor.csv_rows import Row as Cells
 from predictor.csv_rows import number
+from predictor.errors import InfeasibleError
 from search import solve as spine
 from search.bound import lower_bound
 from search.bound.exchange_set import ExchangeSet
@@ -67,7 +68,7 @@ class AblationRow:
 
     Args:
         without: the stage; `WHOLE` where none is left out.
-        iteration_ms: of the best plan that is known.
+        iteration_ms: of the best plan that is known; None where none was found.
         found_by: who found it.
         bound_ms: what is proven; None where the bound was not asked for.
         seconds: of processor time.
@@ -75,7 +76,7 @@ class AblationRow:
 
     instance: str
     without: str
-    iteration_ms: float
+    iteration_ms: float | None
     found_by: str
     bound_ms: float | None
     seconds: float
@@ -85,9 +86,11 @@ COLUMNS = tuple(field.name for field in fields(AblationRow))
 
 
 def _row(cells: Cells) -> AblationRow:
-    bound = number(cells, "bound_ms") if cells["bound_ms"] else None
-    times = number(cells, "iteration_ms"), cells["found_by"], bound, number(cells, "seconds")
-    return AblationRow(cells["instance"], cells["without"], *times)
+    best, bound = (
+        number(cells, column) if cells[column] else None for column in ("iteration_ms", "bound_ms")
+    )
+    names = cells["instance"], cells["without"]
+    return AblationRow(*names, best, cells["found_by"], bound, number(cells, "seconds"))
 
 
 ABLATION_ROWS = RowKind(
@@ -113,7 +116,7 @@ def ablate(
 
     Raises:
         InputError: the rows cannot be read or written.
-        InfeasibleError: no plan of an instance fits.
+        InfeasibleError: no plan of an instance is found with all stages.
     """
     file = RowsFile(rows, ABLATION_ROWS)
     known = {(row.instance, row.without) for row in file.rows}
@@ -124,7 +127,8 @@ def ablate(
             if (row.instance, row.without) not in known:
                 file.append(row)
             bound = "" if row.bound_ms is None else f", bound {row.bound_ms:.4g}"
-            say(f"{row.instance}, {row.without}: {row.iteration_ms:.5g} ms{bound}")
+            best = "no plan" if row.iteration_ms is None else f"{row.iteration_ms:.5g} ms"
+            say(f"{row.instance}, {row.without}: {best}{bound}")
     return file.rows
 
 
@@ -140,8 +144,15 @@ def _rows(instance: Instance, effort: float) -> Iterator[AblationRow]:
         yield AblationRow(instance.name, name, *best, bound_ms, seconds)
     for name, changes in PROPOSING.items():
         proposers = (*SEARCHERS, "optuna") if name == OPTUNA else SEARCHERS
-        other, _, seconds = _searched(problem_of(instance), changes, effort, proposers)
-        yield AblationRow(instance.name, name, other.iteration_ms, other.found_by, None, seconds)
+        start = time.process_time()
+        try:
+            other, _, seconds = _searched(problem_of(instance), changes, effort, proposers)
+        except InfeasibleError:
+            seconds = time.process_time() - start
+            yield AblationRow(instance.name, name, None, "", None, seconds)
+        else:
+            found_by = other.found_by
+            yield AblationRow(instance.name, name, other.iteration_ms, found_by, None, seconds)
 
 
 def _searched(
