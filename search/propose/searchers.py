@@ -32,8 +32,6 @@ NARROW, WIDE = 0.02, 0.1
 all."""
 MANY = 2_000
 """Tables times ranks from which on it has less, as its models take long."""
-AT_ONCE = 2
-"""Starts that have all of the work; more share it."""
 OTHERS = 4
 """Plans of different exchanges whose cycles it knows from the start."""
 TRIALS = 6
@@ -146,7 +144,6 @@ class Proposer:
             starts += rescue(objective, stop, self.seed)[0]
         late = stop.part(CPSAT_TIME)
         work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE) * min(1.0, MANY / self._size)
-        work *= min(1.0, AT_ONCE / len(starts))
 
         def improve(start: Candidate) -> Candidate:
             found = Neighbourhoods(objective, self.surrogate, self.seed).improve(

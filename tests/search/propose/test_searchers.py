@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from search import side_by_side
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
 from search.improve.neighbourhoods import Neighbourhoods
@@ -37,8 +38,9 @@ def test_where_no_rounded_plan_can_be_placed_known_plans_are_packed(
 def test_neighbourhoods_also_start_where_no_rounded_or_packed_plan_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At a plan that just fits if there is no other; three starts share the work of two."""
+    """At a plan that just fits if there is no other."""
     monkeypatch.setattr(Proposer, "_is_scarce", lambda *_: True)
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: 1)  # what a fork notes is lost
     begun: list[tuple[Assignment, float]] = []
 
     def improve(
@@ -70,4 +72,4 @@ def test_neighbourhoods_also_start_where_no_rounded_or_packed_plan_is(
     three = starts(*named)
     assert len(three) == 3
     assert any(ranks == (0,) for _, ranks in three[-1][0])
-    assert sum(work for _, work in three) == pytest.approx(2 * all_of_it)
+    assert [work for _, work in three] == [all_of_it] * 3
