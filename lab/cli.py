@@ -302,10 +302,10 @@ def ablate(
     effort: float = 1.0,
     quiet: bool = False,
 ) -> None:
-    """Leave out one stage of the search after the other, on every instance of some suites.
+    """Search every instance without one stage of the search, stage by stage.
 
-    The same command continues with what is left after an interruption. The page of `python -m lab
-    search` has a chapter on the rows if they lie beside its own as ablation.csv.
+    The same command continues with what is left after an interruption. The page that `python -m lab
+    search` writes has a chapter on these rows if they are in ablation.csv beside its own.
 
     Arguments:
         suites (FILE...): Instances to plan.

@@ -337,18 +337,16 @@ def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     of = {name: one for name, one in of.items() if every <= one.keys()}  # others are not done
     yield "## What each stage brings\n"
     yield (
-        f"By `python -m lab ablate` on {len(of)} instances, twelve of which no part of the search "
-        "was built on (configs/bench/search/fresh.yaml). Stages that propose plans: by how much "
-        "the best plan is slower without one; Optuna, which is asked for by name, comes on top. "
-        "Ties and host memory are left out.\n"
+        f"From `python -m lab ablate` on {len(of)} instances; those of "
+        "configs/bench/search/fresh.yaml are new to the search. For a stage that proposes plans, "
+        "the table shows how much slower the best plan is without it. Optuna is not among the "
+        "default stages, so its row shows what it adds. Plans are compared by predicted time "
+        "alone, in device memory.\n"
     )
     yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
     for name in PROPOSING:
         yield f"| {_lost(name, {i: _slower(one, name) for i, one in of.items()})} |"
-    yield (
-        "\nStages of the bound: by how much less is proven without one. The gap is that of the "
-        "whole search.\n"
-    )
+    yield ("\nFor a stage of the bound, the table shows how much lower the bound is without it.\n")
     yield from _table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
     for name in BOUNDING:
         yield f"| {_lost(name, {i: _lower(one, name) for i, one in of.items()})} |"

@@ -21,7 +21,7 @@ from ortools.sat.python import cp_model
 from predictor.cost.loads import COLUMNS, LAUNCH, Load
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.topology import Topology
-from search.bound.relaxation import Cut, Relaxation
+from search.bound.relaxation import Relaxation
 from search.model.cut_model import CutModel, CycleCut, OptionLoads
 from search.model.placements import weighted
 from search.reproducible import reproducible_solver, run
@@ -41,15 +41,6 @@ ORDERED = 5
 """Tables with the most work, by whose shards ranks are put in order."""
 BASE = 5
 """A table weighs this much more in that order than the next one."""
-
-
-def cut_of_ranks(cut: Cut) -> CycleCut:
-    """A cut for plans whose shards lie on ranks, of a relaxation whose hulls reach as far as the
-    load of one rank can."""
-    segments = np.concatenate([cut.segments + cut.uneven, cut.messages])
-    floors = np.zeros(segments.shape[:2])
-    floors[: len(cut.floors)] = cut.floors
-    return CycleCut(cut.constant, cut.slope - segments.sum(axis=0), segments, floors)
 
 
 @dataclass(frozen=True)
@@ -120,7 +111,7 @@ class RankTargets:
         self.cuts: list[CycleCut] = []
         for share in RAISED:
             cut = relaxation.evaluate(mean, share * mean, launched=share > 0)[1]
-            self._add(cut_of_ranks(cut))
+            self._add(cut.of_ranks())
 
     def refute(
         self, target_ms: float, bound_ms: float, work: float, seconds: Callable[[], float]
@@ -188,7 +179,7 @@ class RankTargets:
         mean = loads.mean(axis=1)
         more = loads.max(axis=1) - mean
         found = [self.relaxation.evaluate(mean, share * more, launched=True)[1] for share in UNEVEN]
-        cuts = [cut_of_ranks(cut) for cut in found]
+        cuts = [cut.of_ranks() for cut in found]
         times = [cut.at(loads, launched) for cut in cuts]
         known = max((cut.at(loads, launched) for cut in self.cuts), default=0.0)
         if max(times) <= max(known * (1 + HIGHER), target_ms):

@@ -38,6 +38,7 @@ from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
 from predictor.model.plan import ShardingType
 from search.bound.cycle import Node, critical_cycle, make_nodes
+from search.model.cut_model import CycleCut
 
 Array = NDArray[np.float64]
 
@@ -174,6 +175,14 @@ class Cut:
     floors: Array
     uneven: Array
     messages: Array
+
+    def of_ranks(self) -> CycleCut:
+        """The cut for plans whose shards lie on ranks; its relaxation must have hulls that reach as
+        far as the load of one rank can."""
+        segments = np.concatenate([self.segments + self.uneven, self.messages])
+        floors = np.zeros(segments.shape[:2])
+        floors[: len(self.floors)] = self.floors
+        return CycleCut(self.constant, self.slope - segments.sum(axis=0), segments, floors)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from ortools.sat.python import cp_model
 
 from predictor.cost.loads import COLUMNS
 from search.bound.choices import BoundChoices
-from search.bound.rank_targets import cut_of_ranks
 from search.bound.relaxation import Cut, Relaxation
 from search.model.cut_model import UNITS_PER_MS
 from search.model.placements import Term, weighted
@@ -168,7 +167,7 @@ class WholeOptions:
         return [evaluate(load, more * load, launched=more > 0)[1] for more in UNEVEN]
 
     def _times(self, cut: Cut) -> _Times:
-        ranked = cut_of_ranks(cut)
+        ranked = cut.of_ranks()
         of_rank = np.concatenate([cut.segments, cut.messages])
         each, own = (
             np.maximum(0.0, np.einsum("hc,shc->sh", self.shards, work[:, self.groups]))

@@ -9,7 +9,6 @@ from ortools.sat.python import cp_model
 
 from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
-from search.bound.rank_targets import cut_of_ranks
 from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first
 from tests.search.bound.plans_of_sets import (
@@ -50,7 +49,7 @@ def test_no_plan_is_faster_than_a_cut_at_its_loads(seed: int, share: float) -> N
             mean = theirs.mean(axis=1)
             more = share * (theirs.max(axis=1) - mean)
             cut = relaxation.evaluate(mean, more, launched=share > 0)[1]
-            assert cut_of_ranks(cut).at(loads, launched) <= ms * (1 + 1e-9)
+            assert cut.of_ranks().at(loads, launched) <= ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", quick_first(3, range(12)))
