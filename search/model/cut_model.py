@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from ortools.sat.python import cp_model
 
 from predictor.cost.loads import Load
 from predictor.model.topology import Topology
-from search.model.placements import OptionVariables, PlacementModel, Term, weighted
+from search.model.placements import PlacementModel, Term, weighted
 from search.space.option import AllowedPlacements, Option
 
 Array = NDArray[np.float64]
@@ -35,8 +36,8 @@ class CycleCut:
         even: slopes of what follows from the mean over the ranks, ``[groups, COLUMNS]`` in ms.
         segments: slopes of every segment, ``[segments, groups, COLUMNS]`` in ms.
         floors: of a launch of a group, ``[segments, groups]`` in ms.
-        groups: lookup groups of the plan that it was found at, as it says nothing of others; none
-            where it holds for all plans.
+        groups: lookup groups of the plan that it was found at. It says nothing of plans that use
+            less than these; none where it holds for all plans.
     """
 
     constant: float
@@ -89,9 +90,12 @@ class CutModel(PlacementModel):
         most_ms: slower plans are none of the model's.
         proving: every number is rounded such that a plan only becomes faster: what has no solution
             has no plan. Numbers are rounded to the nearest otherwise.
+        free: ranks whose work is told apart from that of the others.
 
     Attributes:
         time: the time of the plan in `UNITS_PER_MS`.
+        here: what the slowest of the free ranks takes, in every segment of the cuts that hold for
+            whatever is chosen.
     """
 
     def __init__(
@@ -103,14 +107,22 @@ class CutModel(PlacementModel):
         most_ms: float,
         *,
         proving: bool = False,
+        free: frozenset[int] = frozenset(),
         legal: Callable[[Option], AllowedPlacements] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
         super().__init__(topology, options, legal, numbers)
         self.loads = {placed.option: loads_of(placed.option) for placed in self.placed}
-        self.kept, self.proving = kept, proving
+        self.kept, self.proving, self.free = kept, proving, free
         self.most = math.ceil(most_ms * UNITS_PER_MS)
         self.time = self.model.new_int_var(0, self.most, "")
+        self.here: list[cp_model.IntVar] = []
+        shards = [loads.shards for loads in self.loads.values()]
+        counts = [len(some) for some in shards]
+        self._shards = np.concatenate(shards)
+        self._groups = np.repeat([loads.group for loads in self.loads.values()], counts)
+        self._first = dict(zip(self.loads, np.cumsum([0, *counts]).tolist(), strict=False))
+        self._used = lru_cache(self._uses)
         self._launches: dict[tuple[int, int], cp_model.IntVar] = {}
         self._launched_by_kept = kept[..., Load.SHARDS] > 0
 
@@ -123,25 +135,23 @@ class CutModel(PlacementModel):
         return [(self.units(ms(p.option)), x) for p in self.placed for x in p.chosen]
 
     def add_cut(self, cut: CycleCut) -> None:
-        """No plan is faster than the cut says; one of the host alone holds for plans of at least
-        the groups that it knows, whose launches it counts."""
+        """No plan that uses the groups of the cut is faster than it says."""
         constant = cut.constant + float((cut.even * self.kept.mean(axis=1)).sum())
 
         def even(option: Option) -> float:
             loads = self.loads[option]
             return float((cut.even[loads.group] * loads.mean).sum())
 
-        terms = [(-1, self.time), *self.of_options(even)]
+        there = np.flatnonzero(self.kept.any(axis=(1, 2))).tolist()
+        used = [self._used(group) for group in sorted(cut.groups.difference(there))]
         # a tangent may start below nothing, and what grows with the loads then exceeds the time
-        most = self.most - min(0, self.units(constant))
+        most = math.inf if used else self.most - min(0, self.units(constant))
+        terms = [(-1, self.time), *self.of_options(even)]
         for segment, floors in zip(cut.segments, cut.floors, strict=True):
             terms.append((1, self._slowest(segment, floors, most)))
-        found = self.model.add(weighted(terms) <= -self.units(constant))
-        if not len(cut.segments):
-            there = np.flatnonzero(self.kept.any(axis=(1, 2))).tolist()
-            found.only_enforce_if(*map(self._used, cut.groups.difference(there)))
+        self.model.add(weighted(terms) <= -self.units(constant)).only_enforce_if(*used)
 
-    def _used(self, group: int) -> cp_model.IntVar:
+    def _uses(self, group: int) -> cp_model.IntVar:
         """True where a table of the model is in a lookup group."""
         used = self.model.new_bool_var("")
         for placed in self.placed:
@@ -150,22 +160,32 @@ class CutModel(PlacementModel):
                     self.model.add_implication(one, used)
         return used
 
-    def _slowest(self, segment: Array, floors: Array, most: int) -> cp_model.IntVar:
-        """What the slowest rank takes in a segment, at most so much."""
+    def _slowest(self, segment: Array, floors: Array, most: float) -> cp_model.IntVar:
+        """What the slowest rank takes in a segment.
 
-        def work(placed: OptionVariables, shard: int) -> int:
-            loads = self.loads[placed.option]
-            return max(0, self.units(float(segment[loads.group] @ loads.shards[shard])))
-
+        Args:
+            most: it takes no more; infinite for a cut that may not hold.
+        """
+        ms = (self._shards * segment[self._groups]).sum(axis=1).tolist()
+        work = [max(0, one) for one in map(self.units, ms)]
         times = np.einsum("gc,grc->r", segment, self.kept) + floors @ self._launched_by_kept
         fixed = [*map(self.units, times.tolist())]
-        least = max(0, *fixed)
-        slowest = self.model.new_int_var(least, max(least, most), "")
-        ranks = self.per_rank(work)
+        ranks = self.per_rank(lambda p, shard: work[self._first[p.option] + shard])
         for rank, mine in enumerate(ranks):
             mine += self._floors(floors, rank)
+        whole = (sum(c * v.proto.domain[1] for c, v in mine) for mine in ranks)
+        ceiling = max(map(sum, zip(fixed, whole, strict=True)))
+        least = max(0, *fixed)
+        slowest = here = self.model.new_int_var(least, max(least, int(min(most, ceiling))), "")
+        if self.free and most < math.inf:
+            alone = max(0, *(fixed[rank] for rank in self.free))
+            here = self.model.new_int_var(alone, max(least, int(most)), "")
+            self.model.add(here <= slowest)
+            self.here.append(here)
+        for rank, mine in enumerate(ranks):
             if mine:
-                self.model.add(weighted(mine) + fixed[rank] <= slowest)
+                limit = here if rank in self.free else slowest
+                self.model.add(weighted(mine) + fixed[rank] <= limit)
         if self.proving:  # follows from the rows above, but is seen at once
             every = [term for mine in ranks for term in mine]
             self.model.add(weighted(every) + sum(fixed) <= len(ranks) * slowest)

@@ -13,9 +13,7 @@ from search.improve.neighbourhoods import Neighbourhoods
 from search.objective import Assignment, Objective
 from search.problem import Progress
 from search.propose.feasibility import Feasibility, find_feasible
-from search.propose.packed import FOUND_BY as PACKED
 from search.propose.packed import pack_plans
-from search.propose.rounding import FOUND_BY as ROUNDED
 from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
 from search.space.filters import AMPLE
@@ -32,8 +30,8 @@ NARROW, WIDE = 0.02, 0.1
 all."""
 MANY = 2_000
 """Tables times ranks from which on it has less, as its models take long."""
-OTHERS = 4
-"""Plans of different exchanges whose cycles it knows from the start."""
+STARTS = 2
+"""Plans that it starts from."""
 TRIALS = 6
 BOUND_STEPS = 1000
 FEASIBILITY_WORK = 10.0
@@ -131,16 +129,9 @@ class Proposer:
         if gap < NARROW:
             return []
         self.progress("CP-SAT", 0.3, best_ms, bound.proven_ms or None)
-        others: dict[frozenset[int], Assignment] = {}
-        for one in ranked[1:]:
-            groups = frozenset(self.surrogate.shard_loads(o)[0] for o, _ in one.assignment)
-            others.setdefault(groups, one.assignment)
-        # plans that were not packed lead elsewhere, and so does any that neither of these made
-        first: dict[str, Candidate] = {}
-        for one in ranked:
-            first.setdefault(one.found_by if one.found_by in (ROUNDED, PACKED) else "", one)
-        starts = [*first.values()]
-        if near and "" not in first:
+        # a plan that was made in another way leads elsewhere
+        starts = ranked[:1] + [c for c in ranked if c.found_by != ranked[0].found_by][: STARTS - 1]
+        if near and len(starts) < STARTS:
             starts += rescue(objective, stop, self.seed)[0]
         late = stop.part(CPSAT_TIME)
         work = CPSAT_WORK * stop.effort * min(1.0, gap / WIDE) * min(1.0, MANY / self._size)
@@ -148,7 +139,6 @@ class Proposer:
         def improve(start: Candidate) -> Candidate:
             found = Neighbourhoods(objective, self.surrogate, self.seed).improve(
                 start.assignment,
-                [*others.values()][:OTHERS],
                 work,
                 lambda best: stop.reached(best, bound.proven_ms) or late(),
                 lambda: stop.remaining_s,

@@ -43,7 +43,7 @@ Searcher = Callable[[Objective, Surrogate], list[Assignment]]
 def by_cpsat(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     start = by_feasibility(objective, surrogate)[:1]
     search = Neighbourhoods(objective, surrogate, 0)
-    return [search.improve(plan, [], 1.0)[0] for plan in start]
+    return [search.improve(plan, 1.0)[0] for plan in start]
 
 
 def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from predictor.model.workload import Constraints
-from search.improve import neighbourhoods
 from search.improve.neighbourhoods import PATIENCE, Neighbourhoods
 from search.objective import Assignment, Objective
 from search.space.option import ChoicesInUse
@@ -39,10 +38,7 @@ def all_on_the_first_rank(objective: Objective) -> Assignment:
 def test_it_ends_at_the_best_plan_where_all_ranks_are_free() -> None:
     objective, surrogate = setting()
     start = all_on_the_first_rank(objective)
-    split = tuple(
-        next((o, (0, 1, 2)) for o in t if o.num_shards == 3) for t in objective.space.options
-    )
-    plan, ms = Neighbourhoods(objective, surrogate, 0).improve(start, [split], 2.0)
+    plan, ms = Neighbourhoods(objective, surrogate, 0).improve(start, 2.0)
     assert_valid(objective, plan)
     assert ms == pytest.approx(float(objective.score([plan])[0]))
     best = float(objective.score(list(every_plan(objective))).min())
@@ -55,7 +51,7 @@ def test_no_more_tables_move_than_may() -> None:
     start = all_on_the_first_rank(objective)
     limit = ChoicesInUse(start, 1)
     near = objective.over(replace(objective.space, in_use=limit))
-    plan, ms = Neighbourhoods(near, surrogate, 0).improve(start, [], 2.0)
+    plan, ms = Neighbourhoods(near, surrogate, 0).improve(start, 2.0)
     assert len(limit.moved(plan)) == 1
     assert ms < float(objective.score([start])[0])
 
@@ -71,7 +67,6 @@ def test_it_ends_once_a_part_of_its_work_gained_nothing(monkeypatch: pytest.Monk
         return None, 1.0
 
     monkeypatch.setattr(Neighbourhoods, "find", find)
-    monkeypatch.setattr(neighbourhoods, "FAILED_OF_ALL", 1000)
     start = all_on_the_first_rank(objective)
-    Neighbourhoods(objective, surrogate, 0).improve(start, [], 50.0)
+    Neighbourhoods(objective, surrogate, 0).improve(start, 50.0)
     assert PATIENCE * 50 < len(asked) <= PATIENCE * 50 + 2
