@@ -24,7 +24,7 @@ SEARCHERS = ("rounding", "cpsat")
 """Without others named; ``optuna`` is the third that there is."""
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
-CPSAT_WORK = 20.0
+CPSAT_WORK = 12.0
 NARROW, WIDE = 0.02, 0.1
 """Gap below which CP-SAT has none of that, as what it could gain ties, and from which on it has
 all."""
