@@ -30,7 +30,7 @@ from search.surrogate import Surrogate
 
 SLOWER = 0.03
 """Share by which a plan may be slower than the best one to go on from."""
-FREE = (3, 4, 5)
+FREE = (2, 3, 4, 5)
 """Ranks of a neighbourhood."""
 TABLES = (4, 24)
 """Least and most tables that may change at once: CP-SAT is not done with many where memory is full,
@@ -39,16 +39,13 @@ CUTS, OTHER_CUTS = 8, 3
 """So many cuts are in a model: the last ones of plans with the same exchanges, and with others."""
 TIME = 10
 """Weight of the time, against the mean over the cuts of what the free ranks take."""
-WORK, BUILDING = 0.15, 0.1
+WORK, BUILDING = 0.3, 0.1
 """Deterministic time of CP-SAT for one answer, about seconds on one core, and what building the
 model counts as."""
 WIDE = 0.5
 """Share of the neighbourhoods in which tables that lie on other ranks, too, may change."""
 JOINED = 0.5
 """Share in which tables may join an exchange that the plan does not have."""
-PATIENCE, LEAST_PATIENCE, WORTH = 0.6, 2.0, 0.002
-"""It ends after this share of its work, at least so much of it, in which the plan did not become
-faster by the third."""
 
 
 class Neighbourhoods:
@@ -77,10 +74,9 @@ class Neighbourhoods:
             seconds: wall time left.
         """
         now = best = start
-        best_ms = gained_ms = float(self.objective.score([start])[0])
-        left, patience = work, max(LEAST_PATIENCE, PATIENCE * work)
+        best_ms = float(self.objective.score([start])[0])
         self._learn(start)
-        while left - work <= patience and work > 0 and self.cuts and not stop(best_ms):
+        while work > 0 and self.cuts and not stop(best_ms):
             limit_ms = best_ms * (1 + SLOWER)
             plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds())
             work -= spent
@@ -92,8 +88,6 @@ class Neighbourhoods:
                 now = plan
             if ms < best_ms:
                 best, best_ms = plan, ms
-            if best_ms < gained_ms * (1 - WORTH):
-                gained_ms, left = best_ms, work
         return best, best_ms
 
     def _learn(self, plan: Assignment) -> None:

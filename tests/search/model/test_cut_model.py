@@ -146,3 +146,34 @@ def test_a_plan_takes_what_the_cuts_say(kept: int, constant: float) -> None:
         solver = reproducible_solver(60.0, 0, float("inf"))
         assert run(solver, model.model) == cp_model.OPTIMAL
         assert solver.objective_value / UNITS_PER_MS == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("free", [{0}, {1}, {0, 1}])
+def test_what_the_slowest_free_rank_takes_is_told_apart(free: set[int]) -> None:
+    """In the segments of the cut that holds for all plans."""
+    objective, surrogate, cuts = setting()
+    plan = random_plan(objective, random.Random(2))
+    where = dict(plan)
+
+    def only(option: Option) -> AllowedPlacements:
+        return AllowedPlacements(tuple(((rank,),) for rank in where[option]), same_group=False)
+
+    model = CutModel(
+        objective.problem.topology,
+        [[option] for option in where],
+        loads_by(surrogate),
+        surrogate.loads_on_ranks(()),
+        time_under(cuts, surrogate, plan) + 1.0,
+        free=frozenset(free),
+        legal=only,
+    )
+    for cut in cuts:
+        model.add_cut(cut)
+    model.model.minimize(sum(model.here))
+    solver = reproducible_solver(60.0, 0, float("inf"))
+    assert run(solver, model.model) == cp_model.OPTIMAL
+    loads = surrogate.loads_on_ranks(plan)
+    times = np.einsum("sgc,grc->sr", cuts[0].segments, loads)
+    times += cuts[0].floors @ (loads[..., Load.SHARDS] > 0)
+    expected = times[:, sorted(free)].max(axis=1).sum()
+    assert solver.objective_value / UNITS_PER_MS == pytest.approx(expected, abs=1e-3)
