@@ -50,10 +50,10 @@ def test_it_finds_what_is_faster_only_with_an_exchange_that_the_plan_lacks() -> 
     """One rank does nearly all work while its tables stay whole."""
     tables = [a_table("hot", 200_000, 64, 400.0, constraints=WHOLE)]
     tables += [a_table(f"t{i}", 200_000, 64, 10.0, constraints=WHOLE) for i in range(3)]
-    objective = objective_of(a_problem(a_workload(*tables, batch_size=32768), hosts(3)))
+    objective, surrogate = objective_of(a_problem(a_workload(*tables, batch_size=32768), hosts(3)))
     start = all_on_the_first_rank(objective)
-    plan, ms = Neighbourhoods(objective, Surrogate(objective), 0).improve(start, 3.0)
-    assert {option.num_shards for option, _ in plan} == {1, 3}
+    plan, ms = Neighbourhoods(objective, surrogate, 0).improve(start, 3.0)
+    assert any(option.num_shards == 3 for option, _ in plan)
     best = float(objective.score(list(every_plan(objective))).min())
     assert ms == pytest.approx(best, rel=2e-3)
 
