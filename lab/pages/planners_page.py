@@ -346,7 +346,7 @@ def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
     for name in PROPOSING:
         yield f"| {_lost(name, {i: _slower(one, name) for i, one in of.items()})} |"
-    yield ("\nFor a stage of the bound, the table shows how much lower the bound is without it.\n")
+    yield "\nFor a stage of the bound, the table shows how much lower the bound is without it.\n"
     yield from _table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
     for name in BOUNDING:
         yield f"| {_lost(name, {i: _lower(one, name) for i, one in of.items()})} |"
