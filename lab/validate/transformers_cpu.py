@@ -2,7 +2,7 @@
 
 Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
 (`lab.transformers`). A target's ops come from fake tensors, its time from the
-kernel models and an iteration graph, as of a generated benchmark. No target is run for its
+kernel models and an iteration graph. No target is run for its
 prediction. The fit is made anew here, so that shapes can be held out.
 
 A folder holds the ops of every shape (`OPS`), the buckets in which its gradients are summed
@@ -12,13 +12,13 @@ A folder holds the ops of every shape (`OPS`), the buckets in which its gradient
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lab.replay.op_fit import CapturedStep, fit_models
+from lab.op_fit import CapturedStep, errors_by_group, fit_models
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report, Summary
 from lab.transformers import (
@@ -29,7 +29,6 @@ from lab.transformers import (
     parse_shape,
     training_step,
 )
-from lab.validate.replay import errors_by_ranks, largest_groups
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
 from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
@@ -333,3 +332,21 @@ def validate_transformers_cpu(folder: Path) -> Report:
         for of in found
     ]
     return suite.report(rows, scores=tables, notes=notes)
+
+
+def errors_by_ranks(
+    kinds: Mapping[str, Sequence[ComparedRow]],
+) -> Iterator[tuple[Cell, ...]]:
+    """Errors of rows of each kind, by the number of ranks that names them."""
+    for kind, rows in kinds.items():
+        for ranks in sorted({int(row.name["ranks"]) for row in rows}):
+            found = Summary.of(row for row in rows if row.name["ranks"] == ranks)
+            yield kind, ranks, found.n, found.mape, found.geomean, found.worst
+
+
+def largest_groups(
+    steps: Sequence[CapturedStep], models: OpModels, most: int
+) -> list[tuple[Cell, ...]]:
+    """The ops that take most of some steps, and how well their kernel model fits there."""
+    found = sorted(errors_by_group(steps, models).items(), key=lambda item: -item[1][0])
+    return [(group, share, error) for group, (share, error) in found[:most]]

@@ -120,17 +120,15 @@ def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
 def _call(call: Call) -> dict[str, Any]:
     gives = call.gives()
     entries: dict[str, Any] = {
-        "keywords": {name: _term(of) for name, of in call.keywords.items()},
         "targets": gives and [output if flat(output) else None for output in call.outputs],
-        "frees": call.frees,
-        "with_grad": call.with_grad,
         "overload": call.overload,
         "reads": sorted(set(call.reads())),
         "gives": gives,
         "outputs": nested(lambda s: s and [s.shape, s.strides, s.dtype], call.specs),
-        "waits": call.waits,
     }
-    kept: dict[str, Any] = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
+    kept: dict[str, Any] = {"op": call.op}
+    if call.is_collective:  # ranks agree on these before they run
+        kept |= {"arguments": list(map(_term, call.arguments)), "keywords": call.keywords}
     kept |= {name: value for name, value in entries.items() if value}
     if call.us is not None:
         kept["us"] = round(call.us, 3)
@@ -140,7 +138,7 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _term(term: Term) -> Any:
-    """An argument as the program spells it; `op_list` reads it back."""
+    """An argument as the program spells it."""
     if isinstance(term, tuple):
         return [_term(item) for item in term]
     if isinstance(term, Slot):

@@ -75,8 +75,6 @@ CALL = {
     "arguments?": [],
     "keywords?": {},
     "targets?": [],
-    "frees?": [WHOLE],
-    "waits?": [WHOLE],
     "reads?": [WHOLE],
     "gives?": [WHOLE],
     "outputs?": [],

@@ -11,7 +11,7 @@ from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
 
-from lab.replay.op_fit import CapturedStep, errors_by_group, fit_models
+from lab.op_fit import CapturedStep, errors_by_group, fit_models
 
 HOST_MS = 0.002
 
