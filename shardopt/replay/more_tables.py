@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import WHOLE, Call, RankProgram, TensorSpec, slots
+from shardopt.replay.program.program import (
+    WHOLE,
+    Call,
+    RankProgram,
+    TensorSpec,
+    free_when_dead,
+    slots,
+)
 from shardopt.replay.program.schema import find_op, ops_of
 from shardopt.replay.program.values import is_lookup
 
@@ -77,7 +84,6 @@ def _order(program: RankProgram) -> dict[int, Nth]:
 def _repeat(of: SparseSlice, times: int) -> RankProgram:
     program = of.program
     copies = [_Copy(of, nth) for nth in range(1, times)]
-    own = {n for at in of.calls for n in program.calls[at].gives()}
     calls: list[Call] = []
     numbers: list[list[int]] = []
     count = 0
@@ -86,18 +92,16 @@ def _repeat(of: SparseSlice, times: int) -> RankProgram:
         if call.is_collective:
             numbers.append([*range(count, count + 1 + len(repeated))])
             count += 1 + len(repeated)
-        # what the copies share with the first is freed, and collectives are waited for, at the last
+        # collectives are waited for after the last copy
         waits = tuple(n for nth in call.waits for n in numbers[nth])
-        shared = tuple(n for n in call.frees if n not in own) if repeated else ()
-        kept = tuple(n for n in call.frees if n not in shared)
-        calls.append(replace(call, frees=kept, waits=()))
-        calls += [copy.call(at) for copy in repeated]
-        calls[-1] = replace(calls[-1], frees=(*calls[-1].frees, *shared), waits=waits)
+        call = replace(call, waits=())
+        calls += [call, *(call.renumber(copy.numbers) for copy in repeated)]
+        calls[-1] = replace(calls[-1], waits=waits)
     made, fills = dict(program.made), dict(program.fills)
     for copy in copies:
         made |= copy.made
         fills |= copy.fills
-    return replace(program, calls=calls, made=made, fills=fills)
+    return replace(program, calls=free_when_dead(calls, made), made=made, fills=fills)
 
 
 class _Copy:
@@ -109,7 +113,6 @@ class _Copy:
 
     def __init__(self, of: SparseSlice, nth: int) -> None:
         program, calls = of.program, of.program.calls
-        self.program = program
         own = [n for at in sorted(of.calls) for n in calls[at].gives()]
         read = sorted({n for at in of.calls for n in calls[at].reads() if n in program.made})
         start = 1 + max(program.numbers(), default=-1) + (nth - 1) * (len(own) + len(read))
@@ -122,20 +125,6 @@ class _Copy:
             for n in read
         }
         self.fills = {self.numbers[n]: program.fills[n] for n in read if n in program.fills}
-        self.last = {
-            n: at for at in sorted(of.calls) for n in (*calls[at].reads(), *calls[at].gives())
-        }
-
-    def call(self, at: int) -> Call:
-        """The copy of a call."""
-        call = self.program.calls[at]
-        touched = dict.fromkeys((*call.reads(), *call.gives()))
-        frees = tuple(
-            self.numbers[n]
-            for n in touched
-            if n in self.numbers and n not in self.program.made and self.last[n] == at
-        )
-        return replace(call.renumber(self.numbers), frees=frees, waits=())
 
 
 FORWARD = ops_of("aten embedding embedding_bag _embedding_bag _embedding_bag_forward_only")

@@ -29,7 +29,6 @@ from shardopt.version import __version__
 SCHEMA = "shardopt.replay/1"
 MAIN = "benchmark.py"
 RUNTIME = "runtime"
-VERSION = re.compile(r"[\d.]+(-chakra[\d.]+)?")
 
 
 def write(
@@ -68,7 +67,7 @@ def write(
 def _common(
     programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
 ) -> dict[str, Any]:
-    sizes = [size for job in jobs for of in job.executions or job.traces if (size := of.world_size)]
+    sizes = [size for job in jobs for of in job.executions if (size := of.world_size)]
     members = [rank for p in programs for rank in (p.rank, *(r for g in p.groups for r in g))]
     return {
         "schema": SCHEMA,
@@ -76,19 +75,10 @@ def _common(
         "world_size": max(*sizes, 1 + max(members), 1),
         "indices": indices,
         "provenance": {
-            "trace_schema": _version(jobs[0]),
             "kineto": all(job.traces for job in jobs),
             "shardopt": __version__,
         },
     }
-
-
-def _version(job: TraceSet) -> str:
-    """Version of the traces' format, where its text is nothing but one."""
-    if not job.executions:
-        return "kineto"
-    match = VERSION.match(job.executions[0].schema)
-    return match[0] if match else "unknown"
 
 
 def rank_object(
@@ -147,17 +137,8 @@ def _term(term: Term) -> Any:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """A line an entry of long lists, so that files can be read and compared by eye."""
-    lines = []
-    for key, value in data.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            inner = ",\n".join(f"  {json.dumps(item)}" for item in value)
-            lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
-        elif key == "made":
-            inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            lines.append(f' "made": {{\n{inner}\n }}')
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    """A line a key, so that files can be compared."""
+    lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

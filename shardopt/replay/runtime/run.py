@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from .capture import capture
-from .checks import COMMS, LOST, REFUSED, parts_of, rank_data, read, refuse
+from .checks import COMMS, LOST, REFUSED, naming, parts_of, read, refuse
 from .collectives import Collectives, Works, gather
 from .ops import Op, Ops
 from .settings import HOME, data, device, is_selected, rank, reports, settings
@@ -41,9 +41,10 @@ def _now() -> float:
 
 def own_data() -> dict[str, Any]:
     """What this rank runs: its own recording, or another's if there is none."""
-    recorded = data["ranks"]
-    at = recorded.index(rank) if rank in recorded else rank % len(recorded)
-    return read(HOME / f"rank{at}.json", rank_data)
+    with naming("data.json"):
+        recorded = data["ranks"]
+        at = recorded.index(rank) if rank in recorded else rank % len(recorded)
+    return read(HOME / f"rank{at}.json") | {"file": f"rank{at}.json"}
 
 
 def main(iteration: Sequence[Any], ops: Ops) -> None:
@@ -100,14 +101,16 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
         if device.index >= torch.cuda.device_count():
             refuse(f"rank {rank} has no GPU: there are {torch.cuda.device_count()}; try --ranks")
         torch.cuda.set_device(device)
-    together = any(map(is_comm, mine["calls"])) or int(os.environ.get("WORLD_SIZE", "1")) > 1
     with torch.no_grad():
-        if together:
-            ops.collectives = Collectives(mine["groups"], device)
-            ops.collectives.start()
-        replay = Replay(iteration, ops, mine)
-        _check(replay, together)
-        replay.make_tensors()
+        with naming(mine["file"]):
+            alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+            together = not alone or any(map(is_comm, mine["calls"]))
+            if together:
+                ops.collectives = Collectives(mine["groups"], device)
+                ops.collectives.start()
+            replay = Replay(iteration, ops, mine)
+            _check(replay, together)
+            replay.make_tensors()
         result = run(replay, together)
     if rank == 0:
         text = json.dumps(result, indent=1)
