@@ -328,7 +328,7 @@ def _aliases(call: Call) -> tuple[list[int], list[int]]:
     """Tensors that a call writes in place, and those that its outputs may be views of."""
     named = call.named()
     if call.is_collective:
-        own = ("output", "tensors") if call.collective != "send" else ("output",)
+        own = ("output", "tensors")
         return [n for name, term in named.items() if name.startswith(own) for n in slots(term)], []
     op = find_op(call.op, call.overload)
     if op is None:

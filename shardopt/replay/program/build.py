@@ -363,16 +363,11 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "allgather_coalesced_": ("output_lists", "input_list"),
     "gather_": ("output_tensors", "input_tensors", "root_rank"),
     "scatter_": ("output_tensors", "input_tensors", "root_rank"),
-    "send": ("tensors", "dst", "tag"),
-    "recv_": ("tensors", "src", "tag"),
-    "recv_any_source_": ("tensors", "tag"),
     "barrier": (),
     "monitored_barrier_": (),
 }
 """Collective -> the arguments that `torch.distributed` takes, by c10d's names (`Ops.cpp`)."""
 SENT = ("input", "input_tensor", "input_tensors", "inputs", "input_list", "tensors")
-RECEIVED = frozenset({"recv_", "recv_any_source_"})
-"""Those whose ``tensors`` other ranks send."""
 
 
 def collective_call(
@@ -402,7 +397,7 @@ def collective_call(
             terms.append(value)
         else:
             raise UnwritableError(f"the trace does not hold its `{name}`")
-    sent = (named[name] for name in SENT if name in named and kind not in RECEIVED)
+    sent = (named[name] for name in SENT if name in named)
     size = sum(t.size_bytes for argument in sent for t in argument.tensors())
     return tuple(terms), size
 
