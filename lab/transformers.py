@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from lab.op_graph import CollectiveStart, CollectiveWait, RankCalls
 from predictor.cost.ops.cpu_ops import OpRow
-from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveWait, RankCalls
 
 FAMILIES = ("bert", "gpt2", "xlnet")
 _LETTERS = "ldhfvsb"
@@ -99,7 +99,7 @@ class GradientSync:
 
 def gradient_sum(gradients: int, size_bytes: int) -> CollectiveStart:
     """The all-reduce of a bucket of gradients."""
-    return CollectiveStart("allreduce_", size_bytes, gradients=gradients)
+    return CollectiveStart(size_bytes, gradients)
 
 
 def training_step(
@@ -112,10 +112,13 @@ def training_step(
             backward ends with the sum of a bucket; the optimizer waits for all sums.
         buckets: one for each part of the backward.
     """
-    segments = {FORWARD: 0, OPTIMIZER: 2 * len(buckets)}
-    segments |= {f"{BACKWARD}.{at}": at for at in range(len(buckets))}
-    calls = tuple(CallGroup(segments[part], part, rows, 1) for part, rows in parts.items())
-    return RankCalls(calls, (*buckets, *map(CollectiveWait, range(len(buckets)))))
+    count = len(buckets)
+    places = {FORWARD: 0, OPTIMIZER: 2 * count}
+    places |= {f"{BACKWARD}.{at}": at for at in range(count)}
+    segments: list[tuple[OpRow, ...]] = [()] * (2 * count + 1)
+    for part, rows in parts.items():
+        segments[places[part]] += rows
+    return RankCalls(tuple(segments), (*buckets, *map(CollectiveWait, range(count))))
 
 
 def fit_sync(

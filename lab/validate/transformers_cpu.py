@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.op_fit import CapturedStep, errors_by_group, fit_models
+from lab.op_graph import CollectiveStart, RankCalls, op_graph
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report, Summary
 from lab.transformers import (
@@ -31,7 +32,6 @@ from lab.transformers import (
 )
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
-from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
 from predictor.iteration.timeline import simulate
 from shardopt.formatting import plural
 from shardopt.measure.store import Fields, RowKind, read_rows
@@ -159,8 +159,7 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
 
 
 def captured_step(rounds: Rounds, step: RankCalls, name: str) -> CapturedStep:
-    rows = tuple(row for part in step.calls for row in part.rows)
-    return CapturedStep(rows, rounds.captured[name], rounds.alone[name])
+    return CapturedStep(step.rows, rounds.captured[name], rounds.alone[name])
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ class Calibrated:
             except ValueError as error:
                 raise InputError(f"{where}: {error}") from error
         for name, spent in rounds.captured.items():
-            count = sum(len(part.rows) for part in steps[name].calls)
+            count = len(steps[name].rows)
             if len(spent) != count:
                 raise InputError(
                     f"{where}: has {len(spent)} times of '{name}', {folder / OPS} {count} rows; "
@@ -225,13 +224,10 @@ class Calibrated:
     def ms(self, name: str) -> float:
         """Predicted time of a shape's step, which all ranks run."""
 
-        def cost_ms(starts: Sequence[CollectiveStart]) -> float:
-            first = starts[0]
-            return 0.0 if self.sync is None else self.sync.ms(first.gradients, first.bytes)
+        def cost_ms(start: CollectiveStart) -> float:
+            return 0.0 if self.sync is None else self.sync.ms(start.gradients, start.bytes)
 
-        step = self.steps[name]
-        times = rank_times(step, self.models)
-        graph, _ = op_graph([times] * self.ranks, [step] * self.ranks, cost_ms, self.ranks)
+        graph = op_graph(self.steps[name], self.models, cost_ms, self.ranks)
         return float(simulate(graph).iteration_ms[0])
 
     def by_flop_ms(self, name: str) -> float:
