@@ -97,6 +97,7 @@ def rank_object(
             for number, spec in program.made.items()
             if number <= last
         },
+        "specs": {str(number): _form(spec) for number, spec in program.specs().items()},
         "calls": list(map(_call, program.calls)),
         "left_out": list(map(asdict, program.left_out)),
     }
@@ -107,14 +108,16 @@ def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: of for name, of in made.items() if of or name not in ("offset", "host", "fill")}
 
 
+def _form(spec: TensorSpec) -> list[Any]:
+    return [spec.shape, spec.strides, spec.dtype]
+
+
 def _call(call: Call) -> dict[str, Any]:
-    gives = call.gives()
     entries: dict[str, Any] = {
-        "targets": gives and [output if flat(output) else None for output in call.outputs],
         "overload": call.overload,
         "reads": sorted(set(call.reads())),
-        "gives": gives,
-        "outputs": nested(lambda s: s and [s.shape, s.strides, s.dtype], call.specs),
+        "gives": call.gives(),
+        "outputs": nested(lambda spec: spec and _form(spec), call.specs),
     }
     kept: dict[str, Any] = {"op": call.op}
     if call.is_collective:  # ranks agree on these before they run

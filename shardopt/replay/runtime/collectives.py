@@ -84,7 +84,7 @@ class Collectives:
                 LOST,
             )
 
-    def agree(self, calls: Mapping[int, dict[str, Any]], specs: Mapping[int | None, Any]) -> None:
+    def agree(self, calls: Mapping[int, dict[str, Any]], specs: Mapping[int, Any]) -> None:
         """Settle with the other ranks what runs; collective over all ranks.
 
         Args:
@@ -140,7 +140,7 @@ class Works(dict[int, Any]):
 
 def describe(
     call: Mapping[str, Any],
-    specs: Mapping[int | None, Any],
+    specs: Mapping[int, Any],
     group: Sequence[int],
 ) -> CollectiveCall:
     """What other ranks have to know of a collective: sizes in items, and who takes part.
@@ -150,7 +150,9 @@ def describe(
     """
     kind, arguments = call["op"].removeprefix(COMMS), call["arguments"]
     listed = [a if isinstance(a, list) else [a] for a in arguments]
-    tensors = [[specs[n] for n in map(number_of, of) if n in specs] for of in listed]
+    tensors = [
+        [specs[n] for n in map(number_of, of) if n is not None and n in specs] for of in listed
+    ]
     given, taken = _sent_and_received(kind, tensors)
     dtype = next((spec[2] for of in tensors for spec in of), "float32")
     plain = [a for a in arguments if isinstance(a, int)]

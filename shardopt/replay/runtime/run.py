@@ -26,7 +26,7 @@ from .checks import COMMS, LOST, REFUSED, naming, parts_of, read, refuse
 from .collectives import Collectives, Works, gather
 from .ops import Op, Ops
 from .settings import HOME, data, device, is_selected, rank, reports, settings
-from .tensors import available_bytes, like, make_all, needed_bytes, specs_of, too_large
+from .tensors import available_bytes, like, make_all, needed_bytes, too_large
 
 INTERRUPTED = 130
 TEARDOWN_S = 0.3
@@ -239,7 +239,7 @@ class Replay:
             )
         self.ran = [at for _, (start, end) in self.parts for at in range(start, end)]
         self.counted = [at for at in self.ran if is_selected(name_of(self.calls[at]))]
-        self.specs = specs_of(mine)
+        self.specs = {int(number): spec for number, spec in mine["specs"].items()}
         places: dict[str, list[int]] = defaultdict(list)
         for at in self.ran:
             places[name_of(self.calls[at])].append(at)

@@ -59,22 +59,6 @@ def like(spec: Any, device: torch.device) -> Any:
     return [like(item, device) for item in spec]
 
 
-def specs_of(mine: dict[str, Any]) -> dict[int | None, Any]:
-    """Number of a tensor -> its shape, strides and type, as far as a rank's data say."""
-    found: dict[int | None, Any] = {
-        int(number): [spec["shape"], spec["strides"], spec["dtype"]]
-        for number, spec in mine["made"].items()
-    }
-    left = [(call.get("targets"), call.get("outputs")) for call in mine["calls"]]
-    while left:
-        target, spec = left.pop()
-        if isinstance(target, list) and spec:
-            left += zip(target, spec, strict=False)
-        elif isinstance(target, int) and spec:
-            found[target] = spec
-    return found
-
-
 def difference(output: Any, specs: Any) -> str:
     """How the shapes that an op gives differ from those recorded; empty if they do not."""
     if specs is None:
