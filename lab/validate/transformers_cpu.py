@@ -2,7 +2,7 @@
 
 Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
 (`lab.transformers`). A target's ops come from fake tensors, its time from the
-kernel models and an iteration graph. No target is run for its
+kernel models and the sums of gradients. No target is run for its
 prediction. The fit is made anew here, so that shapes can be held out.
 
 A folder holds the ops of every shape (`OPS`), the buckets in which its gradients are summed
@@ -19,20 +19,18 @@ from pathlib import Path
 import numpy as np
 
 from lab.op_fit import CapturedStep, errors_by_group, fit_models
-from lab.op_graph import CollectiveStart, RankCalls, op_graph
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report, Summary
 from lab.transformers import (
     FAMILIES,
+    Bucket,
     GradientSync,
+    TrainingStep,
     fit_sync,
-    gradient_sum,
     parse_shape,
-    training_step,
 )
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
-from predictor.iteration.timeline import simulate
 from shardopt.formatting import plural
 from shardopt.measure.store import Fields, RowKind, read_rows
 
@@ -77,29 +75,26 @@ OP = RowKind(
 BUCKET = RowKind(
     what="bucket",
     keys=("shape", "bucket", "gradients", "bytes"),
-    parse=lambda of: {**of, "start": gradient_sum(int(of["gradients"]), int(of["bytes"]))},
+    parse=lambda of: {**of, "sum": Bucket(int(of["gradients"]), int(of["bytes"]))},
     fields=dict,
 )
 
 
-def read_ops(folder: Path) -> dict[str, RankCalls]:
+def read_ops(folder: Path) -> dict[str, TrainingStep]:
     """The step of every shape by its name, as `OPS` and `BUCKETS` have it.
 
     Raises:
         InputError: a file cannot be read, or a line of it.
     """
-    parts: dict[str, dict[str, list[OpRow]]] = {}
-    name = part = ""
+    rows: dict[str, list[OpRow]] = {}
+    name = ""
     for line in read_rows(folder / OPS, OP):
-        name, part = line["shape"] or name, line["part"] or part
-        parts.setdefault(name, {}).setdefault(part, []).append(line["row"])
+        name = line["shape"] or name
+        rows.setdefault(name, []).append(line["row"])
     buckets = grouped(read_rows(folder / BUCKETS, BUCKET), lambda of: of["shape"])
     return {
-        name: training_step(
-            {part: tuple(rows) for part, rows in of.items()},
-            [bucket["start"] for bucket in buckets.get(name, ())],
-        )
-        for name, of in parts.items()
+        name: TrainingStep(tuple(of), tuple(bucket["sum"] for bucket in buckets.get(name, ())))
+        for name, of in rows.items()
     }
 
 
@@ -158,7 +153,7 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
     return Rounds(len(kept), disturbed, slowest("steps"), slowest("alone"), rows_ms)
 
 
-def captured_step(rounds: Rounds, step: RankCalls, name: str) -> CapturedStep:
+def captured_step(rounds: Rounds, step: TrainingStep, name: str) -> CapturedStep:
     return CapturedStep(step.rows, rounds.captured[name], rounds.alone[name])
 
 
@@ -173,12 +168,12 @@ class Calibrated:
 
     ranks: int
     rounds: Rounds
-    steps: Mapping[str, RankCalls]
+    steps: Mapping[str, TrainingStep]
     models: OpModels
     sync: GradientSync | None
 
     @classmethod
-    def of(cls, folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> Calibrated:
+    def of(cls, folder: Path, ranks: int, steps: Mapping[str, TrainingStep]) -> Calibrated:
         """Fitted on all captured shapes.
 
         Raises:
@@ -203,14 +198,14 @@ class Calibrated:
 
     @classmethod
     def fitted(
-        cls, ranks: int, rounds: Rounds, steps: Mapping[str, RankCalls], names: Sequence[str]
+        cls, ranks: int, rounds: Rounds, steps: Mapping[str, TrainingStep], names: Sequence[str]
     ) -> Calibrated:
         """Fitted on some of the captured shapes."""
         models = fit_models([captured_step(rounds, steps[name], name) for name in names])
         if ranks == 1:
             return cls(ranks, rounds, steps, models, None)
         extra = [rounds.steps[name] - rounds.alone[name] for name in names]
-        sync = fit_sync([steps[name].collectives for name in names], extra)
+        sync = fit_sync([steps[name].buckets for name in names], extra)
         return cls(ranks, rounds, steps, models, sync)
 
     def fitted_on(self, names: Sequence[str]) -> Calibrated:
@@ -223,12 +218,7 @@ class Calibrated:
 
     def ms(self, name: str) -> float:
         """Predicted time of a shape's step, which all ranks run."""
-
-        def cost_ms(start: CollectiveStart) -> float:
-            return 0.0 if self.sync is None else self.sync.ms(start.gradients, start.bytes)
-
-        graph = op_graph(self.steps[name], self.models, cost_ms, self.ranks)
-        return float(simulate(graph).iteration_ms[0])
+        return self.steps[name].ms(self.models, self.sync)
 
     def by_flop_ms(self, name: str) -> float:
         """FLOP over the rate of the family's captured shape whose FLOP are closest."""

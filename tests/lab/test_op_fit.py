@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lab.transformers import GradientSync, fit_sync, gradient_sum
+from lab.transformers import Bucket, GradientSync, fit_sync
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
@@ -64,10 +64,7 @@ def test_the_cost_of_summing_is_found_again() -> None:
     rng = random.Random(4)
     known = GradientSync(0.3, 0.01, 1e-6)
     steps = [
-        [
-            gradient_sum(rng.randint(1, 50), rng.randint(10**5, 10**8))
-            for _ in range(rng.randint(1, 4))
-        ]
+        [Bucket(rng.randint(1, 50), rng.randint(10**5, 10**8)) for _ in range(rng.randint(1, 4))]
         for _ in range(10)
     ]
     extra_ms = [sum(known.ms(of.gradients, of.bytes) for of in buckets) for buckets in steps]
