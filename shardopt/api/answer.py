@@ -23,7 +23,7 @@ from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.problem import Problem, Progress, Result, silent
 from search.stop import Stop
-from search.tune.advice import Advice, Advised, Advisor
+from search.tune.advice import Advice, Advised, Advisor, reserve_s
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
 from shardopt.api.given_plans import fit_plan
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
@@ -35,6 +35,8 @@ from shardopt.explain.deciding import DecidingConstant, deciding_constants, know
 from shardopt.formatting import ms, percent, picked, points
 
 TOP_K = 3
+REPORTING, MOST_REPORTING = 0.2, 0.5
+"""Shares of a time limit that are left to what follows the search: at least, and at most."""
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
 
@@ -133,13 +135,10 @@ class Answer:
         return _plan_file(result.best.plan, head)
 
 
-def plan(
-    request: PlanRequest, *, stop: Stop | None = None, cache: ResultCache | None = None
-) -> Answer:
-    """The best plans for what is asked for.
+def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
+    """The best plans for what is asked for, with advice.
 
     Args:
-        stop: as `find_answer`; by the request's effort and time limit if None.
         cache: of results; None to search in any case.
 
     Raises:
@@ -148,8 +147,20 @@ def plan(
         InfeasibleError: no plan fits.
     """
     request.check()
-    stop = stop or Stop(request.effort, request.time_limit)
-    return find_answer(read_inputs(request), stop, cache)
+    inputs = read_inputs(request)
+    stop = stop_of(inputs)
+    return with_advice(find_answer(inputs, stop, cache), stop)
+
+
+def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | None = None) -> Stop:
+    """The stopping rule of a request's search, which leaves time for the advice that follows."""
+    limit = inputs.request.time_limit
+    share = REPORTING
+    if limit is not None:
+        share = min(MOST_REPORTING, max(share, reserve_s(inputs.setting.case()) / limit))
+    return Stop(
+        inputs.request.effort, limit, interruptible=interruptible, reserve=share, started=started
+    )
 
 
 def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:

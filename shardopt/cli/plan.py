@@ -23,8 +23,6 @@ from shardopt.report.blocks import View
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
 
-REPORTING = 0.2
-"""Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
 WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
 """Parameters that ``--replay`` can be given with: none of them decides the answer."""
 RARE = (
@@ -115,8 +113,7 @@ def plan(
         return _replay(replay, request.model, context)
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
-    from search.stop import Stop
-    from shardopt.api.answer import apply_advice, find_answer, read_inputs, with_advice
+    from shardopt.api.answer import apply_advice, find_answer, read_inputs, stop_of, with_advice
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
@@ -168,9 +165,7 @@ def plan(
 
         follow(inputs.setting, join)
         end_process()
-    stop = Stop(
-        request.effort, request.time_limit, interruptible=True, reserve=REPORTING, started=started
-    )
+    stop = stop_of(inputs, interruptible=True, started=started)
     with SearchProgress(on=not (json or quiet)) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:
@@ -264,12 +259,12 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
     """The text of the plan file that a request makes, with settings as the file had them: files
     may lie elsewhere now."""
-    from search.stop import Stop
-    from shardopt.api import answer
+    from shardopt.api.answer import find_answer, read_inputs, stop_of
     from shardopt.api.setting import refuse_outside
 
-    stop = Stop(request.effort, request.time_limit, interruptible=True, reserve=REPORTING)
-    found = answer.plan(request, stop=stop)
+    request.check()
+    inputs = read_inputs(request)
+    found = find_answer(inputs, stop_of(inputs, interruptible=True), None)
     if found.result.stopped_by == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
     if request.strict:
