@@ -50,7 +50,14 @@ ALWAYS_PRICED = 2**16
 STEP_S, STEP_CELL_S = 0.08, 9e-6
 """Seconds that pricing one setting takes, and more for each table times rank, on one core of 2024:
 `reserve_s` sets time aside by them, and no result depends on them."""
-FIRST = ("dense.data_type", "qcomm", "index_dedup", "dense.compiled", "train_pipeline", "batch_size")
+FIRST = (
+    "dense.data_type",
+    "qcomm",
+    "index_dedup",
+    "dense.compiled",
+    "train_pipeline",
+    "batch_size",
+)
 """Settings that are priced first where time may run out: those that have gained most."""
 MOST_WORK = 2**20
 """Tables times ranks above which other machines are not tried."""

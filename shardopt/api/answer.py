@@ -18,6 +18,7 @@ from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
+from search.constraint_costs import ConstraintCosts, price_constraints
 from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
@@ -37,6 +38,9 @@ from shardopt.formatting import ms, percent, picked, points
 TOP_K = 3
 REPORTING, MOST_REPORTING = 0.2, 0.5
 """Shares of a time limit that are left to what follows the search: at least, and at most."""
+FREE_EFFORT, FREE_RESERVE = 0.3, 0.5
+"""Of the search without constraints: its effort, as a share of the search's own, and the share of
+the time left that is not its."""
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
 
@@ -70,6 +74,8 @@ class Answer:
         gain: of the best plan over TorchRec's, where that has one.
         stakes: how much the choice of a plan matters; None where little was compared.
         advised: what to change beside the plan; None where nobody asked, or there was no time.
+        constraint_costs: what the model's constraints cost; None where they cost nothing, or
+            nobody asked.
         deciding: constants whose stated errors could make another plan the faster one.
         head: what plan file and JSON begin with.
         from_cache: the search was not run.
@@ -83,6 +89,7 @@ class Answer:
     gain: ExpectedGain | None = None
     stakes: Stakes | None = None
     advised: Advised | None = None
+    constraint_costs: ConstraintCosts | None = None
     deciding: tuple[DecidingConstant, ...] = ()
     from_cache: bool = field(default=False, compare=False)
 
@@ -101,8 +108,10 @@ class Answer:
                 return "Keep the plan in use: nothing better within the limits pays for its move."
             return f"Move to plan 1: it gains {saved} over the plan in use."
         if found is not None and not found.matters:
+            free = self.constraint_costs is None
+            where = "here; see the advice" if free else "within these constraints"
             return (
-                f"Sharding hardly matters here; see the advice: {found.plans} reasonable plans are "
+                f"Sharding hardly matters {where}: {found.plans} reasonable plans are "
                 f"within {percent(found.spread)} of each other, too close to be told apart."
             )
         if gain is None:
@@ -149,7 +158,7 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
     request.check()
     inputs = read_inputs(request)
     stop = stop_of(inputs)
-    return with_advice(find_answer(inputs, stop, cache), stop)
+    return with_advice(with_constraint_costs(find_answer(inputs, stop, cache), stop), stop)
 
 
 def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | None = None) -> Stop:
@@ -278,6 +287,19 @@ def answer_of(
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
     )
+
+
+def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
+    """The answer, with the price of the model's constraints; nothing where there is no time."""
+    left = None
+    if stop.time_limit_s is not None:
+        left = stop.time_limit_s - stop.elapsed_s
+    if stop.is_interrupted or answer.result.in_use is not None or (left is not None and left <= 0):
+        return answer
+    problem, best = answer.setting.problem(), answer.result.best
+    budget = Stop(stop.effort * FREE_EFFORT, left, reserve=FREE_RESERVE)
+    costs = price_constraints(problem, best.plan, best.iteration_ms, budget, answer.result.seed)
+    return replace(answer, constraint_costs=costs)
 
 
 def with_advice(answer: Answer, stop: Stop) -> Answer:

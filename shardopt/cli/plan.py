@@ -113,7 +113,14 @@ def plan(
         return _replay(replay, request.model, context)
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
-    from shardopt.api.answer import apply_advice, find_answer, read_inputs, stop_of, with_advice
+    from shardopt.api.answer import (
+        apply_advice,
+        find_answer,
+        read_inputs,
+        stop_of,
+        with_advice,
+        with_constraint_costs,
+    )
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
@@ -185,7 +192,7 @@ def plan(
                 atomic_write_text(output, answer.plan_text())
             raise
     if json or apply is not None or not quiet:
-        answer = with_advice(answer, stop)
+        answer = with_advice(with_constraint_costs(answer, stop), stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
