@@ -9,11 +9,12 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from predictor.errors import InfeasibleError
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Table
 from search.in_use.plan import find_broken_constraint
 from search.peak import fits_at_peak
@@ -24,6 +25,8 @@ from search.stop import Stop
 RELAXED = ("ranks", "sharding_types", "compute_kernels", "min_partition", "co_locate")
 """Constraints that are dropped: those that a user states as a preference. What a sharder offers,
 sizes of caches and the demand for device memory stay."""
+MOST_SHIFTS = 16
+"""Places that are tried for a table whose constraint is dropped."""
 MOST_NAMED = 10
 """Constraints that are priced one by one."""
 LEAST_GAIN = 0.005
@@ -90,10 +93,15 @@ def price_constraints(
     gain = 1 - best.iteration_ms / iteration_ms
     if gain < LEAST_GAIN:
         return None
-    steps = list(_greedy(problem, plan, best.plan, iteration_ms))
+    binding = _binding_constraints(problem, plan, best.plan)
+    steps = list(_greedy(problem, plan, best.plan, iteration_ms, binding))
+    left = [key for key in binding if key not in {step.table for step in steps}]
     rest = gain - sum(step.gain for step in steps)
-    if rest > LEAST_GAIN:
-        steps.append(ConstraintCost(None, "all others together", best.iteration_ms, rest))
+    if left and rest > LEAST_GAIN:
+        # they save only together, with tables that nothing constrains
+        alone = left[0] if len(left) == 1 else None
+        words = "all others together" if alone is None else binding[alone]
+        steps.append(ConstraintCost(alone, words, best.iteration_ms, rest))
     return ConstraintCosts(best.plan, best.iteration_ms, gain, tuple(steps))
 
 
@@ -110,36 +118,59 @@ def relaxed(problem: Problem) -> Problem | None:
 
 
 def _greedy(
-    problem: Problem, plan: ShardingPlan, free: ShardingPlan, iteration_ms: float
+    problem: Problem,
+    plan: ShardingPlan,
+    free: ShardingPlan,
+    iteration_ms: float,
+    binding: Mapping[str, str],
 ) -> Iterator[ConstraintCost]:
     """The constraints that bind, each time the one whose end saves most."""
     scorer, keys = problem.scorer, problem.workload.keys
-    tables = dict(zip(keys, problem.workload.tables, strict=True))
-    binding = {
-        key: words
-        for key, table in tables.items()
-        if (words := _binding(table, free.tables[key], plan.tables[key]))
-    }
+    left = dict(binding)
     current, now_ms = plan, iteration_ms
-    for _ in range(MOST_NAMED):
+    for _ in range(min(MOST_NAMED, len(binding))):
         changed = [
-            replace(current, tables={**current.tables, key: free.tables[key]}) for key in binding
+            (key, replace(current, tables={**current.tables, key: table}))
+            for key in left
+            for table in _placements(free.tables[key], problem.topology)
         ]
-        fitting = [
-            (key, one)
-            for key, one in zip(binding, changed, strict=True)
-            if fits_at_peak(problem, one)
-        ]
-        if not fitting:
+        times = scorer.score([tuple(one.tables[k] for k in keys) for _, one in changed]).tolist()
+        gaining = sorted(
+            (ms, place)
+            for place, ms in enumerate(times)
+            if ms <= now_ms - LEAST_STEP * iteration_ms
+        )
+        best_ms, place = next(
+            (one for one in gaining if fits_at_peak(problem, changed[one[1]][1])), (now_ms, None)
+        )
+        if place is None:
             return
-        rows = [tuple(one.tables[key] for key in keys) for _, one in fitting]
-        times = scorer.score(rows).tolist()
-        best_ms, (key, best) = min(zip(times, fitting, strict=True), key=lambda item: item[0])
-        if best_ms > now_ms - LEAST_STEP * iteration_ms:
-            return
+        key, current = changed[place]
         saved = (now_ms - best_ms) / iteration_ms
-        yield ConstraintCost(key, binding.pop(key), float(best_ms), saved)
-        current, now_ms = best, best_ms
+        yield ConstraintCost(key, left.pop(key), float(best_ms), saved)
+        now_ms = best_ms
+
+
+def _placements(table: TablePlan, topology: Topology) -> Iterator[TablePlan]:
+    """The table's shards where they are, and shifted by the same number of ranks; by whole hosts
+    where its sharding type asks for it. The other tables lie otherwise than in the free plan, so
+    the ranks that were best there need not be here."""
+    world, step = topology.world_size, 1
+    if table.sharding_type not in (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE):
+        step = topology.local_world_size
+    everywhere = len(set(table.ranks)) == world
+    for shift in range(0, 1 if everywhere else min(world, MOST_SHIFTS * step), step):
+        shards = tuple(replace(s, rank=(s.rank + shift) % world) for s in table.shards)
+        yield replace(table, shards=shards)
+
+
+def _binding_constraints(
+    problem: Problem, plan: ShardingPlan, free: ShardingPlan
+) -> dict[str, str]:
+    """Key of each table whose constraint the free plan breaks -> that constraint."""
+    pairs = zip(problem.workload.keys, problem.workload.tables, strict=True)
+    found = {key: _binding(table, free.tables[key], plan.tables[key]) for key, table in pairs}
+    return {key: words for key, words in found.items() if words}
 
 
 def _binding(table: Table, free: TablePlan, bound: TablePlan) -> str:

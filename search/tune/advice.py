@@ -155,9 +155,12 @@ class Advisor:
     ) -> None:
         self.case, self.plan, self.iteration_ms = case, plan, iteration_ms
         self.effort, self.late = effort, late
-        small = len(plan.tables) * case.ranks <= ALWAYS_PRICED
-        self.pricing_late = (lambda: False) if small else late
+        self.is_small = len(plan.tables) * case.ranks <= ALWAYS_PRICED
         self.memory = _memory(case.problem(), plan)
+
+    def pricing_late(self) -> bool:
+        """There is no time to price another setting."""
+        return not self.is_small and self.late()
 
     def advise(self) -> Advised:
         """All that is worth telling; deterministic unless it is late."""

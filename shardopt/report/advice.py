@@ -10,7 +10,6 @@ from search.tune.advice import Advice, Advised, OtherMachine
 from shardopt.formatting import ms, number, percent, picked, plural
 from shardopt.report.blocks import Block, Grid, Heading, Line
 
-
 SHOWN_NAMES = 3
 """Settings without a price that are named per reason."""
 SHOWN_REASONS = 3
