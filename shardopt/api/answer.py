@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from predictor.cost.loads import ShardLoads
+from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
+from search.baselines.starting_plans import first_plan
 from search.constraint_costs import ConstraintCosts, price_constraints
 from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
@@ -287,6 +289,27 @@ def answer_of(
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
     )
+
+
+def advise_only(inputs: Inputs, stop: Stop) -> Answer:
+    """Advice at the plan of the best baseline; nothing is searched, so nothing is proved.
+
+    Raises:
+        InfeasibleError: no baseline fits.
+    """
+    setting, seed = inputs.setting, inputs.request.seed
+    first = first_plan(setting.problem(), seed, lambda: stop.remaining_s <= 0)
+    if first is None:
+        raise InfeasibleError(
+            "no plan of TorchRec's planner or of a simple rule fits, so there is none to price "
+            "settings at; plan without advice alone"
+        )
+    prediction = setting.predict(first.plan)
+    first = replace(first, iteration_ms=prediction.iteration_ms)
+    times = {first.found_by: first.iteration_ms}
+    plans = {first.found_by: first.plan}
+    result = Result((first,), 0.0, stop.reason, times, plans, stop.elapsed_s, 0, seed)
+    return with_advice(Answer(setting, result, (prediction,), plan_head(setting, seed)), stop)
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:

@@ -55,6 +55,7 @@ def plan(
     minutes: float = 3.0,
     apply: Path | None = None,
     advice: str | None = None,
+    advice_only: bool = False,
     price: Path | None = None,
     json: bool = False,
     output: Path | None = None,
@@ -91,6 +92,9 @@ def plan(
             for that file.
         advice (N,N): Numbers of the advice that --apply writes; 1 unless given.
 
+        advice_only: Search nothing: price every setting at the plan of TorchRec's planner, or of a
+            simple rule that is faster.
+
     Tuning:
         tune (KNOBS): Settings to choose as well, separated by commas: batch_size, pipeline, qcomm,
             bucket, cw_min, cache_ratio, hosts, groups, sync_interval, hbm. Values can be given:
@@ -114,6 +118,7 @@ def plan(
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
     from shardopt.api.answer import (
+        advise_only,
         apply_advice,
         find_answer,
         read_inputs,
@@ -124,7 +129,7 @@ def plan(
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.plan import gained, measured, plan_view
+    from shardopt.report.plan import advice_view, gained, measured, plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()
@@ -137,9 +142,10 @@ def plan(
     gpus = read_gpus(flags.gpus)
     hardware = [name.strip() or None for name in (request.hardware or "").split(",")]
     if len(gpus) > 1 or len(hardware) > 1:
-        for name in ("tune", "confirm", "apply", "advice"):
+        for name in ("tune", "confirm", "apply", "advice", "advice_only"):
             if _is_given(context, name):
-                raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} is for one machine; give one --gpus and --hardware")
         return plan_each(request, hardware, gpus, price, output, cache, quiet=quiet or json)
     if price is not None:
         raise InputError("--price compares several machines; give several --gpus or --hardware")
@@ -148,6 +154,10 @@ def plan(
 
         check_minutes(minutes, confirm)
         request = replace(request, top_k=max(request.top_k, confirm))
+    if advice_only:
+        for name in ("tune", "confirm", "output", "from_"):
+            if _is_given(context, name):
+                raise InputError(f"--advice-only searches no plan; leave out --{name.rstrip('_')}")
     if advice is not None and apply is None:
         raise InputError("--advice says what --apply FILE writes; give it too")
     try:
@@ -173,6 +183,12 @@ def plan(
         follow(inputs.setting, join)
         end_process()
     stop = stop_of(inputs, interruptible=True, started=started)
+    if advice_only:
+        answer = advise_only(inputs, stop)
+        if apply is not None:
+            apply_advice(answer, request, numbers, apply)
+            say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
+        return advice_view(answer)
     with SearchProgress(on=not (json or quiet)) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:

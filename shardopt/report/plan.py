@@ -63,6 +63,23 @@ def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) ->
     return View(plan_object(answer, in_use), report(answer, end), headline(answer))
 
 
+def advice_view(answer: Answer) -> View:
+    """The advice alone, at a plan that was not searched for.
+
+    Keys, in addition to those of ``answer.head`` and `advice_object`:
+        iteration_ms, found_by: of the plan that settings are priced at.
+    """
+    first = answer.result.best
+    where = f"{finder_words(first.found_by)}, {ms(first.iteration_ms)}"
+    data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
+    blocks: list[Block] = [
+        setting_facts(answer.setting),
+        *advice(answer.advised),
+        f"Priced at a plan that was not searched for: that of {where}.",
+    ]
+    return View({**data, **advice_object(answer.advised)}, blocks)
+
+
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     """What to do, the ranking, then what there is to know of the best plan."""
     lever, best = answer.lever, answer.best

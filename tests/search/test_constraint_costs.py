@@ -34,7 +34,7 @@ def priced(problem: Problem) -> tuple[ShardingPlan, float, ConstraintCosts | Non
 
 def test_constraints_that_bind_are_named_with_what_dropping_them_saves() -> None:
     problem = problem_with(ROW_WISE, Constraints(), Constraints())
-    plan, before_ms, costs = priced(problem)
+    _, before_ms, costs = priced(problem)
     assert costs is not None
     free = predict(problem.workload, problem.topology, problem.hardware, costs.plan)
     assert costs.iteration_ms == pytest.approx(free.iteration_ms)
