@@ -29,6 +29,7 @@ from search.stop import Stop
 from search.tune.advice import Advice, Advised, Advisor, reserve_s
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
 from shardopt.api.given_plans import fit_plan
+from shardopt.api.older_plan import adapt_plan, read_renamed
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
 from shardopt.api.scenarios import ScenarioSource, read_scenarios
 from shardopt.api.setting import ModelRead, Setting, resolve
@@ -192,11 +193,14 @@ def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
     scenarios = read_scenarios(request.scenarios, setting.hardware, setting.windows)
     if given is None:
         return Inputs(request, setting, scenarios)
-    fitting = fit_plan(given, setting, where=str(request.from_))
+    where = str(request.from_)
+    older = adapt_plan(given, setting.workload, read_renamed(request.renamed), where=where)
+    fitting = fit_plan(older.plan, setting, where=where)
     most = None if request.max_gib is None else gib(request.max_gib)
-    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON)
+    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON, held=older.held)
     doubt = model_mismatch(given, setting.workload)
-    return Inputs(request, setting, scenarios, given, near, (doubt,) if doubt else ())
+    doubts = (*([doubt] if doubt else []), *older.notes)
+    return Inputs(request, setting, scenarios, given, near, doubts)
 
 
 def find_answer(
@@ -279,7 +283,7 @@ def answer_of(
     result = replace(result, plans=result.plans[: len(predictions)])
     move = None
     if result.in_use is not None:
-        move = MovePrice(problem, result.in_use.plan).of(result.best.plan)
+        move = MovePrice(problem, result.in_use.plan, result.in_use.held).of(result.best.plan)
     found = Answer(setting, result, tuple(predictions), head, move)
     if stop.time_limit_s is not None and stop.elapsed_s > stop.time_limit_s:
         return found
