@@ -19,16 +19,18 @@ from predictor.model.plan_check import model_mismatch
 from predictor.model.plan_json import load_plan, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
-from search.baselines.starting_plans import first_plan
+from search.baselines.starting_plans import TORCHREC, first_plan
+from search.choose import NOMINAL
 from search.constraint_costs import ConstraintCosts, price_constraints
-from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
+from search.expected_gain import ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
-from search.problem import Problem, Progress, Result, silent
+from search.prefer import TOLERANCE
+from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.stop import Stop
 from search.tune.advice import Advice, Advised, Advisor, reserve_s
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
-from shardopt.api.given_plans import fit_plan
+from shardopt.api.given_plans import broken, fit_plan
 from shardopt.api.older_plan import adapt_plan, read_renamed
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
 from shardopt.api.scenarios import ScenarioSource, read_scenarios
@@ -121,11 +123,14 @@ class Answer:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
         low, high = gain.interval
         words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
-        if low <= 0 < LITTLE < gain.mean:
+        if gain.verdict == "use":
+            return f"Use plan 1: it gains {words} over TorchRec's plan."
+        if gain.verdict == "measure":
             return f"Plan 1 may gain {words} over TorchRec's plan: only a measurement tells."
-        if gain.mean <= NOTHING or low <= 0:
-            return f"Keep TorchRec's plan: the best found gains {words}."
-        return f"Use plan 1: it gains {words} over TorchRec's plan."
+        return (
+            f"Keep TorchRec's plan: the best other plan gains {words}, and a gain counts when its "
+            f"interval is above {percent(TOLERANCE)}."
+        )
 
     @property
     def lever(self) -> Advice | None:
@@ -162,6 +167,29 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
     inputs = read_inputs(request)
     stop = stop_of(inputs)
     return with_advice(with_constraint_costs(find_answer(inputs, stop, cache), stop), stop)
+
+
+def _keep_torchrecs(
+    setting: Setting, result: Result, predictions: list[Prediction]
+) -> tuple[Result, list[Prediction]]:
+    """The result with TorchRec's plan first, where it fits and breaks nothing: a plan that gains
+    nothing sure over it is no reason to change."""
+    plan = result.baseline_plans[TORCHREC]
+    prediction = setting.predict(plan)
+    if broken(plan, setting) or not all(rank.fits for rank in prediction.memory):
+        return result, predictions
+    others = [
+        pair
+        for pair in zip(result.plans, predictions, strict=True)
+        if pair[0].plan.tables != plan.tables
+    ]
+    first = RankedPlan(plan, prediction.iteration_ms, TORCHREC), prediction
+    plans, kept = zip(*[first, *others][: len(predictions)], strict=True)
+    faster = result.fastest or result.best
+    fastest = faster if faster.iteration_ms < prediction.iteration_ms else None
+    # ties and scenarios are of the plan that was first
+    result = replace(result, plans=plans, fastest=fastest, ties=None, scenarios=())
+    return result, list(kept)
 
 
 def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | None = None) -> Stop:
@@ -281,15 +309,21 @@ def answer_of(
         predictions.append(setting.predict(ranked.plan))
         took = stop.elapsed_s - before
     result = replace(result, plans=result.plans[: len(predictions)])
+    gain = None
+    in_time = stop.time_limit_s is None or stop.elapsed_s <= stop.time_limit_s
+    if in_time:
+        gain = gain_over_baseline(problem, result)
+    alone = result.in_use is None and result.aim == NOMINAL
+    if gain is not None and alone and gain.verdict == "keep":
+        result, predictions = _keep_torchrecs(setting, result, predictions)
     move = None
     if result.in_use is not None:
         move = MovePrice(problem, result.in_use.plan, result.in_use.held).of(result.best.plan)
-    found = Answer(setting, result, tuple(predictions), head, move)
-    if stop.time_limit_s is not None and stop.elapsed_s > stop.time_limit_s:
+    found = Answer(setting, result, tuple(predictions), head, move, gain)
+    if not in_time:
         return found
     return replace(
         found,
-        gain=gain_over_baseline(problem, result),
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
     )

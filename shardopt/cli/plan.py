@@ -224,7 +224,10 @@ def plan(
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
     if output is not None:
         atomic_write_text(output, text or answer.plan_text())
-    view = plan_view(answer, next_lines(request.model, output), request.from_)
+    end = next_lines(request.model, output)
+    if apply is not None:
+        end = next_lines(apply, output, plan=f"The plan for {apply}")
+    view = plan_view(answer, end, request.from_)
     if json:
         note(answer.setting.notes, quiet=quiet)
     cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown

@@ -176,7 +176,10 @@ def _ranking(answer: Answer) -> list[Block]:
         above = _above(theirs, result)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
     columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
-    return [Heading("Plans", "predicted iteration time, best first"), Grid(columns, rows, strong=0)]
+    return [
+        Heading("Plans", "predicted iteration time; plan 1 is the answer"),
+        Grid(columns, rows, strong=0),
+    ]
 
 
 def _above(time_ms: float, result: Result) -> str:
