@@ -1,0 +1,73 @@
+"""Every page and picture that committed rows make: ``python -m lab pages`` writes them all.
+
+A page is a function of files in the repository, so a test makes each again and compares: a page
+that is older than its rows fails it. Rows come from the suites (``python -m lab validate``), the
+benchmark of the search (``python -m lab search``, ``ablate``) and the measured gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lab.pages.accuracy import accuracy_text
+from lab.pages.gains import gain_rows, gain_table, optimism
+from lab.pages.planners_page import benchmarks_text
+from lab.pages.readme import readme_text
+from lab.planners.ablation import ABLATION, ABLATION_ROWS
+from lab.planners.rows import SEARCH_ROWS
+from lab.tools.figure import figure_of_rows
+from predictor.errors import InputError
+from shardopt.files import atomic_write_text, decode, read_bytes
+from shardopt.measure.store import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCURACY = "docs/accuracy"
+SEARCH = "configs/bench/search"
+FAMILIES = ("all", "shapes", "published")
+"""Of models whose gains docs/benchmarks.md shows; the README has all together."""
+
+
+def _readme(root: Path) -> str:
+    page = root / "README.md"
+    return readme_text(decode(read_bytes(page, "README"), page), root / ACCURACY)
+
+
+def _benchmarks(root: Path) -> str:
+    folder = root / ACCURACY
+    gains = [*gain_table([*gain_rows(folder, FAMILIES)]), "", optimism(folder)]
+    rows = read_rows(root / SEARCH / "rows.csv", SEARCH_ROWS)
+    return benchmarks_text(rows, read_rows(root / SEARCH / ABLATION, ABLATION_ROWS), gains)
+
+
+PAGES: Mapping[str, Callable[[Path], str]] = {
+    "README.md": _readme,
+    "docs/accuracy.md": lambda root: accuracy_text(root / ACCURACY),
+    "docs/benchmarks.md": _benchmarks,
+    "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),
+}
+"""File -> what it must hold, from the files below the root of the repository."""
+
+
+def write_pages(root: Path = ROOT) -> list[str]:
+    """Write every page; return the names of those that changed."""
+    changed = stale_pages(root)
+    for name in changed:
+        atomic_write_text(root / name, PAGES[name](root), update=True)
+    return changed
+
+
+def stale_pages(root: Path = ROOT) -> list[str]:
+    """Names of the pages that are not what their rows make them.
+
+    Raises:
+        InputError: a file of rows is missing or broken.
+    """
+    return [name for name, make in PAGES.items() if _text(root / name) != make(root)]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return decode(read_bytes(path, "page"), path)
+    except InputError:
+        return None
