@@ -439,16 +439,17 @@ def first_scores(*, data: Path) -> None:
 
 
 @_command(TOOLS)
-def pages(*, data: Path | None = None, check: bool = False) -> None:
+def pages(*, data: Path | None = None, answers: bool = False, check: bool = False) -> None:
     """Write every generated page and table: README, accuracy, benchmarks, the picture.
 
     They are made of committed rows. With --data the rows of all suites are made again first.
 
     Options:
+        answers: Also run the command at the head of the README and put its answer there.
         check: Write nothing; end with 1 and name the pages that are older than their rows.
     """
     from lab.pages.accuracy import write_accuracy
-    from lab.pages.generated import ACCURACY, ROOT, stale_pages, write_pages
+    from lab.pages.generated import ACCURACY, ROOT, stale_pages, write_pages, write_sample
 
     if check:
         stale = stale_pages()
@@ -457,6 +458,8 @@ def pages(*, data: Path | None = None, check: bool = False) -> None:
         raise typer.Exit(bool(stale))
     if data is not None:
         write_accuracy((ROOT / ACCURACY).with_suffix(".md"), run_suites(ALL, data))
+    if answers:
+        write_sample()
     for name in write_pages():
         print(name)
 

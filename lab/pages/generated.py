@@ -14,6 +14,7 @@ from lab.pages.accuracy import accuracy_text
 from lab.pages.gains import gain_rows, gain_table, optimism
 from lab.pages.planners_page import benchmarks_text
 from lab.pages.readme import readme_text
+from lab.pages.sample import with_sample
 from lab.planners.ablation import ABLATION, ABLATION_ROWS
 from lab.planners.rows import SEARCH_ROWS
 from lab.tools.figure import figure_of_rows
@@ -47,6 +48,17 @@ PAGES: Mapping[str, Callable[[Path], str]] = {
     "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),
 }
 """File -> what it must hold, from the files below the root of the repository."""
+
+
+def write_sample(root: Path = ROOT) -> None:
+    """Run the command at the head of the README and put its answer there.
+
+    Raises:
+        InputError: the command fails.
+    """
+    page = root / "README.md"
+    text = with_sample(decode(read_bytes(page, "README"), page), root, str(page))
+    atomic_write_text(page, text, update=True)
 
 
 def write_pages(root: Path = ROOT) -> list[str]:
