@@ -1,19 +1,20 @@
-"""Every page and picture that committed rows make: ``python -m lab pages`` writes them all.
+"""Every generated page and picture: ``python -m lab pages`` writes them all.
 
 A page is a function of files in the repository, so a test makes each again and compares: a page
-that is older than its rows fails it. Rows come from the suites (``python -m lab validate``), the
-benchmark of the search (``python -m lab search``, ``ablate``) and the measured gains.
+that is older than what it is made of fails it. Rows come from the suites (``python -m lab
+validate``), the benchmark of the search (``python -m lab search``, ``ablate``) and measured gains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lab.pages.accuracy import accuracy_text
+from lab.pages.commands import flag_lines
 from lab.pages.gains import gain_rows, gain_table, optimism
 from lab.pages.planners_page import benchmarks_text
-from lab.pages.readme import readme_text
+from lab.pages.readme import readme_text, replace_block
 from lab.pages.sample import with_sample
 from lab.planners.ablation import ABLATION, ABLATION_ROWS
 from lab.planners.rows import SEARCH_ROWS
@@ -34,6 +35,13 @@ def _readme(root: Path) -> str:
     return readme_text(decode(read_bytes(page, "README"), page), root / ACCURACY)
 
 
+def _with_block(root: Path, name: str, block: str, lines: Iterable[str]) -> str:
+    """A page by hand with one generated chapter."""
+    page = root / name
+    text = decode(read_bytes(page, "page"), page)
+    return replace_block(text, block, "\n" + "\n".join(lines), name)
+
+
 def _benchmarks(root: Path) -> str:
     folder = root / ACCURACY
     gains = [*gain_table([*gain_rows(folder, FAMILIES)]), "", optimism(folder)]
@@ -45,6 +53,7 @@ PAGES: Mapping[str, Callable[[Path], str]] = {
     "README.md": _readme,
     "docs/accuracy.md": lambda root: accuracy_text(root / ACCURACY),
     "docs/benchmarks.md": _benchmarks,
+    "docs/commands.md": lambda root: _with_block(root, "docs/commands.md", "flags", flag_lines()),
     "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),
 }
 """File -> what it must hold, from the files below the root of the repository."""
