@@ -13,6 +13,7 @@ from pathlib import Path
 from lab.pages.accuracy import accuracy_text
 from lab.pages.commands import flag_lines
 from lab.pages.gains import gain_rows, gain_table, optimism
+from lab.pages.model_file import model_file_text
 from lab.pages.planners_page import benchmarks_text
 from lab.pages.readme import readme_text, replace_block
 from lab.pages.sample import with_sample
@@ -54,6 +55,7 @@ PAGES: Mapping[str, Callable[[Path], str]] = {
     "docs/accuracy.md": lambda root: accuracy_text(root / ACCURACY),
     "docs/benchmarks.md": _benchmarks,
     "docs/commands.md": lambda root: _with_block(root, "docs/commands.md", "flags", flag_lines()),
+    "docs/model_file.md": lambda root: model_file_text(),
     "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),
 }
 """File -> what it must hold, from the files below the root of the repository."""
