@@ -26,21 +26,10 @@ if TYPE_CHECKING:
 WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
 """Parameters that ``--replay`` can be given with: none of them decides the answer."""
 RARE = (
-    *("gpus_per_node", "ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios"),
-    *(
-        "renamed",
-        "max_moves",
-        "max_gib",
-        "horizon",
-        "replay",
-        "no_cache",
-        "minutes",
-        "objectives",
-        "trials",
-    ),
-    *("storage", "study"),
+    *("ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios", "max_gib", "horizon"),
+    *("renamed", "replay", "no_cache", "objectives", "trials", "storage", "study"),
 )
-"""Options that only ``--help-all`` shows."""
+"""Options that only ``--help-all`` shows; those that a usual one is given with are usual, too."""
 
 
 @dataclass(frozen=True)
