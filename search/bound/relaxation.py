@@ -32,10 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.loads import COLUMNS, Load, LookupGroup
+from predictor.cost.loads import COLUMNS, Load
 from predictor.iteration.graph import Graph, Op, Scope
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ShardingType
 from search.bound.cycle import Node, critical_cycle, make_nodes
 from search.model.cut_model import CycleCut

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.loads import COLUMNS, Load, LookupGroup, ShardLoads, group_of
+from predictor.cost.loads import COLUMNS, Load, ShardLoads
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Exchange
+from predictor.model.lookup_group import LookupGroup, group_of
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import DenseArch, QComm, Workload

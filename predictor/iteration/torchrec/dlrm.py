@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from predictor.cost.dense import Bucket, GradientReturn, LookupCall, Segment, TableUpdate
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import HOST_OPS, FixedCosts
-from predictor.cost.loads import Load, LookupGroup
+from predictor.cost.loads import Load
 from predictor.cost.ops.position_weights import (
     OPS,
     PREPARE_BYTES,
@@ -55,6 +55,7 @@ from predictor.iteration.graph import (
     learned_graph,
 )
 from predictor.iteration.torchrec.sparse import LENGTH_BYTES, CostModel, Exchange, Size, exchanges
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.memory.peak import program_of
 from predictor.model.plan import ROW_SPLITS
 from predictor.model.workload import INDEX_BYTES

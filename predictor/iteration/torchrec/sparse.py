@@ -22,7 +22,6 @@ from predictor.cost.loads import (
     KERNELS,
     VARIANCES,
     Load,
-    LookupGroup,
     fused_backward_ms,
     fused_forward_ms,
 )
@@ -30,6 +29,7 @@ from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.ops import position_weights
 from predictor.cost.stragglers import expected_excess
 from predictor.iteration.graph import Mask
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ROW_SPLITS, ShardingType
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.cost.loads import Load, ShardLoads, group_of
+from predictor.cost.loads import Load, ShardLoads
 from predictor.model.distribution import Empirical, EmpiricalByRange, Zipf
+from predictor.model.lookup_group import group_of
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Feature, Table, Workload
 from tests.builders import a_table, a_topology, a_workload, hardware, sharded, table_wise
