@@ -51,7 +51,7 @@ class Load(IntEnum):
     OUTPUTS = 7
     """output elements the rank's lookups produce per iteration"""
     GRADIENTS = 8
-    """elements of dense gradient (data_parallel tables only)"""
+    """elements of dense gradient, which the dense optimizer steps (the kernel ``dense``)"""
     EXPANDED = 9
     """output elements that repeated ids get back where only distinct ones are looked up"""
     SYNCED_WEIGHTS = 10
@@ -197,7 +197,7 @@ class ShardLoads:
                 cache = shared_cache.tabulate(whole, self.hardware, self._cache_times)
         total[Load.SHARDS] = 1.0
         total[Load.ROWS] = shard.size[0]
-        if plan.sharding_type is ShardingType.DATA_PARALLEL:
+        if plan.compute_kernel is ComputeKernel.DENSE:
             total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
         elif self.topology.job is not None or is_stashed(table, plan.compute_kernel):
             weights, states = synced_bytes(table, shard.size)

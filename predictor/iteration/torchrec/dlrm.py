@@ -593,13 +593,14 @@ class DlrmBuilder:
     # --- optimizer -----------------------------------------------------------------------------
 
     def _optimizer_step(self) -> None:
-        """Dense parameters, and data-parallel tables as a whole: their gradient is dense."""
+        """Dense parameters, and all of the shards whose gradient is dense, on the ranks that have
+        them (`BatchedDenseEmbeddingBag`: no optimizer of its own)."""
         if not self.workload.training:
             return
         step = self.dense.optimizer
         step_ms = np.asarray(step.cost_ms)
         for exchange in self.exchanges:
-            if exchange.is_replicated:
+            if exchange.is_dense:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
         host_ms = us(self.hardware.overheads.iteration_us)
         host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)

@@ -126,6 +126,11 @@ class Exchange:
         return self.sharding_type is ShardingType.DATA_PARALLEL
 
     @property
+    def is_dense(self) -> bool:
+        """Some tables have dense gradients, which the dense optimizer steps."""
+        return not all(self.groups[m].fused for m in self.members)
+
+    @property
     def is_local(self) -> bool:
         """No forward exchange: tables are replicated, or there is one rank."""
         return self.is_replicated or self.topology.world_size == 1
@@ -341,7 +346,7 @@ class Exchange:
         return self.cost(model, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
     def optimizer_ms(self, model: CostModel) -> Array:
-        """What the dense optimizer adds for data-parallel tables, ``[plans, ranks]``.
+        """What the dense optimizer adds for tables with dense gradients, ``[plans, ranks]``.
 
         Args:
             model: takes elements, not bytes.
