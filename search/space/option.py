@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from predictor.errors import PlanError
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, UVM_KERNELS, ShardMemory
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.ranks import UVM_KERNELS, ShardMemory
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.topology import Topology
 

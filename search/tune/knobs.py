@@ -17,8 +17,8 @@ from predictor.hardware.loader import context_bytes
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Uniform
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
 from predictor.model.workload import DenseArch, Table, Workload
