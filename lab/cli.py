@@ -19,7 +19,6 @@ from shardopt.cli import app as product
 from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, warmup_rounds
 from shardopt.cli.command import command
 from shardopt.cli.output import check_writable, note, print_json, write_json
-from shardopt.files import atomic_write_text
 from shardopt.ranks.realtime import Runtime
 from shardopt.report.console import make_console
 
@@ -257,7 +256,6 @@ def search(
     planners: str | None = None,
     seed: int = 0,
     effort: float = 1.0,
-    write_docs: Path | None = None,
     quiet: bool = False,
 ) -> None:
     """Run every planner on every instance of a suite.
@@ -273,24 +271,17 @@ def search(
         only (PATTERN): Run only instances whose name matches, such as '100x8-*'.
         planners (NAMES): Planners to run, separated by commas; all by default.
     """
-    from lab.pages.planners_page import benchmarks_text, rows_by_instance, summary
-    from lab.planners.ablation import ABLATION, ABLATION_ROWS
+    from lab.pages.planners_page import rows_by_instance, summary
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
     from search.stop import Stop
-    from shardopt.measure.store import read_rows
 
     check_number("seed", seed, 0, MAX_SEED)
     Stop(effort)
     check_writable(rows)
-    check_writable(write_docs)
     names = [name.strip() for name in (planners or "").split(",") if name.strip()]
     selection = SuiteSelection(only, check_planners(names), effort, seed)
     found = run_suite(load_suite(suite), rows, selection, _noted(quiet))
     print("\n".join(summary(rows_by_instance(found))))
-    if write_docs is not None:
-        ablation = rows.with_name(ABLATION)
-        ablated = read_rows(ablation, ABLATION_ROWS) if ablation.exists() else ()
-        atomic_write_text(write_docs, benchmarks_text(found, ablated))
 
 
 @_command(MEASURE)
@@ -304,8 +295,7 @@ def ablate(
 ) -> None:
     """Search every instance without one stage of the search, stage by stage.
 
-    The same command continues with what is left after an interruption. The page that `python -m lab
-    search` writes has a chapter on these rows if they are in ablation.csv beside its own.
+    The same command continues with what is left after an interruption.
 
     Arguments:
         suites (FILE...): Instances to plan.
@@ -422,31 +412,29 @@ def first_scores(*, data: Path) -> None:
 
 
 @_command(TOOLS)
-def figure(file: Path) -> None:
-    """Draw the picture of the README from the committed rows.
+def pages(*, data: Path | None = None, answers: bool = False, check: bool = False) -> None:
+    """Write every generated page and table: README, accuracy, benchmarks, the picture.
 
-    Arguments:
-        file (FILE): The SVG to write.
+    They are made of committed rows. With --data the rows of all suites are made again first.
+
+    Options:
+        answers: Also run the command at the head of the README and put its answer there.
+        check: Write nothing; end with 1 and name the pages that are older than their rows.
     """
-    from lab.tools.figure import figure
+    from lab.pages.accuracy import write_accuracy
+    from lab.pages.generated import ACCURACY, ROOT, stale_pages, write_pages, write_sample
 
-    check_writable(file)
-    (plans,), (tasks,) = (run_suites(name, None) for name in ("torchrec-cpu", "against-torchrec"))
-    atomic_write_text(file, figure(plans, tasks))
-
-
-@_command(TOOLS)
-def readme(readme: Path, accuracy: Path) -> None:
-    """Write the README's tables of accuracy from docs/accuracy.
-
-    Arguments:
-        readme (FILE): README.md, whose tables are replaced.
-        accuracy (DIR): docs/accuracy, with the figures.
-    """
-    from lab.pages.accuracy import write_readme
-
-    _check_folder(accuracy)
-    write_readme(readme, accuracy)
+    if check:
+        stale = stale_pages()
+        for name in stale:
+            print(f"{name}: older than its rows; run python -m lab pages")
+        raise typer.Exit(bool(stale))
+    if data is not None:
+        write_accuracy((ROOT / ACCURACY).with_suffix(".md"), run_suites(ALL, data))
+    if answers:
+        write_sample()
+    for name in write_pages():
+        print(name)
 
 
 @_command(TOOLS)

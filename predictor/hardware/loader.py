@@ -10,6 +10,7 @@ on replays of calibration models, and used to predict generated benchmarks.
 
 from __future__ import annotations
 
+import re
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path, PurePath
@@ -96,11 +97,48 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
         if named or not absent:
             reason = getattr(error, "strerror", None) or error
             raise ProfileError(f"hardware profile {path}: cannot be read: {reason}") from error
-        raise ProfileError(
-            f"unknown hardware '{name_or_path}'{did_you_mean(name_or_path, shipped)}; "
-            f"known: {', '.join(shipped)}, or give the path of a profile file"
-        ) from None
+        profile = _profile_of_chip(name_or_path)
+        if profile is None:
+            raise _unknown(name_or_path) from None
+        return _load_shipped(profile)
     return _profile(text, str(path), path.parent, (*chain, real))
+
+
+def _profile_of_chip(name: str) -> str | None:
+    """The shipped profile of a chip by its bare name, such as ``h200`` or ``H100 PCIe``."""
+    name = re.sub(r"[\s_]+", "-", name.strip().lower())
+    chips = {words.lower().replace(" ", "-"): profile for words, profile in _chips()}
+    return name if name in list_hardware() else chips.get(name)
+
+
+def _chips() -> list[tuple[str, str]]:
+    """Words in the names of devices, and their shipped profile."""
+    chips: list[tuple[str, str]] = load_table("device_names")
+    return chips
+
+
+def _unknown(name: str) -> ProfileError:
+    """The error for a name that is neither a shipped profile nor a chip."""
+    shipped = list_hardware()
+    rest, network = next(
+        (
+            (name.removesuffix(f"-{kind}"), kind)
+            for kind in load_table("networks")
+            if name.endswith(f"-{kind}")
+        ),
+        (name, None),
+    )
+    profile = network and _profile_of_chip(rest)
+    if profile:
+        return ProfileError(
+            f"unknown hardware '{name}': a profile is of devices, the network between hosts is "
+            f"given apart; take '{profile}', and 'network: {network}' in a cluster file",
+            inputs=("hardware", "cluster"),
+        )
+    return ProfileError(
+        f"unknown hardware '{name}'{did_you_mean(name, shipped)}; "
+        f"known: {', '.join(shipped)}, or give the path of a profile file"
+    )
 
 
 def _read(text: str, origin: str) -> tuple[dict[str, Any], Problems]:

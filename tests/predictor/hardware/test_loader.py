@@ -64,6 +64,21 @@ def test_unknown_name_lists_names_and_the_nearest() -> None:
         load_hardware("nowhere/mine.yaml")
 
 
+def test_a_profile_that_became_a_network_names_both() -> None:
+    with pytest.raises(ProfileError) as error:
+        load_hardware("h100-sxm-tcpx")
+    assert "'h100-sxm'" in str(error.value)
+    assert "'network: tcpx'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "profile"),
+    [("h200", "h200-sxm"), ("H100 PCIe", "h100-pcie"), ("A100", "a100-80gb"), ("T4", "t4")],
+)
+def test_a_chip_may_be_named_as_people_do(given: str, profile: str) -> None:
+    assert load_hardware(given).name == profile
+
+
 def test_not_yaml_names_the_line() -> None:
     with pytest.raises(ProfileError, match=r"mine\.yaml:2"):
         parse_hardware("name: x\n  bad: [\n", "mine.yaml")
