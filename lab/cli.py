@@ -326,18 +326,13 @@ def compare(
 ) -> None:
     """Compare CPU models with the benchmarks generated from their traces.
 
-    Calibration models are measured as well: their calls are timed inside their replays, and the
-    kernel models that `python -m lab predict DIR --data FOLDER` uses are fitted on them.
-
     Options:
-        output (-o DIR): Folder for cpu.json (models and their replays) and calls.jsonl (timed
-            calls, from which kernel models of ops are fitted).
+        output (-o DIR): Folder for cpu.json, the times of models and their replays.
         models (--model NAME): Only this model. Repeat for more.
         rounds (N): Number of rounds; each runs every model and its replay in new processes.
         work (DIR): Keep benchmarks and finished rounds here, and continue from what is there.
     """
-    from lab.replay.calls import FILE, write_models
-    from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
+    from lab.replay.compare import prepare, side_by_side, summary, time_rounds
     from lab.replay.models import MODELS
     from shardopt.api.cache import versions
     from shardopt.ranks.scratch import scratch_folder
@@ -356,7 +351,6 @@ def compare(
             say(f"{name}: benchmark made")
         for name, number in time_rounds(names, here, rounds):
             say(f"round {number + 1} of {rounds}: {name}")
-        write_models(output / FILE, replays(names, here))
         rows = side_by_side(names, here)
     if rows:
         about = {"summary": summary(rows), "versions": versions(), "rows": rows}
@@ -370,26 +364,6 @@ def _make_folder(place: Path) -> None:
         raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
 
 
-@_command(MEASURE)
-def predict(folder: Path, *, data: Path, hardware: str = "cpu-gloo") -> None:
-    """Predict a generated benchmark with kernel models fitted on replays of this machine.
-
-    Prints the JSON of `shardopt bench predict`.
-
-    Arguments:
-        folder (DIR): Folder that `shardopt bench generate` wrote.
-
-    Options:
-        data (DIR): Folder that `python -m lab compare` wrote.
-        hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
-    """
-    from lab.replay.calls import fit_replays, read_replays
-    from shardopt.replay.predict import predict
-
-    models = read_replays(data)
-    print_json(predict(folder, hardware, lambda ranks: fit_replays(models, ranks)))
-
-
 FITS = {
     "derive": "FOLDER: profiles of cards that no table measures",
     "tables": "--data: curves of collectives and rates of matrix products",
@@ -397,7 +371,6 @@ FITS = {
     "known-errors": "--data, FOLDER: ranges and errors that the profiles of a folder state",
     "links": "--data, FOLDER: curves of collectives within a host",
     "megatron": "--data: Megatron's software",
-    "ops": "FOLDER, FILE: models of CPU ops, from what `compare` measured",
 }
 """Module of lab/fit -> what its `run` takes, and what it fits."""
 
@@ -417,7 +390,7 @@ def fit(name: str, paths: list[Path] | None = None, data: Path | None = None) ->
     given = [path for path in (data, *(paths or ())) if path is not None]
     if len(given) != len(inspect.signature(run).parameters):
         raise InputError(f"fit {name} takes {FITS[name]}")
-    for path in given[:1] if name == "ops" else given:
+    for path in given:
         _check_folder(path)
     for line in run(*given) or ():
         print(line)

@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 from predictor.errors import InputError
 from shardopt.replay.check import Scale
 from shardopt.replay.generate import generate
+from shardopt.replay.more_tables import repeat_tables
 from shardopt.replay.program.build import KNOWN
 from shardopt.replay.program.program import Call, RankProgram, Slot, TensorSpec
 from shardopt.replay.program.schema import find_op
-from shardopt.replay.scale.tables import repeat_tables
 from tests.shardopt.replay.captured import program
 from tests.shardopt.replay.differences import check_runs, signatures
 

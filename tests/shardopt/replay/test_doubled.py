@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch")
 
 from predictor.errors import InputError
+from shardopt.replay.doubled import scale_by_pair
 from shardopt.replay.program.program import RankProgram
-from shardopt.replay.scale.doubled import scale_by_pair
 from tests.quick import quick_only
 from tests.shardopt.replay.captured import capture, program, step_of, transformer_step
 from tests.shardopt.replay.differences import check_equal, differences, signatures

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from lab.transformers import GradientSync, fit_sync, gradient_sum
+from lab.transformers import Bucket, GradientSync, fit_sync
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 
 pytest.importorskip("scipy")
 
-from lab.replay.op_fit import CapturedStep, errors_by_group, fit_models
+from lab.op_fit import CapturedStep, errors_by_group, fit_models
 
 HOST_MS = 0.002
 
@@ -64,10 +64,7 @@ def test_the_cost_of_summing_is_found_again() -> None:
     rng = random.Random(4)
     known = GradientSync(0.3, 0.01, 1e-6)
     steps = [
-        [
-            gradient_sum(rng.randint(1, 50), rng.randint(10**5, 10**8))
-            for _ in range(rng.randint(1, 4))
-        ]
+        [Bucket(rng.randint(1, 50), rng.randint(10**5, 10**8)) for _ in range(rng.randint(1, 4))]
         for _ in range(10)
     ]
     extra_ms = [sum(known.ms(of.gradients, of.bytes) for of in buckets) for buckets in steps]

@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.errors import InputError
-from shardopt.replay.program.program import WHOLE, Call, RankProgram, TensorSpec, slots
+from shardopt.replay.program.program import (
+    WHOLE,
+    Call,
+    RankProgram,
+    TensorSpec,
+    free_when_dead,
+    slots,
+)
 from shardopt.replay.program.schema import find_op, ops_of
 from shardopt.replay.program.values import is_lookup
 
@@ -55,11 +62,10 @@ def _agree(slices: Sequence[SparseSlice]) -> list[SparseSlice]:
     orders = [_order(of.program) for of in slices]
     pairs = list(zip(slices, orders, strict=True))
     sparse = {nth for of, order in pairs for at, nth in order.items() if at in of.calls}
-    found = []
-    for of, order in pairs:
-        also = {at for at, nth in order.items() if nth in sparse and at not in of.calls}
-        found.append(SparseSlice(of.program, also) if also else of)
-    return found
+    return [
+        SparseSlice(of.program, {at for at, nth in order.items() if nth in sparse} - of.calls)
+        for of, order in pairs
+    ]
 
 
 def _order(program: RankProgram) -> dict[int, Nth]:
@@ -75,67 +81,35 @@ def _order(program: RankProgram) -> dict[int, Nth]:
 
 
 def _repeat(of: SparseSlice, times: int) -> RankProgram:
-    program = of.program
-    copies = [_Copy(of, nth) for nth in range(1, times)]
-    own = {n for at in of.calls for n in program.calls[at].gives()}
+    program, sparse = of.program, [of.program.calls[at] for at in sorted(of.calls)]
+    given = [n for call in sparse for n in call.gives()]
+    read = sorted({n for call in sparse for n in call.reads() if n in program.made})
+    first = 1 + max(program.numbers(), default=-1)
+    stores = 1 + max((spec.storage for spec in program.made.values()), default=-1)
+    made, fills = dict(program.made), dict(program.fills)
+    copies: list[dict[int, int]] = []
+    for nth in range(1, times):
+        numbers = {n: first + i for i, n in enumerate([*given, *read])}
+        first += len(numbers)
+        for n in read:
+            storage = program.made[n].storage + nth * stores
+            made[numbers[n]] = replace(program.made[n], storage=storage)
+        fills |= {numbers[n]: program.fills[n] for n in read if n in program.fills}
+        copies.append(numbers)
     calls: list[Call] = []
-    numbers: list[list[int]] = []
+    places: list[range] = []
     count = 0
     for at, call in enumerate(program.calls):
         repeated = copies if at in of.calls else []
         if call.is_collective:
-            numbers.append([*range(count, count + 1 + len(repeated))])
+            places.append(range(count, count + 1 + len(repeated)))
             count += 1 + len(repeated)
-        # what the copies share with the first is freed, and collectives are waited for, at the last
-        waits = tuple(n for nth in call.waits for n in numbers[nth])
-        shared = tuple(n for n in call.frees if n not in own) if repeated else ()
-        kept = tuple(n for n in call.frees if n not in shared)
-        calls.append(replace(call, frees=kept, waits=()))
-        calls += [copy.call(at) for copy in repeated]
-        calls[-1] = replace(calls[-1], frees=(*calls[-1].frees, *shared), waits=waits)
-    made, fills = dict(program.made), dict(program.fills)
-    for copy in copies:
-        made |= copy.made
-        fills |= copy.fills
-    return replace(program, calls=calls, made=made, fills=fills)
-
-
-class _Copy:
-    """The numbers of one more embedding module.
-
-    Args:
-        nth: of the copies, from 1.
-    """
-
-    def __init__(self, of: SparseSlice, nth: int) -> None:
-        program, calls = of.program, of.program.calls
-        self.program = program
-        own = [n for at in sorted(of.calls) for n in calls[at].gives()]
-        read = sorted({n for at in of.calls for n in calls[at].reads() if n in program.made})
-        start = 1 + max(program.numbers(), default=-1) + (nth - 1) * (len(own) + len(read))
-        self.numbers = {n: start + i for i, n in enumerate([*own, *read])}
-        stores = 1 + max((spec.storage for spec in program.made.values()), default=-1)
-        self.made = {
-            self.numbers[n]: replace(
-                program.made[n], storage=program.made[n].storage + nth * stores
-            )
-            for n in read
-        }
-        self.fills = {self.numbers[n]: program.fills[n] for n in read if n in program.fills}
-        self.last = {
-            n: at for at in sorted(of.calls) for n in (*calls[at].reads(), *calls[at].gives())
-        }
-
-    def call(self, at: int) -> Call:
-        """The copy of a call."""
-        call = self.program.calls[at]
-        touched = dict.fromkeys((*call.reads(), *call.gives()))
-        frees = tuple(
-            self.numbers[n]
-            for n in touched
-            if n in self.numbers and n not in self.program.made and self.last[n] == at
-        )
-        return replace(call.renumber(self.numbers), frees=frees, waits=())
+        # collectives are waited for after the last copy
+        waits = tuple(n for nth in call.waits for n in places[nth])
+        call = replace(call, waits=())
+        calls += [call, *map(call.renumber, repeated)]
+        calls[-1] = replace(calls[-1], waits=waits)
+    return replace(program, calls=free_when_dead(calls, made), made=made, fills=fills)
 
 
 FORWARD = ops_of("aten embedding embedding_bag _embedding_bag _embedding_bag_forward_only")
@@ -339,7 +313,7 @@ def _aliases(call: Call) -> tuple[list[int], list[int]]:
     """Tensors that a call writes in place, and those that its outputs may be views of."""
     named = call.named()
     if call.is_collective:
-        own = ("output", "tensors") if call.collective != "send" else ("output",)
+        own = ("output", "tensors")
         return [n for name, term in named.items() if name.startswith(own) for n in slots(term)], []
     op = find_op(call.op, call.overload)
     if op is None:
