@@ -12,7 +12,7 @@ from shardopt.calibrate.points import Point
 from shardopt.calibrate.rows import CalibrationRows, Origin, row_of_samples
 from shardopt.measure.sampling import Samples
 
-LAYER = {"kind": "linear", "dtype": "bf16", "m": 4096, "n": 1024, "k": 512}
+LAYER = {"kind": "linear", "dtype": "bf16", "m": 2048, "n": 1024, "k": 512}
 TIMES = {"forward_ms": 0.02, "grad_input_ms": 0.03, "grad_weight_ms": 0.04}
 TABLE = {"rows": 100000, "dim": 64, "pooling": 10.0, "alpha": 0.0}
 FACTS = [100000, 64, 4096, 40960.0, 33600.0]
@@ -51,9 +51,9 @@ def test_a_layer_is_three_products(tmp_path: Path) -> None:
     assert not report.skipped
     found = products(report)
     assert [row.measured_ms for row in found.values()] == [0.02, 0.03, 0.04]
-    assert found["forward"].name["point"] == "4096x1024x512 bf16"
-    assert found["gradient of the input"].name["point"] == "4096x512x1024 bf16"
-    assert found["gradient of the weights"].name["point"] == "1024x512x4096 bf16"
+    assert found["forward"].name["point"] == "2048x1024x512 bf16"
+    assert found["gradient of the input"].name["point"] == "2048x512x1024 bf16"
+    assert found["gradient of the weights"].name["point"] == "1024x512x2048 bf16"
     assert {row.part for row in report.rows} == {"products of 2 GFLOP or more"}
     assert {row.family for row in report.rows} == {"h100, bf16"}
 
