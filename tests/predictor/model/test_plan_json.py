@@ -348,6 +348,6 @@ PRINTED = (
 def test_what_torchrec_prints_is_told_from_a_damaged_plan(text: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.txt"
     path.write_text(text)
-    for given in (path, text):
+    for where in (path, text):
         with pytest.raises(PlanError, match="from_torchrec"):
-            load_plan(given)
+            load_plan(where)
