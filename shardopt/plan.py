@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import load_plan as read_plan
+from predictor.model.plan_json import plan_to_dict
+from shardopt.files import atomic_write_text
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +34,22 @@ class LoadedPlan(ShardingPlan):
         from shardopt.torchrec.convert import to_torchrec
 
         return to_torchrec(self, module, device=device, intra_group_size=intra_group_size)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan file."""
+        atomic_write_text(Path(path), plan_text(plan_to_dict(self)))
+
+
+def plan_text(data: Mapping[str, Any]) -> str:
+    """The text of a plan file: a line a table, so that plans can be read and compared by eye."""
+
+    def compact(value: object) -> str:
+        return json.dumps(value, allow_nan=False)
+
+    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
+    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
+    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def load_plan(path: str | PathLike[str]) -> LoadedPlan:

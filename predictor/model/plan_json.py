@@ -35,6 +35,12 @@ from predictor.model.plan import (
 
 SCHEMA = "shardopt.plan/1"
 MODEL_FILE = re.compile(r"^(tables|dense):", re.MULTILINE)
+PRINTED = re.compile(r"param +\| +sharding type|--- Planner Statistics ---")
+"""In what TorchRec prints of a plan, and of planning."""
+TO_READ = (
+    "this is what TorchRec prints of a plan, which nobody reads back; in the script, "
+    "shardopt.from_torchrec(plan, module).save('plan.json') writes it as a file"
+)
 SWAPPED = "is a model file, not a plan; the model comes first, then the plans"
 _OWN = ("schema", "world_size", "local_world_size", "tables")
 # The order that people read: what the plan is for, then what it promises.
@@ -128,6 +134,8 @@ def _table_to_dict(table: TablePlan) -> dict[str, Any]:
 
 def load_plan(path: str | PathLike[str]) -> ShardingPlan:
     """Read a plan file."""
+    if PRINTED.search(str(path)):
+        raise PlanError(f"in place of a plan file: {TO_READ}")
     try:
         text = read_whole(path).decode("utf-8")
     except FileNotFoundError:
@@ -171,6 +179,8 @@ def _parse(text: str, where: str) -> Any:
             parse_int=fits,
         )
     except json.JSONDecodeError as error:
+        if PRINTED.search(text):
+            raise PlanError(f"{where}: {TO_READ}") from None
         if MODEL_FILE.search(text):
             raise PlanError(f"{where}: {SWAPPED}") from None
         raise PlanError(

@@ -6,7 +6,6 @@ replay are made of.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.formatting import ms, percent, picked, points
+from shardopt.plan import plan_text
 
 TOP_K = 3
 REPORTING, MOST_REPORTING = 0.2, 0.5
@@ -433,18 +433,6 @@ def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
     ranks = ("world_size", "local_world_size")
     meta = {key: value for key, value in head.items() if key not in ranks}
     return plan_text(plan_to_dict(replace(plan, meta=meta)))
-
-
-def plan_text(data: Mapping[str, Any]) -> str:
-    """A line a table, so that plans can be read and compared by eye."""
-
-    def compact(value: object) -> str:
-        return json.dumps(value, allow_nan=False)
-
-    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
-    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
-    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def move_object(result: Result, move: Move | None, path: Path | str | None) -> dict[str, Any]:
