@@ -98,8 +98,7 @@ def whole(minimum: int, maximum: int) -> BeforeValidator:
             raise refuse(value, f"it must be at least {minimum} and at most {maximum}")
         return int(number)
 
-    step = f"multiple of {multiple_of}" if multiple_of > 1 else "whole number"
-    return _kind(check, f"{step}, {minimum} to {_short(maximum)}")
+    return _kind(check, f"whole number, {minimum} to {_short(maximum)}")
 
 
 def real(low: float, high: float, *, above: bool = False) -> BeforeValidator:
