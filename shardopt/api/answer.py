@@ -14,7 +14,7 @@ from typing import Any
 from predictor.cost.loads import ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
-from predictor.model.plan_json import load_plan, plan_to_dict
+from predictor.model.plan_json import load_plan, plan_text, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
 from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
@@ -32,7 +32,6 @@ from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.formatting import ms, percent, picked, points
-from shardopt.plan import plan_text
 
 TOP_K = 3
 CUT = ("interrupted", "time")
