@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import load_plan as read_plan
-from predictor.model.plan_json import plan_to_dict
+from predictor.model.plan_json import plan_text, plan_to_dict
 from shardopt.files import atomic_write_text
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["LoadedPlan", "load_plan"]
+__all__ = ["LoadedPlan", "load_plan", "save_plan"]
 
 
 class LoadedPlan(ShardingPlan):
@@ -35,22 +33,6 @@ class LoadedPlan(ShardingPlan):
 
         return to_torchrec(self, module, device=device, intra_group_size=intra_group_size)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan file."""
-        atomic_write_text(Path(path), plan_text(plan_to_dict(self)))
-
-
-def plan_text(data: Mapping[str, Any]) -> str:
-    """The text of a plan file: a line a table, so that plans can be read and compared by eye."""
-
-    def compact(value: object) -> str:
-        return json.dumps(value, allow_nan=False)
-
-    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
-    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
-    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
 
 def load_plan(path: str | PathLike[str]) -> LoadedPlan:
     """Read a plan file.
@@ -60,3 +42,12 @@ def load_plan(path: str | PathLike[str]) -> LoadedPlan:
     """
     plan = read_plan(path)
     return LoadedPlan(plan.tables, plan.world_size, plan.local_world_size, plan.meta)
+
+
+def save_plan(plan: ShardingPlan, path: str | PathLike[str]) -> None:
+    """Write a plan file, such as of what `shardopt.from_torchrec` made.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    atomic_write_text(Path(path), plan_text(plan_to_dict(plan)))

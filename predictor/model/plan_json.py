@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from os import PathLike
 from typing import Annotated, Any, Literal
 
@@ -39,7 +40,7 @@ PRINTED = re.compile(r"param +\| +sharding type|--- Planner Statistics ---")
 """In what TorchRec prints of a plan, and of planning."""
 TO_READ = (
     "this is what TorchRec prints of a plan, which nobody reads back; in the script, "
-    "shardopt.from_torchrec(plan, module).save('plan.json') writes it as a file"
+    "shardopt.save_plan(shardopt.from_torchrec(plan, module), 'plan.json') writes it as a file"
 )
 SWAPPED = "is a model file, not a plan; the model comes first, then the plans"
 _OWN = ("schema", "world_size", "local_world_size", "tables")
@@ -118,6 +119,18 @@ def plan_to_dict(plan: ShardingPlan) -> dict[str, Any]:
     first = {key: known[key] for key in _HEADER if key in known}
     tables = {key: _table_to_dict(table) for key, table in plan.tables.items()}
     return {**first, **known, "tables": tables}
+
+
+def plan_text(data: Mapping[str, Any]) -> str:
+    """The text of a plan file: a line a table, so that plans can be read and compared by eye."""
+
+    def compact(value: object) -> str:
+        return json.dumps(value, allow_nan=False)
+
+    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
+    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
+    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _table_to_dict(table: TablePlan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
-from predictor.model.plan_json import load_plan, plan_to_dict
+from predictor.model.plan_json import load_plan, plan_text, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
 from search.baselines.starting_plans import TORCHREC, first_plan
@@ -38,7 +38,6 @@ from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.formatting import ms, percent, picked, points
-from shardopt.plan import plan_text
 
 TOP_K = 3
 REPORTING, MOST_REPORTING = 0.2, 0.5

@@ -30,7 +30,6 @@ from predictor.model.plan_check import (
 )
 from predictor.model.plan_json import PRINTED, TO_READ
 from shardopt.extras import needs_torchrec
-from shardopt.plan import LoadedPlan
 from shardopt.torchrec.tables import ModuleTable, find_tables
 
 with needs_torchrec():
@@ -171,7 +170,7 @@ def from_torchrec(
     *,
     world_size: int | None = None,
     local_world_size: int | None = None,
-) -> LoadedPlan:
+) -> ShardingPlan:
     """shardopt's plan for a TorchRec plan of `module`; the inverse of `to_torchrec`.
 
     Args:
@@ -219,7 +218,7 @@ def from_torchrec(
     meta: dict[str, Any] = {"device": placements[0].device().type} if placements else {}
     if (_group_size(tables) or local) != local:
         meta["intra_group_size"] = _group_size(tables)
-    return LoadedPlan(tables, world, local, meta)
+    return ShardingPlan(tables, world, local, meta)
 
 
 def _known(kind: Any, value: str, where: str) -> Any:

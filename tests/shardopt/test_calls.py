@@ -77,6 +77,7 @@ def test_an_answer_and_a_plan_of_torchrec_can_be_printed_and_kept(tmp_path: Path
         shardopt.predict(module, theirs, batch_size=512, capture=capture)
     with pytest.raises(InputError, match="from_torchrec"):
         shardopt.predict(module, str(theirs), batch_size=512, capture=capture)
-    shardopt.from_torchrec(theirs, module, world_size=2).save(tmp_path / "plan.json")
+    ours = shardopt.from_torchrec(theirs, module, world_size=2)
+    shardopt.save_plan(ours, tmp_path / "plan.json")
     again = shardopt.load_plan(tmp_path / "plan.json")
     assert again.tables == found.plan.tables
