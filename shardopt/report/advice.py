@@ -23,8 +23,7 @@ def advice(advised: Advised | None) -> list[Block]:
     machines = [Line(_machine_words(other), "dim") for other in advised.machines]
     machines += _not_tried(advised)
     if not advised.advice:
-        tried = plural(advised.tried, "setting")
-        return [*found, f"None of the {tried} tried saves {percent(TOLERANCE)} or more.", *machines]
+        return [*found, none_saves(advised), *machines]
     rows = [
         (str(place), one.steps[0].label, *_cells(one))
         for place, one in enumerate(advised.advice, start=1)
@@ -35,6 +34,12 @@ def advice(advised: Advised | None) -> list[Block]:
         rows.append(("", f"{', '.join(some[:-1])} and {some[-1]} together", *_cells(together)))
     grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
     return [*found, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
+
+
+def none_saves(advised: Advised) -> str:
+    """That no setting helps."""
+    tried = plural(advised.tried, "setting")
+    return f"None of the {tried} tried saves {percent(TOLERANCE)} or more."
 
 
 def _not_tried(advised: Advised) -> list[Line]:

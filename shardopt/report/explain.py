@@ -65,11 +65,10 @@ def report(explanation: Explanation) -> list[Block]:
         *(side_by_side(explanation.plans) if several else ()),
         Heading("Where the time goes", f"{given.name}, along its critical path"),
         *breakdown(prediction),
-        Heading("Critical path", "one iteration of the steady state, in order of time"),
-        *path_grid(prediction.critical_path),
+        *critical_path(prediction),
         *ranks(prediction),
-        *_changes(explanation),
-        *_what_if(explanation),
+        *single_changes(explanation),
+        *what_if(explanation),
     ]
 
 
@@ -121,6 +120,12 @@ def _what_runs(section: Sequence[Segment]) -> str:
     return ", ".join(names[:2]) + more
 
 
+def critical_path(prediction: Prediction) -> list[Block]:
+    """The sections of the critical path."""
+    aside = "one iteration of the steady state, in order of time"
+    return [Heading("Critical path", aside), *path_grid(prediction.critical_path)]
+
+
 def path_grid(path: Sequence[Segment]) -> list[Block]:
     """A row for each of the longest sections of a critical path, in order of time: neighbours of
     one phase and rank are one section."""
@@ -141,22 +146,28 @@ def path_grid(path: Sequence[Segment]) -> list[Block]:
     return grid
 
 
-def _changes(explanation: Explanation) -> list[Block]:
+def single_changes(explanation: Explanation) -> list[Block]:
+    """The changes of the plan itself that help most, each alone."""
     changes, before = explanation.changes, explanation.given.prediction.iteration_ms
+    aside = "each alone; settings beside the plan stand under Advice"
+    if explanation.advised is None:
+        aside = "each alone"
+    heading = Heading("Single changes of the plan", aside)
     if not changes.found:
-        return [Heading("What would help most"), f"{changes.none_words.capitalize()}."]
+        return [heading, f"{changes.none_words}."]
     rows = [
         (c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms))
         for c in changes.found
     ]
-    tried = f"best of {plural(changes.tried, 'change')} tried, each predicted on its own"
     return [
-        Heading("What would help most", tried),
+        heading,
         Grid(["~change", ">saves ms", ">share", ">then ms"], rows),
+        f"The best of {plural(changes.tried, 'change')} tried.",
     ]
 
 
-def _what_if(explanation: Explanation) -> list[Block]:
+def what_if(explanation: Explanation) -> list[Block]:
+    """The same plan with one thing changed that is not the plan."""
     before = explanation.given.prediction.iteration_ms
     rows = [
         (

@@ -48,6 +48,8 @@ from shardopt.report.prediction import (
     tables_object,
 )
 
+OPTIMAL = 1e-9
+"""Gap that is rounding alone."""
 SHOWN_CONSTANTS = 3
 SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
@@ -246,7 +248,7 @@ def _claim(best_ms: float, result: Result) -> str:
         which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
     if gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
-    if gap <= 1e-9:
+    if gap <= OPTIMAL:
         return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
     return (
         f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
