@@ -10,12 +10,12 @@ from typing import Any
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import Explanation
+from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.explain.waits import Wait, host_work
 from shardopt.formatting import ms, number, percent, phase_words, picked, plural
 from shardopt.report.advice import advice, advice_object
 from shardopt.report.blocks import Block, Grid, Heading, View
-from shardopt.report.plan import deciding_lines, deciding_object
+from shardopt.report.plan import deciding_lines, deciding_object, proved_text
 from shardopt.report.prediction import (
     breakdown,
     doubts,
@@ -58,6 +58,7 @@ def report(explanation: Explanation) -> list[Block]:
     return [
         "",
         time_line(given),
+        *_proved(given),
         *deciding_lines(explanation.deciding),
         *doubts(prediction, given.name),
         *in_words(explanation),
@@ -70,6 +71,13 @@ def report(explanation: Explanation) -> list[Block]:
         *single_changes(explanation),
         *what_if(explanation),
     ]
+
+
+def _proved(given: PredictedPlan) -> list[str]:
+    """What is proved of the plan, where its file says so."""
+    if given.bound_ms is None:
+        return []
+    return [proved_text("this plan", given.prediction.iteration_ms, given.bound_ms)]
 
 
 def in_words(explanation: Explanation) -> list[str]:
@@ -205,6 +213,8 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
         facts: of the setting.
 
     Keys beside the facts, ``plan`` and those of `prediction_object`:
+        lower_bound_ms: no plan is predicted to be faster, as the search proved that wrote the plan;
+            null where it was for another model or machine.
         critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
             ``duration_ms``, in order of time from the start of the period.
         host_work: phase -> ms that the busiest host takes to issue its work; the fixed time of an
@@ -223,6 +233,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
         **facts,
         "plan": explanation.given.name,
         **prediction_object(explanation.given.prediction),
+        "lower_bound_ms": explanation.given.bound_ms,
         "critical_path": path_object(explanation.given.prediction.critical_path),
         "host_work": host_work(explanation.given.prediction.graph),
         "waits": [_wait_object(wait) for wait in explanation.waits],

@@ -248,11 +248,17 @@ def _claim(best_ms: float, result: Result) -> str:
         which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
     if gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
+    return proved_text("plan 1", best_ms, result.lower_bound_ms, which)
+
+
+def proved_text(plan: str, time_ms: float, bound_ms: float, which: str = "no plan") -> str:
+    """What a positive lower bound proves of a plan."""
+    gap = time_ms / bound_ms - 1
     if gap <= OPTIMAL:
-        return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
+        return f"Proved: {which} is predicted to be faster; {plan} is optimal."
     return (
-        f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
-        f"plan 1 is {at_most(gap)} from optimal."
+        f"Proved: {which} is predicted to be faster than {ms(bound_ms)}; "
+        f"{plan} is {at_most(gap)} from optimal."
     )
 
 
