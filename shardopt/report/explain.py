@@ -45,14 +45,18 @@ def explain_view(setting: Setting, explanation: Explanation, told: Sequence[str]
     """
     return View(
         explain_object(explanation, setting.facts()),
-        [setting_facts(setting), *report(explanation)],
+        [setting_facts(setting), *report(explanation, setting.hardware.device)],
         headlines(explanation.plans),
         [*setting.notes, *told],
     )
 
 
-def report(explanation: Explanation) -> list[Block]:
-    """The whole report: the plan in words, then in tables, then what would change its time."""
+def report(explanation: Explanation, device: str) -> list[Block]:
+    """The whole report: the plan in words, then in tables, then what would change its time.
+
+    Args:
+        device: ``cuda`` or ``cpu``, of the profile.
+    """
     given, prediction = explanation.given, explanation.given.prediction
     several = bool(explanation.others)
     return [
@@ -62,7 +66,7 @@ def report(explanation: Explanation) -> list[Block]:
         *deciding_lines(explanation.deciding),
         *doubts(prediction, given.name),
         *in_words(explanation),
-        *advice(explanation.advised),
+        *advice(explanation.advised, device),
         *(side_by_side(explanation.plans) if several else ()),
         Heading("Where the time goes", f"{given.name}, along its critical path"),
         *breakdown(prediction),
@@ -122,7 +126,7 @@ def _host_words(prediction: Prediction) -> list[str]:
 def _what_runs(section: Sequence[Segment]) -> str:
     """The operations by name, as many as fit a line."""
     if section[0].phase == HOST:
-        return "the GPU waits for the host to issue work"
+        return "the device waits for the host to issue work"
     names = list(dict.fromkeys(segment.name for segment in section))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more

@@ -24,6 +24,7 @@ from shardopt.formatting import (
     gap_of,
     hbm_use,
     interval,
+    memory_title,
     ms,
     number,
     percent,
@@ -76,10 +77,10 @@ def advice_view(answer: Answer) -> View:
     data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
     blocks: list[Block] = [
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         f"Priced at a plan that was not searched for: that of {where}.",
     ]
-    return View({**data, **advice_object(answer.advised)}, blocks)
+    return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
 
 
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
@@ -92,7 +93,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         *_constraints(answer),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
@@ -177,7 +178,8 @@ def _ranking(answer: Answer) -> list[Block]:
         mix = "" if plan is None else type_mix(plan)
         above = _above(theirs, result)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
-    columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
+    kind = memory_title(answer.best.memory)
+    columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
         Grid(columns, rows, strong=0),

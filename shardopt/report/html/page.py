@@ -51,7 +51,7 @@ MAX_OTHERS = 4
 
 def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
     """The page: needs no network and no other file, readable without scripts; names are escaped."""
-    given = explanation.given
+    given, device = explanation.given, setting.hardware.device
     head = node(
         "head",
         node("meta", charset="utf-8"),
@@ -62,7 +62,7 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
     body = node(
         "body",
         node("header", *_header(setting, explanation)),
-        *sections([*advice(explanation.advised), *single_changes(explanation)]),
+        *sections([*advice(explanation.advised, device), *single_changes(explanation)]),
         *(sections(side_by_side(explanation.plans)) if explanation.others else ()),
         _breakdown(explanation),
         section("Timeline", TIMELINE, timeline(given.prediction, given.plan.local_world_size)),
