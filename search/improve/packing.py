@@ -74,7 +74,8 @@ class Packer:
             current = plan.assignment
             ms = float(self.objective.score([current])[0])
             failed = 0 if ms < best_ms * (1 - GAIN) else failed + 1
-            if ms < best_ms:
+            # what tables of unlike width add by sharing a cache is not among the bytes of shards
+            if ms < best_ms and self.objective.fits(current):
                 best, best_ms = current, ms
         return best, best_ms
 
