@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lab coverage test-nightly test-torchrec test-torchrec-own check lines wheel clean
+.PHONY: help setup demo test test-ranks test-lab coverage test-nightly test-torchrec test-torchrec-own check lines wheel clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -44,8 +44,11 @@ demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
   --dist worksteal --durations 10 --durations-min 1
 
-test: setup ## the tests of the product
-	$(PYTEST) -m "not slow" --ignore=tests/lab
+test: setup ## the tests of the product, but for those on several ranks
+	$(PYTEST) -m "not slow and not distributed" --ignore=tests/lab
+
+test-ranks: setup ## the tests of the product on several ranks
+	$(PYTEST) -m "not slow and distributed" --ignore=tests/lab
 
 test-lab: setup ## the tests of the laboratory
 	$(PYTEST) -m "not slow" tests/lab
