@@ -21,7 +21,7 @@ from predictor.model.workload import Workload
 from search.problem import Problem
 from shardopt.config.cluster import ClusterConfig, default_nvlink_domain, load_cluster
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger
+from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.tables import configs_of, find_embedding_modules
 
 with needs_torchrec():
@@ -131,12 +131,13 @@ COSTS = (
 def usual_topology(theirs: TorchRecTopology) -> TorchRecTopology:
     """The same ranks with TorchRec's own bandwidths."""
     local = theirs.local_world_size
-    return TorchRecTopology(
-        world_size=theirs.world_size,
-        compute_device=theirs.compute_device,
-        local_world_size=local,
-        pod_size=max(1, theirs.intra_group_size // local),
-    )
+    with silence_torchrec():
+        return TorchRecTopology(
+            world_size=theirs.world_size,
+            compute_device=theirs.compute_device,
+            local_world_size=local,
+            pod_size=max(1, theirs.intra_group_size // local),
+        )
 
 
 def given_costs(theirs: TorchRecTopology) -> dict[str, float]:
