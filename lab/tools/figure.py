@@ -3,18 +3,19 @@
 Left, the plans of fresh task sets (`validate torchrec-cpu`), predicted against measured. Right,
 every task of `validate against-torchrec` in the plain runtime, which users run: the time of
 TorchRec's plan and of ours, with the predictions as marks.
-Both come from the committed rows:
-
-    python -m lab figure docs/measured.svg
+Both come from the committed rows; `python -m lab pages` draws it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 from xml.etree.ElementTree import Element, tostring
 
-from lab.suites import ComparedRow, Report
+from lab.pages.tables import read_csv, scores_file
+from lab.suites import SUITES
 from lab.tasks.against import OURS, THEIRS
 from shardopt.ranks.realtime import Runtime
 from shardopt.report.html.nodes import node
@@ -27,17 +28,37 @@ BAND = 0.1
 TICKS_MS = (20, 30, 50, 70, 100, 150, 200, 300)
 INK, GREY, PALE = "#1f2328", "#6e7781", "#d8dee4"
 THEIR_COLOUR, OUR_COLOUR, POINT = "#b0b8c1", "#0969da", "#0969da"
+Timed = Mapping[str, str]
+"""A row of a suite's CSV file."""
 STYLE = "font-family: system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
-def figure(plans: Report, tasks: Report) -> str:
+def figure_of_rows(folder: Path) -> str:
+    """The picture as SVG text, from the CSV files of docs/accuracy.
+
+    Raises:
+        InputError: one of them cannot be read.
+    """
+    plain = {
+        row["batch"]
+        for row in read_csv(folder / scores_file("against-torchrec", "batches"))
+        if row["runtime"] == Runtime.PLAIN
+    }
+    plans, tasks = (
+        [row for row in read_csv(folder / f"{name}.csv") if row["part"] == SUITES[name].headline]
+        for name in ("torchrec-cpu", "against-torchrec")
+    )
+    return figure(plans, [row for row in tasks if row["batch"] in plain])
+
+
+def figure(plans: Sequence[Timed], tasks: Sequence[Timed]) -> str:
     """The picture as SVG text.
 
     Args:
-        plans: of `validate_torchrec_cpu`.
-        tasks: of `validate_against_torchrec`.
+        plans: those that the left panel shows.
+        tasks: rows of TorchRec's plan and ours, for the right panel.
     """
-    parts = (*_scatter(plans.counted, plans.summary.mape), *_bars(_plain(tasks.counted)))
+    parts = (*_scatter(plans), *_bars(tasks))
     drawing = node(
         "svg",
         node("title", "Measured and predicted iteration times of sharding plans"),
@@ -53,9 +74,19 @@ def figure(plans: Report, tasks: Report) -> str:
     return tostring(drawing, encoding="unicode") + "\n"
 
 
-def _scatter(rows: Sequence[ComparedRow], error: float) -> Iterator[Element]:
+def _measured(row: Timed) -> float:
+    return float(row["measured_ms"])
+
+
+def _predicted(row: Timed) -> float:
+    return float(row["predicted_ms"])
+
+
+def _scatter(rows: Sequence[Timed]) -> Iterator[Element]:
     """Both axes logarithmic and of one range, so that equal errors lie equally far off."""
-    times = [time for row in rows for time in (row.measured_ms, row.predicted_ms)]
+    pairs = [(_measured(row), _predicted(row)) for row in rows]
+    times = [time for pair in pairs for time in pair]
+    error = fmean(abs(predicted / measured - 1) for measured, predicted in pairs)
     low, high = 0.95 * min(times), 1.05 * max(times)
     left, right = LEFT_PANEL
     floor = BOTTOM
@@ -79,11 +110,11 @@ def _scatter(rows: Sequence[ComparedRow], error: float) -> Iterator[Element]:
         yield _text(x(tick), floor + 16, str(tick), anchor="middle")
         yield _text(left - 6, y(tick) + 4, str(tick), anchor="end")
     yield _line(x(low), y(low), x(high), y(high), GREY)
-    for row in rows:
+    for measured, predicted in pairs:
         yield node(
             "circle",
-            cx=f"{x(row.measured_ms):.1f}",
-            cy=f"{y(row.predicted_ms):.1f}",
+            cx=f"{x(measured):.1f}",
+            cy=f"{y(predicted):.1f}",
             r=2,
             fill=POINT,
             fill_opacity=0.45,
@@ -94,16 +125,11 @@ def _scatter(rows: Sequence[ComparedRow], error: float) -> Iterator[Element]:
     yield _text(right - 6, floor - 26, f"shaded: within {100 * BAND:.0f} %", anchor="end")
 
 
-def _plain(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
-    """Rows of the plain runtime, or all where there are none."""
-    return [row for row in rows if row.family.startswith(Runtime.PLAIN)] or list(rows)
-
-
-def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
+def _bars(rows: Sequence[Timed]) -> Iterator[Element]:
     """A pair of bars a task, measured; the prediction of each is a mark across it."""
-    tasks = dict.fromkeys((row.name["batch"], row.name["task"]) for row in rows)
-    named = {(row.name["batch"], row.name["task"], row.name["plan"]): row for row in rows}
-    high = 1.08 * max(max(row.measured_ms, row.predicted_ms) for row in rows)
+    tasks = dict.fromkeys((row["batch"], row["task"]) for row in rows)
+    named = {(row["batch"], row["task"], row["plan"]): row for row in rows}
+    high = 1.08 * max(max(_measured(row), _predicted(row)) for row in rows)
     left, right = RIGHT_PANEL
     step = (right - left) / len(tasks)
     thick = min(14.0, step / 3)
@@ -122,7 +148,7 @@ def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
             (middle + 1, OURS, OUR_COLOUR),
         ):
             row = named[(*task, plan)]
-            top = y(row.measured_ms)
+            top = y(_measured(row))
             yield node(
                 "rect",
                 x=f"{start:.1f}",
@@ -131,7 +157,7 @@ def _bars(rows: Sequence[ComparedRow]) -> Iterator[Element]:
                 height=f"{BOTTOM - top:.1f}",
                 fill=colour,
             )
-            mark = y(row.predicted_ms)
+            mark = y(_predicted(row))
             yield _line(start - 2, mark, start + thick + 2, mark, INK, 2)
     yield _text((left + right) / 2, BOTTOM + 16, "two bars a model", anchor="middle")
     yield from _legend(left, TOP - 16)

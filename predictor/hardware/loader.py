@@ -14,10 +14,10 @@ import re
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from predictor.document import SAFE_LOADER, KeyPath, Problems, parse_yaml, shown
@@ -25,10 +25,7 @@ from predictor.errors import InputError, ProfileError, did_you_mean
 from predictor.files import read_whole
 from predictor.hardware.schema import (
     GROUP_NAMES,
-    Group,
     HardwareProfile,
-    NonNegative,
-    Positive,
     StrictModel,
 )
 
@@ -273,42 +270,3 @@ def _models_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return [annotation]
     return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]
-
-
-Coefficients = dict[str, tuple[NonNegative, ...]]
-
-
-class CpuOps(Group):
-    """Kernel models of CPU ops.
-
-    Args:
-        near_cache_mib, far_cache_mib: sizes of the caches (`predictor.cost.ops.cpu_ops.Caches`).
-        op_ms: what an iteration takes beyond its ops, per call.
-        stretch: what an iteration takes for each ms that its ops take alone.
-        one_rank: group of ops -> coefficients in ms, in the order of `work` in
-            `predictor.cost.ops.cpu_ops`.
-        several_ranks: the same, of groups that cost something else where several ranks share a
-            memory.
-    """
-
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str = Field(min_length=1)
-    near_cache_mib: Positive
-    far_cache_mib: Positive
-    op_ms: NonNegative
-    stretch: NonNegative
-    one_rank: Coefficients
-    several_ranks: Coefficients
-
-    def coefficients(self, ranks: int) -> Coefficients:
-        """Of all groups, on a number of ranks."""
-        return self.one_rank if ranks == 1 else {**self.one_rank, **self.several_ranks}
-
-
-def load_op_models(name: str) -> CpuOps:
-    """The kernel models that the package holds for a profile."""
-    file = resources.files("predictor.hardware") / "ops" / f"{name}.yaml"
-    if not file.is_file():
-        raise ProfileError(f"no kernel models of single ops come with the profile '{name}'")
-    data, problems = _read(file.read_text(encoding="utf-8"), f"ops/{name}.yaml")
-    return _validated(CpuOps, data, problems, has_base=False)

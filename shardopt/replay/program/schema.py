@@ -145,8 +145,6 @@ DTYPES = {
 """c10's `ScalarType`."""
 LAYOUTS = {0: "strided", 1: "sparse_coo", 2: "sparse_csr"}
 FORMATS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
-TORCH = frozenset({*DTYPES.values(), *LAYOUTS.values(), *FORMATS.values()})
-NOT_FINITE = re.compile(r'float\("(-?inf|nan)"\)')
 WORDS = frozenset(
     {
         "sum", "mean", "max", "min", "amax", "amin", "prod", "add", "none", "tanh", "same", "valid",
@@ -194,28 +192,6 @@ def literal(value: Any, parameter: Parameter, op: str) -> Term:
         raise UnwritableError(f"`{parameter.name}` is a number of more than 64 bits")
     number: int | float = value
     return number
-
-
-def word_value(text: str) -> Any:
-    """What a `Word` stands for on a CPU.
-
-    Raises:
-        ValueError: it is no word that `literal` writes.
-    """
-    import torch
-
-    if text in (DEVICE.text, HOST.text):
-        return torch.device("cpu")
-    if text == STREAM.text:
-        return None
-    if text.startswith("torch.") and text.removeprefix("torch.") in TORCH:
-        return getattr(torch, text.removeprefix("torch."))
-    if (match := NOT_FINITE.fullmatch(text)) is not None:
-        return float(match[1])
-    inner = text[1:-1]
-    if text == repr(inner) and (inner in WORDS or EQUATION.fullmatch(inner)):
-        return inner
-    raise ValueError(f"{text!r:.40} is no word that ops take")
 
 
 def _scalar(value: Any, op: str) -> int | float | bool:

@@ -1,36 +1,24 @@
 """The picture, of rows made by hand."""
 
-from dataclasses import replace
+import csv
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from lab.cli import main
-from lab.suites import ComparedRow, Report
 from lab.tasks.against import OURS, THEIRS
-from lab.tools.figure import BOTTOM, LEFT_PANEL, TOP, figure
+from lab.tools.figure import BOTTOM, LEFT_PANEL, TOP, figure, figure_of_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def compared(task: int, plan: str, measured: float, predicted: float) -> ComparedRow:
-    name = {"batch": "b", "task": task, "plan": plan}
-    return ComparedRow(name, measured, predicted, family="loopback", part="plans")
+def timed(task: int, plan: str, measured: float, predicted: float, **more: str) -> dict[str, str]:
+    names = {"part": "plans", "batch": "b", "task": str(task), "plan": plan, **more}
+    return {**names, "measured_ms": str(measured), "predicted_ms": str(predicted)}
 
 
-PLANS = Report(
-    "torchrec-cpu",
-    tuple(
-        compared(at, "p", ms, ms * error) for at, (ms, error) in enumerate(((20, 1), (80, 1.25)))
-    ),
-    headline="plans",
-)
-TASKS = Report(
-    "against-torchrec",
-    (compared(200, THEIRS, 60, 66), compared(200, OURS, 30, 33), compared(200, "other", 10, 10)),
-    headline="plans",
-)
+PLANS = [timed(at, "p", ms, ms * error) for at, (ms, error) in enumerate(((20, 1), (80, 1.25)))]
+TASKS = [timed(200, THEIRS, 60, 66), timed(200, OURS, 30, 33), timed(200, "other", 10, 10)]
 
 
 def test_points_and_bars_are_where_the_times_are() -> None:
@@ -52,16 +40,23 @@ def test_points_and_bars_are_where_the_times_are() -> None:
     assert "2 plans under TorchRec, two CPU ranks" in words
 
 
-def test_bars_are_of_plain_ranks_where_there_are_any() -> None:
-    plain = [replace(row, family="plain, shapes, loopback") for row in TASKS.rows]
-    plain = [replace(row, name={**row.name, "task": 7}) for row in plain]
-    both = replace(TASKS, rows=(*TASKS.rows, *plain))
-    words = [t.text for t in ElementTree.fromstring(figure(PLANS, both)).iter(f"{SVG}text")]
+def test_bars_are_of_plain_ranks(tmp_path: Path) -> None:
+    plain = [{**row, "batch": "c", "task": "7"} for row in TASKS]
+    fresh = [{**row, "part": "batches fresh"} for row in PLANS]
+    rows = {
+        "torchrec-cpu.csv": [*fresh, {**PLANS[0], "part": "batches developed on"}],
+        "against-torchrec.csv": [*TASKS, *plain],
+        "against-torchrec-batches.csv": [
+            {"batch": "b", "runtime": "tuned"},
+            {"batch": "c", "runtime": "plain"},
+        ],
+    }
+    for name, of in rows.items():
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, of[0])
+            writer.writeheader()
+            writer.writerows(of)
+    drawn = ElementTree.fromstring(figure_of_rows(tmp_path))
+    words = [text.text for text in drawn.iter(f"{SVG}text")]
     assert "1 models on plain ranks: TorchRec's plan, ours" in words
-
-
-def test_a_file_that_cannot_be_written_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["figure", str(tmp_path / "none" / "a.svg")]) == 2
-    assert "none" in capsys.readouterr().err
+    assert "2 plans under TorchRec, two CPU ranks" in words
