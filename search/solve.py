@@ -57,7 +57,7 @@ from search.scenarios.scenario import Scenario, draw_scenarios
 from search.side_by_side import CutPiece
 from search.space.enumerate import whole_space
 from search.space.filters import AMPLE, drop_uncached, drop_uvm, is_sound
-from search.space.host_memory import host_memory_notes
+from search.space.host_memory import memory_notes
 from search.space.option import Space
 from search.stop import Late, Stop
 from search.surrogate import Surrogate
@@ -164,8 +164,8 @@ def _search(problem: Problem, settings: SearchSettings) -> Result:
     if space is not spaces[-1]:
         found, host = _compare_host_memory(found, problem, space, spaces[-1], settings)
     settings.progress("done", 1.0, found.best.iteration_ms, found.lower_bound_ms)
-    forced = host_memory_notes(problem, found.best.plan)
-    notes = tuple(filter(None, (*forced, host, *found.bound_notes, _size_note(problem))))
+    memory = memory_notes(problem, found.best.plan)
+    notes = tuple(filter(None, (*memory, host, *found.bound_notes, _size_note(problem))))
     return replace(found, bound_notes=notes, stopped_by=stop.reason, search_seconds=stop.elapsed_s)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from predictor.model.memory.ranks import plan_memory
-from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Table, Workload
-from predictor.units import GIB
+from predictor.units import GIB, format_bytes
 from search.problem import Result
 from search.solve import solve
 from search.space.enumerate import whole_space
+from search.space.host_memory import memory_notes, split_caches
 from search.stop import Stop
+from tests.builders import table_wise
 from tests.search.problems import a_problem, a_table, a_workload, hosts
 
 HBM = 2 * GIB
@@ -67,3 +71,26 @@ def test_host_memory_that_is_asked_for_is_no_news() -> None:
     result = searched(huge(compute_kernels=(UNCACHED,)))
     assert result.best.plan.tables["huge"].compute_kernel is UNCACHED
     assert not any("'huge'" in note for note in result.bound_notes)
+
+
+@pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])
+def test_caches_that_hold_nothing_are_named_with_what_a_cache_for_every_width_saves(
+    pipeline: str,
+) -> None:
+    tables = a_table("narrow", 10_000_000, 16), a_table("wide", 100_000, 256)
+    workload = a_workload(*tables, train_pipeline=pipeline)
+    problem = a_problem(workload, hosts(1))
+    plan = ShardingPlan(
+        {t.name: replace(table_wise(t), compute_kernel=CACHED) for t in tables}, 1, 1
+    )
+    notes = memory_notes(problem, plan)
+    if pipeline == "prefetch_sparse_dist":
+        assert notes == ()
+        return
+    apart = split_caches(plan)
+    before, after = (
+        plan_memory(workload, problem.topology, one)[0].hbm_bytes for one in (plan, apart)
+    )
+    assert before - after == pytest.approx(0.2 * 10_000_000 * 240 * 4, rel=1e-3)
+    assert any(format_bytes(before - after) in note for note in notes)
+    assert memory_notes(problem, apart) == ()

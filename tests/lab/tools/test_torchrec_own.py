@@ -59,7 +59,7 @@ def test_a_folder_that_is_no_checkout_is_refused_before_tests_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torchrec_own, "run_tests", lambda *_, **__: pytest.fail("tests ran"))
-    with pytest.raises(InputError, match="version.txt"):
+    with pytest.raises(InputError, match=r"version\.txt"):
         torchrec_own.run_suites(tmp_path, "nowhere", theirs=False, write=False, only="")
 
 
