@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lab.pages.accuracy import accuracy_text
+from lab.pages.api import api_text
 from lab.pages.commands import flag_lines
 from lab.pages.gains import gain_rows, gain_table, optimism
 from lab.pages.model_file import model_file_text
@@ -54,6 +55,7 @@ PAGES: Mapping[str, Callable[[Path], str]] = {
     "README.md": _readme,
     "docs/accuracy.md": lambda root: accuracy_text(root / ACCURACY),
     "docs/benchmarks.md": _benchmarks,
+    "docs/api.md": lambda root: api_text(),
     "docs/commands.md": lambda root: _with_block(root, "docs/commands.md", "flags", flag_lines()),
     "docs/model_file.md": lambda root: model_file_text(),
     "docs/measured.svg": lambda root: figure_of_rows(root / ACCURACY),

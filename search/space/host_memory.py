@@ -76,7 +76,8 @@ def _host_memory_notes(problem: Problem, plan: ShardingPlan) -> tuple[str, ...]:
 
 def _asks_for_host_memory(wants: Constraints) -> bool:
     """Its constraints allow no kernel of device memory."""
-    return bool(wants.compute_kernels) and set(wants.compute_kernels) <= set(UVM_KERNELS)
+    named = wants.compute_kernels or ()
+    return bool(named) and set(named) <= set(UVM_KERNELS)
 
 
 def _shown(value: object) -> str:
