@@ -91,16 +91,17 @@ def _cache_note(problem: Problem, plan: ShardingPlan) -> str:
     would take and cost; empty where that is little."""
     workload, device = problem.workload, problem.hardware.device
     more = {} if device == "cpu" else plan_sharing_bytes(workload, plan)
-    rank = max(more, key=more.__getitem__, default=0)
-    if more.get(rank, 0) < NAMED_BYTES:
-        return ""
     apart = split_caches(plan)
-    saved = more[rank] - plan_sharing_bytes(workload, apart).get(rank, 0)
+    least = plan_sharing_bytes(workload, apart) if more else {}
+    wasted = {rank: size - least[rank] for rank, size in more.items()}
+    rank = max(wasted, key=wasted.__getitem__, default=0)
+    if wasted.get(rank, 0) < NAMED_BYTES:
+        return ""
     ms = problem.scorer.score([[apart.tables[key] for key in workload.keys]])[0]
     return (
         f"Cached tables of unlike width share launches, whose caches have rows as wide as the "
-        f"widest: {format_bytes(more[rank])} on rank {rank} hold nothing. A cache for every width "
-        f"would take {format_bytes(saved)} less there, and {ms:.4g} ms an iteration: TorchRec "
+        f"widest: {format_bytes(wasted[rank])} on rank {rank} hold nothing. With a cache for every "
+        f"width, which saves them, the plan takes {ms:.4g} ms: TorchRec "
         "gives tables a launch of their own where cache_params differ in reserved_memory (name "
         "the width there, in bytes), and under the prefetch_sparse_dist pipeline"
     )
