@@ -108,8 +108,8 @@ def _misfit(option: Option, topology: Topology) -> str:
         rows, columns = option.sizes[shard]
         hbm, ddr = (format_bytes(need[shard]) for need in needs)
         return (
-            f"a shard of {rows} x {columns} needs {hbm} HBM and {ddr} DDR, {short} bytes more than "
-            "any rank it may lie on has"
+            f"a shard of {rows} x {columns} needs {hbm} HBM and {ddr} DDR, "
+            f"{format_bytes(short, round_up=True)} more than any rank it may lie on has"
         )
     # without this a table of very many shards, each of which fits some rank, costs minutes
     total = [sum(need) for need in needs]
@@ -118,8 +118,8 @@ def _misfit(option: Option, topology: Topology) -> str:
         return ""
     return (
         f"all {option.num_shards} shards need {format_bytes(total[0])} HBM and "
-        f"{format_bytes(total[1])} DDR, {short} bytes more than the ranks they may lie on have "
-        "together"
+        f"{format_bytes(total[1])} DDR, {format_bytes(short, round_up=True)} more than the ranks "
+        "they may lie on have together"
     )
 
 
