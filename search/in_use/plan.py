@@ -21,7 +21,7 @@ from search.in_use.moves import table_memory
 from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective
 from search.problem import Problem, RatedPlanInUse
-from search.space.filters import is_sound
+from search.space.filters import miscomputes
 from search.space.option import Choice, ChoicesInUse, Option, Space, place
 
 NAME = "given plan"
@@ -85,9 +85,9 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
         fixed = in_use.allows is not None and not in_use.allows(key, plan)
         if fixed or not option.is_legal(plan.ranks, problem.topology):
             option = replace(option, pinned=plan.ranks)
-        if find_broken_constraint(table, plan) or not is_sound(
-            option, problem.workload, problem.hardware.device
-        ):
+        wrong = miscomputes(option, problem.workload, problem.hardware.device)
+        wrong &= option not in space.options[index]  # unless the table has nothing else
+        if find_broken_constraint(table, plan) or wrong:
             choices.append(None)
             continue
         choices.append((option, plan.ranks))

@@ -46,8 +46,8 @@ def whole_space(problem: Problem, check: Callable[[], None] = lambda: None) -> S
     device = problem.hardware.device
     space = enumerate_space(problem.workload, problem.topology, device, check=check)
     check()
-    space = drop_unsound(space, problem.workload, device)
-    return prune(deduplicate(space, problem.topology), problem.topology)
+    space = prune(deduplicate(space, problem.topology), problem.topology)
+    return drop_unsound(space, problem.workload, device)
 
 
 def reduced_space(problem: Problem) -> Space:

@@ -65,6 +65,19 @@ def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int] | None
     return None
 
 
+def find_simplest(space: Space, option: Option, topology: Topology) -> Option | None:
+    """The option of the space that stands for another one: itself, or a simpler one that puts the
+    same bytes on the same ranks. Its shards lie where the first ones of the other lie.
+    """
+    options, twin = space.options[option.table], _twin(option, topology)
+    if option in options or twin is None:
+        return option if option in options else None
+    kind, width = twin
+    kernel, host = option.compute_kernel, option.way[4:]
+    alike = (o for o in options if (o.sharding_type, o.column_width) == (kind, width))
+    return next((o for o in alike if o.compute_kernel is kernel and o.way[4:] == host), None)
+
+
 def prune(space: Space, topology: Topology) -> Space:
     """Without options that cannot be placed even alone: no rank allowed, or none large enough.
 
@@ -167,18 +180,29 @@ def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
 
     Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
     output of the module unless all its tables are row-split, and not at all under GRID
-    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md).
+    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md). So the tables
+    beside one whose means can only be split by rows are split by rows, too.
     FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart.
     """
-    sound = (
-        tuple(o for o in options if not _miscomputes(o, workload, device))
+    kept = [
+        tuple(o for o in options if not miscomputes(o, workload, device)) or options
         for options in space.options
-    )
-    kept = (some or every for some, every in zip(sound, space.options, strict=True))
+    ]
+    forced = {
+        workload.tables[index].module
+        for index, options in enumerate(kept)
+        if workload.tables[index].pooling == "mean"
+        and all(option.sharding_type in ROW_SPLIT for option in options)
+    }
+    for index, (table, options) in enumerate(zip(workload.tables, space.options, strict=True)):
+        if table.module in forced:
+            by_row = tuple(o for o in options if o.sharding_type in ROW_SPLIT)
+            kept[index] = by_row or kept[index]
     return replace(space, options=tuple(kept))
 
 
-def _miscomputes(option: Option, workload: Workload, device: str) -> bool:
+def miscomputes(option: Option, workload: Workload, device: str) -> bool:
+    """Whether TorchRec computes wrong results with an option, as `drop_unsound` says."""
     table = workload.tables[option.table]
     dense = option.compute_kernel is ComputeKernel.DENSE
     if dense and not table.is_pooled and device == "cpu":
@@ -189,12 +213,6 @@ def _miscomputes(option: Option, workload: Workload, device: str) -> bool:
         return True
     shared = sum(t.module == table.module for t in workload.tables) > 1
     return option.sharding_type in ROW_SPLIT and shared
-
-
-def is_sound(option: Option, workload: Workload, device: str) -> bool:
-    """TorchRec computes it right, or a constraint asks for it."""
-    named = workload.tables[option.table].constraints.sharding_types
-    return bool(named) or not _miscomputes(option, workload, device)
 
 
 def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
