@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ShardingPlan, TablePlan
 from search.problem import Problem
 from search.side_by_side import CutPiece, side_by_side
@@ -18,6 +19,9 @@ from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
+AMPLE = 0.5
+"""Share of the limits up to which shards leave room for all else that a plan takes; a plan that is
+returned is simulated in any case (`search.peak`)."""
 Ranks = tuple[int, ...]
 Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
@@ -46,7 +50,15 @@ class PlacedOption:
 
 
 class Objective:
-    """Predicted iteration time and memory of assignments; counts what it evaluates."""
+    """Predicted iteration time and memory of assignments; counts what it evaluates.
+
+    What shards add to the peak of a rank at least (`ShardMemory`) adds up, and no plan fits where
+    that exceeds the limits. Whether another one does, the simulated peak says (`fits`).
+
+    Attributes:
+        limits: bytes ``[hbm or ddr, ranks]`` that the shards of a plan that fits do not exceed.
+        caps: bytes that shards are placed within, likewise; less than the limits in `beside`.
+    """
 
     def __init__(self, problem: Problem, space: Space) -> None:
         self.problem = problem
@@ -55,6 +67,7 @@ class Objective:
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )
+        self.limits = self.caps
         self.evaluations = 0
         self.place = lru_cache(maxsize=1 << 16)(place)
         self.number = lru_cache(maxsize=1 << 18)(self._number)
@@ -62,6 +75,7 @@ class Objective:
         self.is_legal = lru_cache(maxsize=1 << 16)(self._is_legal)
         self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
         self.placed = lru_cache(maxsize=1 << 16)(self._placed)
+        self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
 
     def over(self, space: Space) -> Objective:
         """The same objective over another space of the problem."""
@@ -164,10 +178,44 @@ class Objective:
         return np.asarray(np.sum([self.footprint(*choice) for choice in choices], axis=0))
 
     def fits(self, assignment: Assignment) -> bool:
-        """It is within every cap and within the limit on moves; co-located tables lie together."""
+        """Every rank has what it takes at its peak, it is within the limit on moves, and co-located
+        tables lie together."""
         together = self.space.co_located([ranks for _, ranks in assignment])
         near = self.space.in_use is None or self.space.in_use.allows(assignment)
-        return near and together and bool((self.memory(assignment) <= self.caps).all())
+        used = self.memory(assignment)
+        if not near or not together or (used > self.limits).any():
+            return False
+        ample = not self.problem.thorough and bool((used <= AMPLE * self.limits).all())
+        return ample or self.fits_at_peak(assignment)
+
+    def _fits_at_peak(self, assignment: Assignment) -> bool:
+        return self.problem.fits(self.sharding_plan(assignment))
+
+    def beside(self, assignment: Assignment) -> Objective:
+        """The same with caps for plans like this one: lower by the most that it takes on a rank at
+        its peak beyond what its shards add at least, but none lower than what these are."""
+        used, kind = self.memory(assignment), int(self.problem.hardware.device == "cpu")
+        if (used <= AMPLE * self.limits).all():
+            return self
+        peaks = [r.peak for r in self._memory_of(assignment) if r.peak is not None]
+        if not peaks:
+            return self
+        free = np.array([peak.limit_bytes - peak.reserved_bytes for peak in peaks])
+        beyond = float((self.limits[kind] - used[kind] - free).max())
+        other = copy(self)
+        other.caps = self.caps.copy()
+        other.caps[kind] = np.minimum(self.caps[kind], self.limits[kind] - beyond)
+        if (free >= 0).all():
+            other.caps[kind] = np.maximum(other.caps[kind], used[kind])
+        return other
+
+    def missing(self, assignment: Assignment) -> tuple[tuple[int, int], ...]:
+        """Bytes ``(hbm, ddr)`` that every rank lacks at its peak."""
+        ranks = self._memory_of(assignment)
+        return tuple((rank.missing_hbm_bytes, rank.missing_ddr_bytes) for rank in ranks)
+
+    def _memory_of(self, assignment: Assignment) -> Sequence[RankMemory]:
+        return self.problem.memory_of(self.sharding_plan(assignment))
 
 
 class RatedObjective(Objective):

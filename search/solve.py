@@ -201,7 +201,7 @@ class SpaceSearcher:
         proposer = Proposer(objective, self.surrogate, stop, seed, self.bound, progress)
         found = proposer.propose(able, known)
         limit = objective.space.in_use
-        known += [c for c in found if limit is None or limit.allows(c.assignment)]
+        known += [c for c in found if objective.fits(c.assignment)]
         if not known:
             known, self.nearest = rescue(objective, stop, seed)
             if not known:

@@ -120,11 +120,12 @@ class LocalSearch:
             times = self.objective.score_neighbours(base, part)
             order = np.argsort(times, kind="stable")
             better = [part[i] for i in order if times[i] < base_ms * (1 - 1e-9)]
-            if better:
-                joint = self._join(base, better)
-                times = self.objective.score_neighbours(base, joint)
-                best = int(np.argmin(times))
-                return apply(base, joint[best]), float(times[best])
+            joint = [*self._join(base, better), *better[1:JOINED]] if better else []
+            times = self.objective.score_neighbours(base, joint)
+            for best in np.argsort(times, kind="stable").tolist():
+                found = apply(base, joint[best])
+                if times[best] < base_ms and self.objective.fits(found):
+                    return found, float(times[best])
             if self.spent >= limit or stop(base_ms):
                 break
         return None

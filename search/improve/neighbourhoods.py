@@ -23,7 +23,7 @@ from ortools.sat.python import cp_model
 from search.improve.cycle_cuts import critical_cut
 from search.in_use.moves import keep_shards_in_place
 from search.model.cut_model import CutModel, CycleCut, OptionLoads
-from search.objective import Assignment, Objective, apply
+from search.objective import Array, Assignment, Objective, apply
 from search.reproducible import reproducible_solver, run
 from search.space.option import AllowedPlacements, Option
 from search.surrogate import Surrogate
@@ -76,9 +76,10 @@ class Neighbourhoods:
         now = best = start
         best_ms = float(self.objective.score([start])[0])
         self._learn(start)
+        caps = self.objective.beside(start).caps
         while work > 0 and self.cuts and not stop(best_ms):
             limit_ms = best_ms * (1 + SLOWER)
-            plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds())
+            plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds(), caps)
             work -= spent
             if plan is None or plan == now or not self.objective.fits(plan):
                 continue
@@ -126,6 +127,7 @@ class Neighbourhoods:
         free: frozenset[int],
         tables: Sequence[int],
         seconds: float,
+        caps: Array | None = None,
     ) -> tuple[Assignment | None, float]:
         """The best plan under the cuts, None if none was found that is as fast as asked for; and
         the deterministic time that took.
@@ -135,6 +137,8 @@ class Neighbourhoods:
             free: ranks whose tables may change.
             tables: which tables may change, of those that have shards on these ranks.
             seconds: wall time left.
+            caps: bytes that shards are placed within, ``[hbm or ddr, ranks]``; the objective's if
+                None.
         """
         objective, surrogate, space = self.objective, self.surrogate, self.objective.space
         topology, every = objective.problem.topology, frozenset(range(self.world))
@@ -182,7 +186,8 @@ class Neighbourhoods:
         )
         if space.in_use is not None:
             model.limit_moves(space, len(set(space.in_use.moved(base)) - set(tables)))
-        model.limit_memory(objective.caps - (objective.memory(kept) if kept else 0.0))
+        room = objective.caps if caps is None else caps
+        model.limit_memory(room - (objective.memory(kept) if kept else 0.0))
         for cut in cuts:
             model.add_cut(cut)
         model.model.minimize(TIME * len(cuts) * model.time + sum(model.here))

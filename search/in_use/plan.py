@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from predictor.errors import InputError
-from predictor.model.memory.peak import memory_of_plan
-from predictor.model.memory.ranks import UVM_KERNELS, missing, plan_memory
+from predictor.model.memory.ranks import UVM_KERNELS, missing
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table
@@ -165,10 +164,7 @@ def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str
             found.append(f"table '{key}' cannot stay: {why}")
     if not space.co_located([tables[key].ranks for key in space.keys]):
         found.append("tables that constraints.co_locate ties lie on different ranks")
-    of = workload, problem.topology, in_use.plan, problem.hardware.device
-    short = missing(plan_memory(*of))
-    if not short and problem.topology.limit_bytes:
-        short = missing(memory_of_plan(*of))
+    short = missing(problem.memory_of(in_use.plan))
     return (*found, short) if short else tuple(found)
 
 

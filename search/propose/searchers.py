@@ -35,6 +35,8 @@ STARTS = 2
 TRIALS = 6
 BOUND_STEPS = 1000
 FEASIBILITY_WORK = 10.0
+PLACINGS = 4
+"""Plans whose shards fit that are tried until one also fits at its peak."""
 
 # Shares of the time that is left when a stage begins.
 BOUND_TIME = 1 / 3
@@ -155,10 +157,20 @@ class Proposer:
 
 
 def rescue(objective: Objective, stop: Stop, seed: int) -> tuple[list[Candidate], Feasibility]:
-    """Any plan that fits, if nothing else was found; it has a second even when time is up."""
-    work, left = FEASIBILITY_WORK * max(1.0, stop.effort), max(1.0, stop.remaining_s)
-    found = find_feasible(objective, work, seed, left)
-    if found.assignment is None or not objective.fits(found.assignment):
-        return [], found
-    ms = float(objective.score([found.assignment])[0])
-    return [Candidate(found.assignment, ms, "feasibility")], found
+    """Any plan that fits, if nothing else was found; it has a second even when time is up.
+
+    Where the bytes of a plan's shards fit, but its peak does not, it is placed again within less.
+    """
+    work, within = FEASIBILITY_WORK * max(1.0, stop.effort), objective
+    known: Feasibility | None = None
+    for _ in range(PLACINGS):
+        found = find_feasible(within, work, seed, max(1.0, stop.remaining_s))
+        known = known or found  # caps that were lowered prove nothing
+        plan = found.assignment
+        if plan is None:
+            break
+        if objective.fits(plan):
+            return [Candidate(plan, float(objective.score([plan])[0]), "feasibility")], found
+        within = within.beside(plan)
+    assert known is not None
+    return [], known
