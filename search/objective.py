@@ -178,12 +178,13 @@ class Objective:
         return np.asarray(np.sum([self.footprint(*choice) for choice in choices], axis=0))
 
     def fits(self, assignment: Assignment) -> bool:
-        """Every rank has what it takes at its peak, it is within the limit on moves, and co-located
-        tables lie together."""
+        """Every rank has what it takes at its peak, it is within the limit on moves, co-located
+        tables lie together, and TorchRec computes its means right."""
         together = self.space.co_located([ranks for _, ranks in assignment])
         near = self.space.in_use is None or self.space.in_use.allows(assignment)
+        right = self.space.divides_right([option for option, _ in assignment])
         used = self.memory(assignment)
-        if not near or not together or (used > self.limits).any():
+        if not (near and together and right) or (used > self.limits).any():
             return False
         ample = not self.problem.thorough and bool((used <= AMPLE * self.limits).all())
         return ample or self.fits_at_peak(assignment)

@@ -207,12 +207,13 @@ class LocalSearch:
             after = after + (footprint(*choice) - footprint(*base[table]))
         if (after > self.objective.caps).any():
             return False
-        groups = self.objective.space.co_locate
-        if not groups and self.in_use is None:
+        space = self.objective.space
+        if not space.co_locate and not space.means and self.in_use is None:
             return True
         joint = apply(base, change)
         near = self.in_use is None or self.in_use.allows(joint)
-        return near and self.objective.space.co_located([ranks for _, ranks in joint])
+        right = space.divides_right([option for option, _ in joint])
+        return near and right and space.co_located([ranks for _, ranks in joint])
 
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
         """One unit of the table elsewhere; like units of a table are moved once."""

@@ -140,7 +140,8 @@ class Neighbourhoods:
             caps: bytes that shards are placed within, ``[hbm or ddr, ranks]``; the objective's if
                 None.
         """
-        objective, surrogate, space = self.objective, self.surrogate, self.objective.space
+        objective, surrogate = self.objective, self.surrogate
+        space = objective.space.beside([option for option, _ in base])
         topology, every = objective.problem.topology, frozenset(range(self.world))
         own, wide = self._groups_of(base), self.random.random() < WIDE
         groups, rest = own, sorted(self.groups - own)

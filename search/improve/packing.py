@@ -57,7 +57,8 @@ class Packer:
             stop: asked after every round with the best time so far.
         """
         best, best_ms = start, float(self.objective.score([start])[0])
-        within = self.objective.beside(start)
+        space = self.objective.space.beside([option for option, _ in start])
+        within = self.objective.beside(start).over(space)
         each = -(-steps // ROUNDS)
         cuts: list[CycleCut] = []
         current, failed = start, 0

@@ -78,14 +78,20 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
     """
     options = [list(table) for table in space.options]
     choices: list[Choice | None] = []
+    plans = [in_use.plan.tables[key] for key in space.keys]
+    used = [
+        space.option_of(index, plan) or option_in_use(index, plan, problem)
+        for index, plan in enumerate(plans)
+    ]
+    mixed = {*space.wrong_means(used)}
     for index, (key, table) in enumerate(zip(space.keys, problem.workload.tables, strict=True)):
-        plan = in_use.plan.tables[key]
-        option = space.option_of(index, plan) or option_in_use(index, plan, problem)
+        plan, option = plans[index], used[index]
         fixed = in_use.allows is not None and not in_use.allows(key, plan)
         if fixed or not option.is_legal(plan.ranks, problem.topology):
             option = replace(option, pinned=plan.ranks)
         wrong = miscomputes(option, problem.workload, problem.hardware.device)
         wrong &= option not in space.options[index]  # unless the table has nothing else
+        wrong |= index in mixed
         if find_broken_constraint(table, plan) or wrong:
             choices.append(None)
             continue

@@ -188,6 +188,17 @@ class PlacementModel:
                     self.model.add(weighted(counts) >= used)
                     self.model.add(weighted(counts) <= most * used)
 
+    def divide_right(self, space: Space) -> None:
+        """Rows of means are split only where those of all tables of the module are."""
+        for means, tables in space.means:
+            split = self.model.new_bool_var("")
+            for table in tables:
+                for placed in self.tables[table]:
+                    if not placed.option.by_row:
+                        self.model.add(sum(placed.chosen) <= 1 - split)
+                    elif table in means:
+                        self.model.add(sum(placed.chosen) <= split)
+
     def limit_moves(self, space: Space, others: int = 0) -> None:
         """No more tables differ from the plan in use than may.
 

@@ -147,6 +147,7 @@ class _MemoryModel(PlacementModel):
         super().__init__(objective.problem.topology, options)
         self.caps = objective.caps
         self.co_locate(objective.space)
+        self.divide_right(objective.space)
         self.limit_moves(objective.space)
 
     @classmethod

@@ -18,7 +18,6 @@ from search.space.option import AllowedPlacements, Option, Space
 AMPLE = 0.7
 """Share of all device memory below which everything fits without host memory
 (docs/decisions/0025-space.md)."""
-ROW_SPLIT = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
 def deduplicate(space: Space, topology: Topology) -> Space:
@@ -175,44 +174,43 @@ def raise_nothing_left(key: str, out: Sequence[tuple[str, str]]) -> NoReturn:
 
 
 def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
-    """Without what miscomputes: means under row splits, sequences of dense tables on the CPU; a
-    table that has nothing else keeps it.
+    """Without what miscomputes; a table that has nothing else keeps it.
 
     Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
     output of the module unless all its tables are row-split, and not at all under GRID
-    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md). So the tables
-    beside one whose means can only be split by rows are split by rows, too.
-    FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart.
+    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md). So of the
+    plans that split the rows of a mean, the space has those that split all rows of its module.
     """
-    kept = [
-        tuple(o for o in options if not miscomputes(o, workload, device)) or options
-        for options in space.options
+    options = [
+        tuple(o for o in table if not miscomputes(o, workload, device)) or table
+        for table in space.options
     ]
-    forced = {
-        workload.tables[index].module
-        for index, options in enumerate(kept)
-        if workload.tables[index].pooling == "mean"
-        and all(option.sharding_type in ROW_SPLIT for option in options)
-    }
-    for index, (table, options) in enumerate(zip(workload.tables, space.options, strict=True)):
-        if table.module in forced:
-            by_row = tuple(o for o in options if o.sharding_type in ROW_SPLIT)
-            kept[index] = by_row or kept[index]
-    return replace(space, options=tuple(kept))
+    groups = []
+    for module in workload.modules:
+        tables = tuple(i for i, table in enumerate(workload.tables) if table.module == module)
+        means = tuple(i for i in tables if workload.tables[i].pooling == "mean")
+        by_row = {i: tuple(o for o in options[i] if o.by_row) for i in tables}
+        forced = any(by_row[i] == options[i] for i in means)
+        if len(tables) == 1 or not means or (forced and not all(by_row.values())):
+            continue
+        groups.append((means, tables))
+        if forced:
+            for i in tables:
+                options[i] = by_row[i]
+        elif not all(by_row.values()):
+            for i in means:
+                options[i] = tuple(o for o in options[i] if not o.by_row)
+    return replace(space, options=tuple(options), means=tuple(groups))
 
 
 def miscomputes(option: Option, workload: Workload, device: str) -> bool:
-    """Whether TorchRec computes wrong results with an option, as `drop_unsound` says."""
+    """Whether TorchRec computes wrong results with an option, whatever lies beside it: means under
+    GRID; sequences of dense tables on the CPU, whose kernel in FBGEMM pools what an
+    EmbeddingCollection keeps apart."""
     table = workload.tables[option.table]
-    dense = option.compute_kernel is ComputeKernel.DENSE
-    if dense and not table.is_pooled and device == "cpu":
+    if option.compute_kernel is ComputeKernel.DENSE and not table.is_pooled and device == "cpu":
         return True
-    if table.pooling != "mean":
-        return False
-    if option.sharding_type is ShardingType.GRID_SHARD:
-        return True
-    shared = sum(t.module == table.module for t in workload.tables) > 1
-    return option.sharding_type in ROW_SPLIT and shared
+    return table.pooling == "mean" and option.sharding_type is ShardingType.GRID_SHARD
 
 
 def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
