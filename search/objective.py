@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -57,7 +57,9 @@ class Objective:
 
     Attributes:
         limits: bytes ``[hbm or ddr, ranks]`` that the shards of a plan that fits do not exceed.
-        caps: bytes that shards are placed within, likewise; less than the limits in `beside`.
+        caps: bytes that shards are placed within, likewise.
+        in_flight: shards count with what is in flight for them, which plans are placed by that
+            take much of the memory (`beside`); a guide, no bound.
     """
 
     def __init__(self, problem: Problem, space: Space) -> None:
@@ -67,15 +69,18 @@ class Objective:
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )
-        self.limits = self.caps
+        self.limits, self.in_flight = self.caps, False
         self.evaluations = 0
         self.place = lru_cache(maxsize=1 << 16)(place)
         self.number = lru_cache(maxsize=1 << 18)(self._number)
         self.legal = lru_cache(maxsize=1 << 16)(self._legal)
         self.is_legal = lru_cache(maxsize=1 << 16)(self._is_legal)
+        self._remember_bytes()
+        self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
+
+    def _remember_bytes(self) -> None:
         self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
         self.placed = lru_cache(maxsize=1 << 16)(self._placed)
-        self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
 
     def over(self, space: Space) -> Objective:
         """The same objective over another space of the problem."""
@@ -144,7 +149,7 @@ class Objective:
 
     def _placed(self, option: Option) -> PlacedOption:
         """Where the shards of an option may lie, as arrays."""
-        memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory], dtype=np.float64)
+        memory = np.array(self.bytes_of(option), dtype=np.float64).T
         legal = self.legal(option)
         single = all(unit and len(unit[0]) == 1 for unit in legal.units)
         allowed = None
@@ -168,10 +173,19 @@ class Objective:
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
         used = np.zeros_like(self.caps)
-        for rank, memory in zip(ranks, option.memory, strict=True):
-            used[0, rank] += memory.hbm_bytes
-            used[1, rank] += memory.ddr_bytes
+        for kind, sizes in enumerate(self.bytes_of(option)):
+            np.add.at(used[kind], list(ranks), sizes)
         return used
+
+    def bytes_of(self, option: Option) -> tuple[list[int], list[int]]:
+        """Bytes of HBM and of host memory that every shard of an option counts."""
+        hbm, ddr = option.bytes_of
+        if not self.in_flight:
+            return hbm, ddr
+        flight = [memory.flight_bytes for memory in option.memory]
+        if self.problem.hardware.device == "cpu":
+            return hbm, [a + b for a, b in zip(ddr, flight, strict=True)]
+        return [a + b for a, b in zip(hbm, flight, strict=True)], ddr
 
     def memory(self, choices: Sequence[Choice]) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""
@@ -186,26 +200,37 @@ class Objective:
         used = self.memory(assignment)
         if not (near and together and right) or (used > self.limits).any():
             return False
-        ample = not self.problem.thorough and bool((used <= AMPLE * self.limits).all())
+        if not self.problem.topology.limit_bytes:
+            return True
+        typical = self.typical.memory(assignment)
+        ample = not self.problem.thorough and bool((typical <= AMPLE * self.limits).all())
         return ample or self.fits_at_peak(assignment)
+
+    @cached_property
+    def typical(self) -> Objective:
+        """The same with shards that count what is in flight for them."""
+        other = copy(self)
+        other.in_flight = True
+        other._remember_bytes()
+        return other
 
     def _fits_at_peak(self, assignment: Assignment) -> bool:
         return self.problem.fits(self.sharding_plan(assignment))
 
     def beside(self, assignment: Assignment) -> Objective:
-        """The same with caps for plans like this one: lower by the most that it takes on a rank at
-        its peak beyond what its shards add at least, but none lower than what these are."""
-        used, kind = self.memory(assignment), int(self.problem.hardware.device == "cpu")
-        if (used <= AMPLE * self.limits).all():
+        """The same for placing plans like this one where they take much of the memory: shards count
+        what is in flight for them, and of the caps goes off what the plan's peak shows to be amiss
+        with their sums; a plan that fits is within them."""
+        base = self.typical if self.problem.topology.limit_bytes else self
+        used = base.memory(assignment)
+        if base is self or (used <= AMPLE * self.limits).all():
             return self
         peaks = [r.peak for r in self._memory_of(assignment) if r.peak is not None]
-        if not peaks:
-            return self
         free = np.array([peak.limit_bytes - peak.reserved_bytes for peak in peaks])
+        other, kind = copy(base), int(self.problem.hardware.device == "cpu")
         beyond = float((self.limits[kind] - used[kind] - free).max())
-        other = copy(self)
-        other.caps = self.caps.copy()
-        other.caps[kind] = np.minimum(self.caps[kind], self.limits[kind] - beyond)
+        other.caps = self.limits.copy()
+        other.caps[kind] -= beyond
         if (free >= 0).all():
             other.caps[kind] = np.maximum(other.caps[kind], used[kind])
         return other

@@ -23,7 +23,7 @@ from ortools.sat.python import cp_model
 from search.improve.cycle_cuts import critical_cut
 from search.in_use.moves import keep_shards_in_place
 from search.model.cut_model import CutModel, CycleCut, OptionLoads
-from search.objective import Array, Assignment, Objective, apply
+from search.objective import Assignment, Objective, apply
 from search.reproducible import reproducible_solver, run
 from search.space.option import AllowedPlacements, Option
 from search.surrogate import Surrogate
@@ -76,10 +76,10 @@ class Neighbourhoods:
         now = best = start
         best_ms = float(self.objective.score([start])[0])
         self._learn(start)
-        caps = self.objective.beside(start).caps
+        within = self.objective.beside(start)
         while work > 0 and self.cuts and not stop(best_ms):
             limit_ms = best_ms * (1 + SLOWER)
-            plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds(), caps)
+            plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds(), within)
             work -= spent
             if plan is None or plan == now or not self.objective.fits(plan):
                 continue
@@ -127,7 +127,7 @@ class Neighbourhoods:
         free: frozenset[int],
         tables: Sequence[int],
         seconds: float,
-        caps: Array | None = None,
+        within: Objective | None = None,
     ) -> tuple[Assignment | None, float]:
         """The best plan under the cuts, None if none was found that is as fast as asked for; and
         the deterministic time that took.
@@ -137,11 +137,11 @@ class Neighbourhoods:
             free: ranks whose tables may change.
             tables: which tables may change, of those that have shards on these ranks.
             seconds: wall time left.
-            caps: bytes that shards are placed within, ``[hbm or ddr, ranks]``; the objective's if
-                None.
+            within: counts the bytes that shards are placed within; as the plan's own if None.
         """
         objective, surrogate = self.objective, self.surrogate
         space = objective.space.beside([option for option, _ in base])
+        counted = within or objective
         topology, every = objective.problem.topology, frozenset(range(self.world))
         own, wide = self._groups_of(base), self.random.random() < WIDE
         groups, rest = own, sorted(self.groups - own)
@@ -184,11 +184,11 @@ class Neighbourhoods:
             free=free,
             legal=where,
             numbers=tables,
+            bytes_of=counted.bytes_of,
         )
         if space.in_use is not None:
             model.limit_moves(space, len(set(space.in_use.moved(base)) - set(tables)))
-        room = objective.caps if caps is None else caps
-        model.limit_memory(room - (objective.memory(kept) if kept else 0.0))
+        model.limit_memory(counted.caps - (counted.memory(kept) if kept else 0.0))
         for cut in cuts:
             model.add_cut(cut)
         model.model.minimize(TIME * len(cuts) * model.time + sum(model.here))

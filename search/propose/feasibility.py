@@ -144,7 +144,7 @@ class _MemoryModel(PlacementModel):
     """A model of memory alone, in bytes."""
 
     def __init__(self, objective: Objective, options: Sequence[Sequence[Option]]) -> None:
-        super().__init__(objective.problem.topology, options)
+        super().__init__(objective.problem.topology, options, bytes_of=objective.bytes_of)
         self.caps = objective.caps
         self.co_locate(objective.space)
         self.divide_right(objective.space)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from predictor.model.plan import ROW_SPLITS, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
@@ -34,6 +34,12 @@ HASH_BYTES = 8 + 8 + 1 + 4 / 128
 wherever the values are (scored_hashtable.py of dynamicemb)."""
 VALUE_ALIGNMENT = 16
 """Bytes of a value, weights and states of a row together, are a multiple of this."""
+SORT_COPIES = 6.5
+"""Of the ids of a lookup while a device's backward sorts them (`iteration.SORT_BYTES`)."""
+PREFETCH_COPIES = 7
+"""More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
+OUTPUT_COPIES = 2
+"""Outputs, and what is sent of them."""
 ROUNDING = 1e-9
 """Share by which sums of the same sizes in another order may differ, and more."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
@@ -61,7 +67,7 @@ class ShardMemory:
 
     At any moment a process has its shards with their states and caches, and of every lookup the ids
     that it read last (`predictor.model.memory.iteration`). What else is in flight may be there at
-    another moment than the peak, so it is not among these; what a plan takes in all is simulated
+    another moment than the peak, so it stands apart; what a plan takes in all is simulated
     (`predictor.model.memory.peak`).
 
     Args:
@@ -69,6 +75,7 @@ class ShardMemory:
         ddr_bytes: host memory.
         optimizer_bytes: of these, fused optimizer state (device and host).
         io_bytes: of these, ids.
+        flight_bytes: beside these, what is in flight for it for a part of an iteration.
         dense_bytes: of these, dense gradient and dense optimizer state, which TorchRec omits.
     """
 
@@ -77,6 +84,7 @@ class ShardMemory:
     optimizer_bytes: int = 0
     io_bytes: int = 0
     dense_bytes: int = 0
+    flight_bytes: int = 0
 
 
 def shard_memory(
@@ -139,7 +147,13 @@ def shard_memory(
         on_host = sum(size for size, (element, _) in moments if element)
         return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
 
-    known = {size: of_shard(size) for size in dict.fromkeys(sizes)}
+    def in_flight(size: Size) -> int:
+        kind = table, workload, topology, sharding_type, size, len(sizes)
+        return _flight_bytes(*kind, kernel, on_device=device != "cpu")
+
+    known = {
+        size: replace(of_shard(size), flight_bytes=in_flight(size)) for size in dict.fromkeys(sizes)
+    }
     return [known[size] for size in sizes]
 
 
@@ -291,6 +305,32 @@ def _ids_bytes(
     travels = table.weighted and table.module not in workload.processed
     received = arriving * (INDEX_BYTES + WEIGHT_BYTES * travels) + samples * LENGTH_BYTES
     return int(received * (1 - ROUNDING))
+
+
+def _flight_bytes(
+    table: Table,
+    workload: Workload,
+    topology: Topology,
+    sharding_type: ShardingType,
+    size: Size,
+    shards: int,
+    kernel: ComputeKernel,
+    *,
+    on_device: bool,
+) -> int:
+    """Outputs for the samples of all ranks and their copy, or gradients; ids as they are sorted.
+
+    Of a data-parallel table the gradient, and the batch of one rank.
+    """
+    batch, world = workload.batch_size, topology.world_size
+    copied = sharding_type is ShardingType.DATA_PARALLEL
+    samples = sum(f.num_poolings for f in table.features) * batch * (1 if copied else world)
+    ids = _ids_bytes(table, workload, topology, sharding_type, size, shards)
+    rows = samples if table.is_pooled else ids / INDEX_BYTES
+    outputs = rows * size[1] * OUTPUT_BYTES * bool(size[0])
+    sorting = on_device * (SORT_COPIES + PREFETCH_COPIES * kernel.is_cached)
+    gradient = size[0] * size[1] * table.element_bytes * (kernel is ComputeKernel.DENSE)
+    return math.ceil((1 if copied else OUTPUT_COPIES) * outputs + sorting * ids) + gradient
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.predictor.model.memory.one_table import (
     DIM,
     IDS,
     LENGTHS,
+    OUT,
     ROWS,
     TOPOLOGY,
     WEIGHTS,
@@ -73,7 +75,8 @@ def one(
 def test_table_wise_sees_the_batches_of_all_ranks() -> None:
     memory = one(a_workload())
     io = kept(WORLD * IDS, WORLD * LENGTHS)
-    assert memory == ShardMemory(WEIGHTS + io, 0, optimizer_bytes=0, io_bytes=io)
+    flight = 2 * WORLD * OUT + math.ceil(6.5 * io)
+    assert memory == ShardMemory(WEIGHTS + io, 0, io_bytes=io, flight_bytes=flight)
 
 
 @pytest.mark.parametrize(
