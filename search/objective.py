@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain, starmap
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from predictor.model.memory.caches import CachedShard, cached_shards, sharing_bytes
 from predictor.model.memory.ranks import RankMemory
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
 from search.problem import Problem
 from search.side_by_side import CutPiece, side_by_side
 from search.space.option import AllowedPlacements, Choice, Option, Space, place
@@ -75,6 +77,8 @@ class Objective:
         self.number = lru_cache(maxsize=1 << 18)(self._number)
         self.legal = lru_cache(maxsize=1 << 16)(self._legal)
         self.is_legal = lru_cache(maxsize=1 << 16)(self._is_legal)
+        self.in_cache = lru_cache(maxsize=1 << 16)(self._in_cache)
+        self.has_caches = problem.hardware.device != "cpu"
         self._remember_bytes()
         self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
 
@@ -187,9 +191,35 @@ class Objective:
             return hbm, [a + b for a, b in zip(ddr, flight, strict=True)]
         return [a + b for a, b in zip(hbm, flight, strict=True)], ddr
 
+    def _in_cache(self, option: Option, ranks: Ranks) -> tuple[CachedShard, ...]:
+        """The shards of a table that have rows in a cache; launches are numbered as lookup groups
+        are, which is quick to compare."""
+        if not self.has_caches or option.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
+            return ()
+        plan, workload = self.place(option, ranks), self.problem.workload
+        group = self.scorer.group_index(option.table, plan)
+        shards = cached_shards(workload.tables[option.table], plan, workload.train_pipeline)
+        return tuple(replace(shard, launch=(group, shard.launch[1])) for shard in shards)
+
     def memory(self, choices: Sequence[Choice]) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""
-        return np.asarray(np.sum([self.footprint(*choice) for choice in choices], axis=0))
+        used = np.sum([self.footprint(*choice) for choice in choices], axis=0)
+        cached = chain.from_iterable(starmap(self.in_cache, choices))
+        for rank, more in sharing_bytes(cached).items():
+            used[0, rank] += more
+        return np.asarray(used)
+
+    def memory_after(self, base: Assignment, used: Array, change: Mapping[int, Choice]) -> Array:
+        """Bytes ``[hbm or ddr, ranks]`` that a plan takes with some tables changed.
+
+        Args:
+            used: what it takes before.
+        """
+        pairs = [(base[table], choice) for table, choice in change.items()]
+        if any(self.in_cache(*choice) for pair in pairs for choice in pair):
+            return self.memory(apply(base, change))
+        added = (self.footprint(*after) - self.footprint(*before) for before, after in pairs)
+        return np.asarray(used + sum(added))
 
     def fits(self, assignment: Assignment) -> bool:
         """Every rank has what it takes at its peak, it is within the limit on moves, co-located

@@ -332,7 +332,7 @@ class TiedPlans(Objective):
         plans = [apply(base, change) for change in changes]
         worth = np.array(
             [
-                self.worth(plan, memory + self._added(base, change))
+                self.worth(plan, self.memory_after(base, memory, change))
                 for plan, change in zip(plans, changes, strict=True)
             ]
         )
@@ -344,11 +344,6 @@ class TiedPlans(Objective):
         late = self.preference.lateness(measures, [plans[i] for i in better])
         found[better] = np.where(late <= 1, worth[better], LATE + late)
         return found
-
-    def _added(self, base: Assignment, change: Mapping[int, Choice]) -> Array:
-        """Bytes that a change adds, ``[hbm or ddr, ranks]``."""
-        more = [self.footprint(*choice) - self.footprint(*base[t]) for t, choice in change.items()]
-        return np.asarray(sum(more))
 
 
 class MemorySearch(LocalSearch):

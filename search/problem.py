@@ -17,7 +17,7 @@ from predictor.iteration.perturbed import PerturbedScorer
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory.peak import PeakMemory
 from predictor.model.memory.ranks import RankMemory, fits, plan_memory
-from predictor.model.plan import ShardingPlan
+from predictor.model.plan import Shard, ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 
@@ -107,6 +107,7 @@ class RatedPlanInUse:
         max_moves: tables that could change; None for all.
         max_bytes: that could move; None for any number.
         horizon: steps over which a move had to pay for itself; None where moves counted nothing.
+        held: as of `search.in_use.plan.PlanInUse`.
     """
 
     plan: ShardingPlan
@@ -115,6 +116,7 @@ class RatedPlanInUse:
     max_moves: int | None
     max_bytes: float | None = None
     horizon: int | None = None
+    held: Mapping[str, tuple[Shard, ...]] | None = None
 
 
 @dataclass(frozen=True)

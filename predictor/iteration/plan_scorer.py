@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.load_sums import CacheSums, Filled, LoadSums, Selection
-from predictor.cost.loads import LONGEST, Load, LookupGroup, ShardLoads, filling_column, group_of
+from predictor.cost.loads import LONGEST, Load, ShardLoads, filling_column
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.graph import Graph
 from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
+from predictor.model.lookup_group import LookupGroup, group_of
 from predictor.model.plan import TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.loads import LAUNCH, LookupGroup, filling_column
+from predictor.cost.loads import LAUNCH, filling_column
 from predictor.cost.lookup.shared_cache import (
     FETCH_MS,
     OWN_MS,
@@ -24,6 +24,7 @@ from predictor.cost.lookup.shared_cache import (
     position,
 )
 from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from search.bound.rank_excess import MAX_CHOICES, ONE_A_RANK, everywhere, longest_shard
 from search.bound.relaxation import KnownHulls

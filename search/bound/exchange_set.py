@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from predictor.cost.loads import LookupGroup
+from predictor.model.lookup_group import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.patterns import RankItems, RankPatterns, rank_items
 from search.bound.program import Program

@@ -201,11 +201,7 @@ class LocalSearch:
         return changes
 
     def _fits(self, base: Assignment, used: np.ndarray, change: Change) -> bool:
-        footprint = self.objective.footprint
-        after = used
-        for table, choice in change.items():
-            after = after + (footprint(*choice) - footprint(*base[table]))
-        if (after > self.objective.caps).any():
+        if (self.objective.memory_after(base, used, change) > self.objective.caps).any():
             return False
         space = self.objective.space
         if not space.co_locate and not space.means and self.in_use is None:

@@ -79,7 +79,8 @@ class Packer:
             if not self.objective.fits(current):
                 within, current, ms = within.beside(current), best, math.inf
             failed = 0 if ms < best_ms * (1 - GAIN) else failed + 1
-            if ms < best_ms:
+            # what tables of unlike width add by sharing a cache is not among the bytes of shards
+            if ms < best_ms and self.objective.fits(current):
                 best, best_ms = current, ms
         return best, best_ms
 

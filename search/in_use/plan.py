@@ -6,13 +6,13 @@ sizes and ranks all stay; every other table counts as one move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from predictor.errors import InputError
 from predictor.model.memory.ranks import UVM_KERNELS, missing
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table
 from search.candidate import Candidate
@@ -39,6 +39,7 @@ class PlanInUse:
         horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
         allows: whether the table of a key may change to a sharding, on whatever ranks; a table
             that may not even keep its own elsewhere stays where it is. None: to any.
+        held: key -> shards as they lie now, where these are not the plan's; see `MovePrice`.
     """
 
     plan: ShardingPlan
@@ -46,6 +47,12 @@ class PlanInUse:
     max_bytes: float | None = None
     horizon: int | None = None
     allows: Callable[[str, TablePlan], bool] | None = None
+    held: Mapping[str, tuple[Shard, ...]] | None = None
+
+    @property
+    def new(self) -> frozenset[str]:
+        """Keys of the tables that no rank holds yet."""
+        return frozenset(key for key, shards in (self.held or {}).items() if not shards)
 
 
 def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
@@ -100,13 +107,19 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
         if option not in options[index]:
             options[index].append(option)
     moves = len(choices) if in_use.max_moves is None else in_use.max_moves
-    price = MovePrice(problem, in_use.plan)
+    price = MovePrice(problem, in_use.plan, in_use.held)
 
     @lru_cache(maxsize=1 << 16)
     def arriving_bytes(table: int, choice: Choice) -> float:
         return price.arriving_bytes(space.keys[table], place(*choice))
 
-    found = ChoicesInUse(tuple(choices), min(moves, len(choices)), arriving_bytes, in_use.max_bytes)
+    found = ChoicesInUse(
+        tuple(choices),
+        min(moves, len(choices)),
+        arriving_bytes,
+        in_use.max_bytes,
+        frozenset(index for index, key in enumerate(space.keys) if key in in_use.new),
+    )
     return replace(space, options=tuple(map(tuple, options)), in_use=found)
 
 
@@ -162,7 +175,7 @@ def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str
     tables, workload = in_use.plan.tables, problem.workload
     assert space.in_use is not None
     for key, table, choice in zip(space.keys, workload.tables, space.in_use.choices, strict=True):
-        if choice is None:
+        if choice is None and key not in in_use.new:
             why = (
                 find_broken_constraint(table, tables[key])
                 or "TorchRec would compute wrong results with it"
@@ -211,7 +224,8 @@ def rate_plan_in_use(objective: Objective, in_use: PlanInUse) -> RatedPlanInUse:
     tables = tuple(plan.tables[key] for key in space.keys)
     ms = float(objective.scorer.score([tables])[0])
     misfits = find_misfits(space, objective.problem, in_use)
-    return RatedPlanInUse(plan, ms, misfits, in_use.max_moves, in_use.max_bytes, in_use.horizon)
+    limits = in_use.max_moves, in_use.max_bytes, in_use.horizon
+    return RatedPlanInUse(plan, ms, misfits, *limits, in_use.held)
 
 
 def finish_plan(
@@ -221,7 +235,7 @@ def finish_plan(
     plan, choices = objective.sharding_plan(assignment), objective.space.in_use
     if in_use is None or choices is None:
         return plan
-    moved = set(choices.moved(assignment))
+    moved = {*choices.moved(assignment), *choices.new}
     stay = {
         key: in_use.plan.tables[key]
         for table, key in enumerate(objective.space.keys)

@@ -9,7 +9,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from predictor.errors import PlanError
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR, UVM_KERNELS, ShardMemory
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.ranks import UVM_KERNELS, ShardMemory
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.topology import Topology
 
@@ -231,12 +232,14 @@ class ChoicesInUse:
         arriving_bytes: a table and its choice -> weights and optimizer state that reach ranks
             which do not hold them.
         max_bytes: of these over all tables; None for any number.
+        new: tables that no rank holds yet, whose place is no move.
     """
 
     choices: tuple[Choice | None, ...]
     max_moves: int
     arriving_bytes: Callable[[int, Choice], float] = lambda table, choice: 0.0
     max_bytes: float | None = None
+    new: frozenset[int] = frozenset()
 
     @property
     def is_limited(self) -> bool:
@@ -250,7 +253,11 @@ class ChoicesInUse:
     def moved(self, assignment: Sequence[Choice]) -> list[int]:
         """Tables that have another option or other ranks than in use."""
         pairs = zip(assignment, self.choices, strict=True)
-        return [table for table, (now, before) in enumerate(pairs) if now != before]
+        return [
+            table
+            for table, (now, before) in enumerate(pairs)
+            if now != before and table not in self.new
+        ]
 
     def allows(self, assignment: Sequence[Choice]) -> bool:
         """It moves no more tables and bytes than allowed."""

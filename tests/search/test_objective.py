@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from predictor.model.memory.ranks import plan_memory
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import STRATEGIES, ReplicaGroups
 from predictor.model.workload import Constraints
 from predictor.predict import predict
 from search.candidate import signature
+from search.objective import apply
 from tests.search.problems import (
     H100,
     a_problem,
@@ -72,6 +73,29 @@ def test_memory_is_that_of_the_plan(seed: int) -> None:
     assert objective.memory(plan) == pytest.approx(np.array(expected))
     apart = not objective.space.co_located([ranks for _, ranks in plan])
     assert objective.fits(plan) == (all(r.fits for r in ranks) and not apart)
+
+
+@pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])
+def test_memory_has_the_rows_of_caches_as_wide_as_their_launch(pipeline: str) -> None:
+    cached = Constraints(compute_kernels=(ComputeKernel.FUSED_UVM_CACHING,))
+    tables = [a_table(f"t{i}", 10_000 + i, 16 << i % 4, constraints=cached) for i in range(6)]
+    problem = a_problem(a_workload(*tables, train_pipeline=pipeline), hosts(2))
+    objective, _ = objective_of(problem)
+    rng = random.Random(0)
+    base, *others = [random_plan(objective, rng) for _ in range(6)]
+    used, more = objective.memory(base), 0.0
+    for other in others:
+        change = {t: other[t] for t in rng.sample(range(6), 3)}
+        changed = apply(base, change)
+        plan = objective.sharding_plan(changed)
+        ranks = plan_memory(problem.workload, problem.topology, plan)
+        memory = objective.memory(changed)
+        assert memory[0].tolist() == [r.hbm_bytes for r in ranks]
+        assert objective.memory_after(base, used, change).tolist() == memory.tolist()
+        shards = sum(objective.footprint(*choice) for choice in changed)
+        assert (shards <= memory).all()
+        more = max(more, float((memory - shards).max()))
+    assert (more > 1e6) == (pipeline == "base")
 
 
 def test_co_location_is_part_of_fitting() -> None:

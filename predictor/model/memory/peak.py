@@ -7,12 +7,12 @@ from functools import cached_property, lru_cache
 
 from predictor.errors import InfeasibleError
 from predictor.model.dlrm_program import OpWriter, dense_program
+from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.blocks import Peak, block_bytes
 from predictor.model.memory.iteration import Iteration, exchanges, unplaced
 from predictor.model.memory.ranks import (
     RankMemory,
     RankPeak,
-    is_stashed,
     plan_memory,
     resident_bytes,
 )

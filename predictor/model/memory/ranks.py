@@ -12,6 +12,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from predictor.model.lookup_group import is_stashed
+from predictor.model.memory.caches import (
+    DEFAULT_CACHE_LOAD_FACTOR,
+    cached_bytes,
+    plan_sharing_bytes,
+)
 from predictor.model.plan import ROW_SPLITS, ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import DENSE_STATES, INDEX_BYTES, Optimizer, Table, Workload
@@ -19,8 +25,6 @@ from predictor.units import format_bytes, mib
 
 Size = tuple[int, int]
 
-DEFAULT_CACHE_LOAD_FACTOR = 0.2
-"""TorchRec's `UVM_CACHING_RATIO`, and the default of FBGEMM's ``cache_load_factor``."""
 STATE_BYTES = 4
 """FBGEMM keeps optimizer state in fp32."""
 WEIGHT_BYTES = 4
@@ -139,7 +143,7 @@ def shard_memory(
             pinned = weights * is_stashed(table, kernel)
             return ShardMemory(hbm + weights + state, pinned, state, held, dense)
         if kernel is ComputeKernel.FUSED_UVM_CACHING:
-            hbm += math.ceil(weights * clf) + cache_state_bytes(rows, clf)
+            hbm += cached_bytes(rows, columns * table.element_bytes, clf)
         if enforce_hbm:
             return ShardMemory(hbm + weights + first, second, state, held, dense)
         # one value a row stays on the device (`construct_split_state`)
@@ -248,12 +252,6 @@ def is_averaged(sharding_type: ShardingType, kernel: ComputeKernel) -> bool:
     return kernel is ComputeKernel.FUSED or sharding_type is ShardingType.DATA_PARALLEL
 
 
-def is_stashed(table: Table, kernel: ComputeKernel) -> bool:
-    """Whether a table's weights are on the host between its lookup and the backward of that; what
-    UVM kernels have on the device is not (`stash_embedding_weights` in memory_stashing.py)."""
-    return table.stash_weights and kernel is ComputeKernel.FUSED
-
-
 def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
     """Bytes of weights and of optimizer state that `DMPCollection.sync` averages of one shard.
 
@@ -263,14 +261,6 @@ def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
     rows, columns = size
     element, row = STATES[table.optimizer][0]
     return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
-
-
-def cache_state_bytes(rows: int, clf: float) -> int:
-    """Index-to-table map of 4 bytes a row; index and timestamp of 8 bytes each a cached row.
-
-    TorchRec's `_calculate_cache_aux_state_sizes`, after FBGEMM's `construct_cache_state`.
-    """
-    return math.ceil(rows * (4 + clf * 16))
 
 
 def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> int:
@@ -409,6 +399,8 @@ def plan_memory(
     for rank, memory in _placed(workload, topology, plan, device):
         hbm[rank] += memory.hbm_bytes
         ddr[rank] += memory.ddr_bytes
+    for rank, more in _sharing_bytes(workload, plan, device).items():
+        hbm[rank] += more
     return [
         RankMemory(r, hbm[r], topology.hbm_cap_bytes[r], ddr[r], topology.ddr_cap_bytes[r])
         for r in range(topology.world_size)
@@ -424,7 +416,14 @@ def resident_bytes(
     for rank, memory in _placed(workload, topology, plan, device):
         total = memory.ddr_bytes if device == "cpu" else memory.hbm_bytes
         found[rank] += total - memory.io_bytes
+    for rank, more in _sharing_bytes(workload, plan, device).items():
+        found[rank] += more
     return found
+
+
+def _sharing_bytes(workload: Workload, plan: ShardingPlan, device: str) -> dict[int, int]:
+    """What caches take beyond the shards that share them; there are none on CPUs."""
+    return {} if device == "cpu" else plan_sharing_bytes(workload, plan)
 
 
 def _placed(
