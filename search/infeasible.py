@@ -243,7 +243,12 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
     found = find_conflict(oracle)
     text, inputs, lines = str(error), error.inputs, []
     if found is not None:
-        head = "These demands alone cannot be met together; with any one of them dropped, they can:"
+        head = (
+            "This demand alone cannot be met; with it dropped, a plan is possible:"
+            if len(found) == 1
+            else "These demands alone cannot be met together; with any one of them dropped, they "
+            "can:"
+        )
         lines += [head, *(f"  {demand.words}" for demand in found)]
     told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
     if told:
@@ -316,7 +321,7 @@ def _extra_bytes(oracle: Oracle, demand: Demand) -> Remedy | None:
     extra, least = least_extra_bytes(oracle.problem, space, kind, oracle.work)
     if not extra:
         return None
-    size = f"{'' if least else 'at most '}{extra} bytes ({format_bytes(extra)})"
+    size = f"{'' if least else 'at most '}{format_bytes(extra, round_up=True)}"
     return Remedy(f"{size} more {demand.what} for tables on every rank", INPUTS[demand.what])
 
 
@@ -374,7 +379,7 @@ def missing_memory(objective: Objective, known: Feasibility) -> InfeasibleError:
     if known.assignment is not None:  # its shards fit, its peak does not
         short = objective.missing(known.assignment)
     lines = [
-        f"\n  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
+        f"\n  rank {rank} is short of {format_bytes(size, round_up=True)} of {kind}"
         for rank, sizes in enumerate(short)
         for kind, size in zip((HBM, DDR), sizes, strict=True)
         if size

@@ -199,7 +199,7 @@ class Objective:
         plan, workload = self.place(option, ranks), self.problem.workload
         group = self.scorer.group_index(option.table, plan)
         shards = cached_shards(workload.tables[option.table], plan, workload.train_pipeline)
-        return tuple(replace(shard, launch=(group, shard.launch[1])) for shard in shards)
+        return tuple(replace(shard, launch=group) for shard in shards)
 
     def memory(self, choices: Sequence[Choice]) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""

@@ -92,6 +92,11 @@ def prune(space: Space, topology: Topology) -> Space:
     return replace(space, options=tuple(options))
 
 
+def fits_alone(option: Option, topology: Topology) -> bool:
+    """Whether an option can be placed on an empty cluster."""
+    return not _misfit(option, topology)
+
+
 def _misfit(option: Option, topology: Topology) -> str:
     """Why the option cannot be placed on an empty cluster, or an empty string."""
     if topology.job is not None and not is_averaged(option.sharding_type, option.compute_kernel):
@@ -115,8 +120,8 @@ def _misfit(option: Option, topology: Topology) -> str:
         rows, columns = option.sizes[shard]
         hbm, ddr = (format_bytes(need[shard]) for need in needs)
         return (
-            f"a shard of {rows} x {columns} needs {hbm} HBM and {ddr} DDR, {short} bytes more than "
-            "any rank it may lie on has"
+            f"a shard of {rows} x {columns} needs {hbm} HBM and {ddr} DDR, "
+            f"{format_bytes(short, round_up=True)} more than any rank it may lie on has"
         )
     # without this a table of very many shards, each of which fits some rank, costs minutes
     total = [sum(need) for need in needs]
@@ -125,8 +130,8 @@ def _misfit(option: Option, topology: Topology) -> str:
         return ""
     return (
         f"all {option.num_shards} shards need {format_bytes(total[0])} HBM and "
-        f"{format_bytes(total[1])} DDR, {short} bytes more than the ranks they may lie on have "
-        "together"
+        f"{format_bytes(total[1])} DDR, {format_bytes(short, round_up=True)} more than the ranks "
+        "they may lie on have together"
     )
 
 
@@ -225,6 +230,17 @@ def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
     kept = tuple(map(_on_device, space.options))
     need = sum(min(sum(o.bytes_of[0]) for o in options) for options in kept)
     return space if need > share * sum(topology.hbm_cap_bytes) else replace(space, options=kept)
+
+
+def drop_uncached(space: Space) -> Space:
+    """Without tables that every lookup reads from host memory past a cache, where a cache fits or
+    device memory does; constraints that name no other kernel keep theirs."""
+    uncached = ComputeKernel.FUSED_UVM
+    kept = tuple(
+        tuple(o for o in options if o.compute_kernel is not uncached) or options
+        for options in space.options
+    )
+    return replace(space, options=kept)
 
 
 def _on_device(options: tuple[Option, ...]) -> tuple[Option, ...]:

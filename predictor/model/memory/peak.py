@@ -164,9 +164,9 @@ def leave_for_shards(
     if left[rank] < 0:
         raise InfeasibleError(
             f"rank {rank} has {format_bytes(caps[rank])} of HBM; before any table is placed, the "
-            f"dense part, the input batch and the reserve of {reserve:.0%} need {-left[rank]} "
-            f"bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a smaller reserve or "
-            "more HBM",
+            f"dense part, the input batch and the reserve of {reserve:.0%} need "
+            f"{format_bytes(-left[rank], round_up=True)} more; try a smaller batch, a smaller "
+            "reserve or more HBM",
             inputs=("batch_size", "reserve", "hbm_gib"),
         )
     return replace(installed, hbm_cap_bytes=left, installed_bytes=caps, limit_bytes=limits)

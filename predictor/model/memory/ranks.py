@@ -452,7 +452,7 @@ def fits(memory: Sequence[RankMemory]) -> bool:
 
 
 def missing(memory: Sequence[RankMemory]) -> str:
-    """How many bytes are missing on which rank, worst first; empty when everything fits."""
+    """How much is missing on which rank, worst first; empty when everything fits."""
     lines = []
     worst = sorted(memory, key=lambda r: -(r.missing_hbm_bytes + r.missing_ddr_bytes))
     for rank in worst:
@@ -460,7 +460,7 @@ def missing(memory: Sequence[RankMemory]) -> str:
             if short:
                 need, cap = rank.use(kind)
                 lines.append(
-                    f"rank {rank.rank} misses {short} bytes of {kind} ({format_bytes(short)}): "
+                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of {kind}: "
                     f"needs {format_bytes(need)}, has {format_bytes(cap)}"
                 )
     return "; ".join(lines)
