@@ -168,7 +168,7 @@ def raise_nothing_left(key: str, out: Sequence[tuple[str, str]]) -> NoReturn:
     lines = "".join(f"\n  {what}: {reason}" for what, reason in out)
     advice = "widen its constraints: sharding_types, compute_kernels or ranks"
     inputs: tuple[str, ...] = ()
-    if any("bytes more" in reason for _, reason in out):
+    if any(" more than " in reason for _, reason in out):
         advice = (
             "allow row_wise or fused_uvm_caching for it, add GPUs, more HBM on each, a smaller "
             "reserve or a smaller batch"
