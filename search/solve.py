@@ -56,7 +56,7 @@ from search.propose.searchers import BOUND_STEPS, SEARCHERS, Proposer, rescue
 from search.scenarios.scenario import Scenario, draw_scenarios
 from search.side_by_side import CutPiece
 from search.space.enumerate import whole_space
-from search.space.filters import AMPLE, drop_uncached, drop_uvm, is_sound
+from search.space.filters import AMPLE, drop_uncached, drop_uvm, find_simplest
 from search.space.host_memory import memory_notes
 from search.space.option import Space
 from search.stop import Late, Stop
@@ -203,9 +203,10 @@ class SpaceSearcher:
         stop, seed, progress = settings.stop, settings.seed, settings.progress
         progress("baselines", 0.0, None, None)
         baselines = self._baselines()
-        # what TorchRec would run with wrong results is shown, but never chosen
-        self.valid = [c for c in baselines if self._is_valid(c)]
-        known = [*self.valid, *filter(self._is_valid, candidates_in_use(objective))]
+        # what lies outside the space that the bound is of is shown, but never chosen
+        self.valid = [c for plan in baselines if (c := self._in_space(plan))]
+        in_use = candidates_in_use(objective)
+        known = [*self.valid, *(c for c in in_use if objective.fits(c.assignment))]
         able = pick_searchers(objective.space, settings.searchers)
         proposer = Proposer(objective, self.surrogate, stop, seed, self.bound, progress)
         found = proposer.propose(able, known)
@@ -235,18 +236,22 @@ class SpaceSearcher:
             Candidate(plan, ms, name) for (name, plan), ms in zip(plans.items(), times, strict=True)
         ]
 
-    def _is_valid(self, candidate: Candidate) -> bool:
-        """It fits, TorchRec computes it right, and the space knows the kernels of its tables."""
-        problem = self.objective.problem
-        workload, device = problem.workload, problem.hardware.device
-        sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
-        known = all(
-            option.compute_kernel in {o.compute_kernel for o in options}
-            for (option, _), options in zip(
-                candidate.assignment, self.objective.space.options, strict=True
-            )
+    def _in_space(self, candidate: Candidate) -> Candidate | None:
+        """The candidate as a plan of the space, whose simplest options stand for others that put
+        the same bytes on the same ranks; None if it fits not, or lies outside."""
+        objective, plan = self.objective, candidate.assignment
+        space, topology = objective.space, objective.problem.topology
+        options = [find_simplest(space, option, topology) for option, _ in plan]
+        same = tuple(
+            (option, ranks[: option.num_shards])
+            for option, (_, ranks) in zip(options, plan, strict=True)
+            if option is not None
         )
-        return sound and known and self.objective.fits(candidate.assignment)
+        if len(same) < len(plan) or not objective.fits(same):
+            return None
+        if same == plan:
+            return candidate
+        return replace(candidate, assignment=same, iteration_ms=float(objective.score([same])[0]))
 
     def _improve(self, search: LocalSearch, starts: Sequence[Candidate]) -> list[Candidate]:
         """Local search: half of the budget over the best few, half over the best of those."""

@@ -47,8 +47,8 @@ def whole_space(problem: Problem, check: Callable[[], None] = lambda: None) -> S
     device = problem.hardware.device
     space = enumerate_space(problem.workload, problem.topology, device, check=check)
     check()
-    space = drop_unsound(space, problem.workload, device)
-    return prune(deduplicate(space, problem.topology), problem.topology)
+    space = prune(deduplicate(space, problem.topology), problem.topology)
+    return drop_unsound(space, problem.workload, device)
 
 
 def reduced_space(problem: Problem) -> Space:
@@ -304,7 +304,8 @@ class _TableOptions:
         (empty,) = shard_memory(
             table, self.workload, topology, kind, ComputeKernel.FUSED_UVM, [max(sizes)]
         )
-        left = FILLED * room - small / world - rows * INDEX_BYTES - empty.hbm_bytes
+        taken = empty.hbm_bytes + empty.flight_bytes
+        left = FILLED * room - small / world - rows * INDEX_BYTES - taken
         share = table.weight_bytes / large * left / (rows * (row_bytes + SLOT_BYTES))
         if share <= 0:
             return None

@@ -16,6 +16,7 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.memory.peak import limit_processes
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
@@ -314,11 +315,12 @@ def problem_of(
         InputError: TorchRec cannot average a table.
     """
     if replicas is None:
+        workload = replace(workload, replica_groups=None)
         ranks = read_topology(left, hardware, cluster)
-        return Problem(replace(workload, replica_groups=None), ranks, hardware)
+        return Problem(workload, limit_processes(workload, ranks, hardware.device), hardware)
     workload = replace(workload, replica_groups=replicas.groups)
     workload.sharding_group(replicas.group.whole)
     ranks = read_topology(left, hardware)
     hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
     group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
-    return Problem(workload, group, hardware)
+    return Problem(workload, limit_processes(workload, group, hardware.device), hardware)
