@@ -11,14 +11,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lab.pages.tables import percent, read_csv, scores_file
+from lab.first_scores import read_scores
+from lab.pages.tables import percent, read_csv, scores_file, table_head
 from lab.statistics import grouped
-from lab.suites import SUITES, Cell, Report, Summary
+from lab.suites import SUITES, Cell, Report, Suite, Summary
 from shardopt.files import atomic_write_text
 
 MOST_PARTS = 4
 """Parts of a suite on the page; summary.csv has all."""
 MOST_ROWS = 250
+FEW_SCORES = 20
+"""First scores of a suite that the page shows all of; lab/first_scores.csv has every one."""
 SUMMARY = "summary.csv"
 COLUMNS = ("suite", "part", "headline", "n", "mean", "geomean", "worst", "covered")
 """Of summary.csv; errors and coverage are fractions, empty where there is none."""
@@ -107,18 +110,35 @@ def _section(folder: Path, rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     shown = [part for part in named if part in found and found[part]["n"] != "0"][:MOST_PARTS]
     yield f"## {suite.name}\n"
     yield suite.text
-    yield "| rows | n | mean | geomean | worst | covered |"
-    yield "|---|---|---|---|---|---|"
+    yield from table_head("rows", "n", "mean", "geomean", "worst", "covered")
     for part in shown:
         mark = " *" if part == headline else ""
         errors = " | ".join(percent(found[part][column]) for column in COLUMNS[4:])
         yield f"| {part}{mark} | {found[part]['n']} | {errors} |"
+    yield from _first_scores(suite)
     files = ", ".join(
         f"[{Path(name).stem.removeprefix(suite.name).strip('-') or 'rows'}](accuracy/{name})"
         for name in suite_files(folder, suite.name)
     )
     yield f"\n{counts[0]} rows ({counts[1]} left out): {files}"
     yield ""
+
+
+def _first_scores(suite: Suite) -> Iterator[str]:
+    """What the suite scored first: what other pages quote of it, or all where that is little."""
+    quoted = {what for shown in (*suite.lead, *suite.readme) for what in shown["first"]}
+    rows = [row for row in read_scores() if row["suite"] == suite.name]
+    rows = rows if len(rows) <= FEW_SCORES else [row for row in rows if row["what"] in quoted]
+    if not rows:
+        return
+    yield ""
+    yield from table_head("first scores", "n", "mean", "geomean", "covered", "made", "note")
+    for row in rows:
+        right = f"{row['pairs_right']} of {row['n']} pairs in the right order; "
+        note = (right if row["pairs_right"] else "") + row["note"]
+        errors = " | ".join(percent(row[column]) for column in ("mean", "geomean", "covered"))
+        made = f"{row['date']}, {row['commit']}"
+        yield f"| {row['what']} | {row['n']} | {errors} | {made} | {note.rstrip('; ')} |"
 
 
 def _write_rows(path: Path, report: Report) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -111,14 +111,8 @@ class PredictedStep:
 def validate_gpu_steps(folder: Path) -> Report:
     steps: list[PredictedStep] = []
     skipped: list[str] = []
-    for place in sorted(path.parent for path in folder.glob(f"*/{STEPS}")):
-        try:
-            found, left_out = _machine(place)
-        except ShardoptError as error:
-            skipped.append(f"{place.name}: {error}")
-            continue
-        steps += found
-        skipped += left_out
+    for place, hardware in machines(folder, (STEPS,), skipped.append):
+        steps += _machine(place, hardware, skipped.append)
     suite = SUITES["gpu-steps"]
     rows = [row for step in steps for row in _rows(step)]
     return suite.report(
@@ -133,36 +127,66 @@ def validate_gpu_steps(folder: Path) -> Report:
     )
 
 
-def _machine(folder: Path) -> tuple[list[PredictedStep], list[str]]:
-    """The steps of one machine, and a line for each that was left out.
+def machines(
+    folder: Path, files: Sequence[str], skip: Callable[[str], None]
+) -> Iterator[tuple[Path, HardwareProfile]]:
+    """The folder and the shipped profile of every machine that has one of the files.
 
-    Raises:
-        InputError: no profile describes the machine.
+    Args:
+        skip: takes a line for each machine that no profile describes.
     """
-    name = profile_of_device(folder.name)
-    if name is None:
-        raise InputError(f"no shipped profile describes a GPU of this name ({folder})")
-    shipped = load_hardware(name)
-    found: list[PredictedStep] = []
-    skipped: list[str] = []
+    for place in sorted({path.parent for name in files for path in folder.glob(f"*/{name}")}):
+        name = profile_of_device(place.name)
+        if name is None:
+            skip(f"{place.name}: no shipped profile describes a GPU of this name ({place})")
+        else:
+            yield place, load_hardware(name)
+
+
+def objects_of(path: Path, skip: Callable[[str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The JSON objects of a file, one a line, with the number of their line.
+
+    Args:
+        skip: takes a line for each that is none.
+    """
+    try:
+        lines = decode(read_bytes(path, "file of measurements"), path).splitlines()
+    except InputError as error:
+        skip(str(error))
+        return
+    for number, text in enumerate(lines, start=1):
+        try:
+            entry = json.loads(text)
+        except ValueError as error:
+            skip(f"{place_of(path, number)}: {error}")
+            continue
+        if isinstance(entry, dict):
+            yield number, entry
+        else:
+            skip(f"{place_of(path, number)}: the line is no JSON object")
+
+
+def place_of(path: Path, number: int) -> str:
+    """A line of a machine's file, as it is named in messages."""
+    return f"{path.parent.name}/{path.name}:{number}"
+
+
+def _machine(
+    folder: Path, shipped: HardwareProfile, skip: Callable[[str], None]
+) -> Iterator[PredictedStep]:
+    """The steps of one machine."""
     calibrated = None
     try:
         calibrated = _with_own_host(folder / HOST_ROWS, shipped)
     except ShardoptError as error:
-        skipped.append(f"{folder.name}: no wall times of a calibrated host: {error}")
-    for file in KINDS:
-        lines = _lines(folder / file) if (folder / file).is_file() else []
-        for number, text in enumerate(lines, start=1):
+        skip(f"{folder.name}: no wall times of a calibrated host: {error}")
+    for path in (folder / file for file in KINDS if (folder / file).is_file()):
+        for number, entry in objects_of(path, skip):
             try:
-                step = _read(folder.name, file, number, text)
-                found.append(_predict(folder, step, shipped, calibrated))
+                step = _read(folder.name, path.name, number, entry)
+                yield _predict(folder, step, shipped, calibrated)
             except (ShardoptError, ValueError) as error:
-                skipped.append(f"{folder.name}/{file}:{number}: {error}")
-    return found, skipped
-
-
-def _lines(path: Path) -> list[str]:
-    return decode(read_bytes(path, "file of measured steps"), path).splitlines()
+                skip(f"{place_of(path, number)}: {error}")
 
 
 def _with_own_host(rows: Path, shipped: HardwareProfile) -> HardwareProfile:
@@ -174,28 +198,30 @@ def _with_own_host(rows: Path, shipped: HardwareProfile) -> HardwareProfile:
     return made.profile
 
 
-def _read(gpu: str, file: str, number: int, text: str) -> Step:
-    """A line of JSON.
+def _read(gpu: str, file: str, number: int, entry: Mapping[str, Any]) -> Step:
+    """A measured step.
 
     Raises:
-        ValueError: it lacks a key, or a value cannot be used.
+        ValueError: the line lacks a key, or a value cannot be used.
     """
-    entry = json.loads(text)
-    if not isinstance(entry, dict):
-        raise ValueError("the line is no JSON object")
-    times = (_positive(entry, key) for key in ("ms", "gpu_busy_ms", "peak_allocated"))
+    times = (positive(entry, key) for key in ("ms", "gpu_busy_ms", "peak_allocated"))
     names = _name(entry, "name"), _name(entry, "plan", "")
     return Step(gpu, file, number, *names, entry.get("omp", ""), *times)
 
 
-def _positive(entry: dict[str, Any], key: str) -> float:
+def positive(entry: Mapping[str, Any], key: str) -> float:
+    """The number above 0 of a key.
+
+    Raises:
+        ValueError: it is none.
+    """
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
         raise ValueError(f"'{key}' is {value!r}; it must be a number above 0")
     return float(value)
 
 
-def _name(entry: dict[str, Any], key: str, default: str | None = None) -> str:
+def _name(entry: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = entry.get(key, default)
     if not isinstance(value, str) or value != Path(value).name:
         raise ValueError(f"'{key}' is {value!r}; it must be the name of a file without its suffix")
