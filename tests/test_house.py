@@ -122,7 +122,6 @@ def test_the_makefile_installs_what_the_extras_pin() -> None:
 
 
 LOADS_CODE = {
-    "shardopt/replay/op_list.py": "libraries of ops, by a table of this file",
     "shardopt/ranks/worker.py": "the job of the process that started this rank, in its own folder",
     "shardopt/torchrec/collective.py": "an error of this process, to see that it pickles",
 }

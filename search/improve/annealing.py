@@ -73,8 +73,9 @@ class Annealer:
         from search.improve.kernel import anneal
 
         objective, params, surrogate = self.objective, self.params, self.surrogate
-        some = self._options(task)
         plan = task.start
+        some = self._options(task)
+        within = objective.beside(plan)
         ms, cut = judge(objective, plan)
         best, best_ms = (plan, ms) if objective.fits(plan) else (None, float("inf"))
         known: list[CycleCut] = []
@@ -83,11 +84,11 @@ class Annealer:
             if cut is None or not self.free or stop(best_ms):
                 break
             groups = cut.groups
-            if model is None or known[-1].groups != groups:
+            if model is None or not known or known[-1].groups != groups:
                 able = [
                     [o for o in table if surrogate.shard_loads(o)[0] in groups] for table in some
                 ]
-                model = ShardModel(objective, able, surrogate.shard_loads, self.free)
+                model = ShardModel(within, able, surrogate.shard_loads, self.free)
             # of plans with other exchanges the cuts say nothing
             alike = [one for one in known if one.groups == groups]
             known = [*alike[1 - params.cuts :], cut] if params.cuts > 1 else [cut]
@@ -107,15 +108,23 @@ class Annealer:
             )
             plan = model.plan(chosen, where)
             ms, cut = judge(objective, plan)
-            if ms < best_ms and objective.fits(plan):
+            fits = objective.fits(plan)
+            if ms < best_ms and fits:
                 best, best_ms = plan, ms
+            if not fits and (within.memory(plan) <= within.caps).all():
+                # sums of bytes do not tell: its peak is beyond them
+                within, model = within.beside(plan), None
         return best, best_ms if best is None else float(objective.score([best])[0])
 
     def _options(self, task: AnnealingTask) -> list[list[Option]]:
         """The options of every table, with what it has; of all its group and loads are known."""
         found = []
-        for (now, _), others in zip(task.start, task.options, strict=True):
-            able = [o for o in others if o is not now and not self.objective.legal(o).is_empty]
+        space = self.objective.space.beside([option for option, _ in task.start])
+        each = zip(task.start, task.options, space.options, strict=True)
+        for (now, _), others, sound in each:
+            known = {*map(id, sound)}
+            able = [o for o in others if o is not now and id(o) in known]
+            able = [o for o in able if not self.objective.legal(o).is_empty]
             found.append([now, *able])
             for option in found[-1]:
                 self.surrogate.shard_loads(option)

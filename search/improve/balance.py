@@ -34,7 +34,8 @@ def balance(objective: Objective, costs: Costs, assignment: Assignment) -> Assig
     if not free:
         return assignment
     options = [[option] for option, _ in assignment]
-    model = ShardModel(objective, options, lambda option: (0, costs.phases(option)), free)
+    within = objective.beside(assignment)
+    model = ShardModel(within, options, lambda option: (0, costs.phases(option)), free)
     phases = model.loads.shape[1]
     nothing = np.zeros((phases, model.groups))
     even, one = np.zeros((len(options), 1)), np.ones((1, phases))

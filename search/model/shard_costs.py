@@ -88,6 +88,7 @@ class ShardModel:
     """The options of every table as arrays.
 
     Args:
+        objective: counts the bytes that shards are placed within.
         options: of every table; each can lie somewhere.
         loads_of: of an option.
         free: tables that may change.

@@ -165,11 +165,20 @@ class AnnealedPlans:
         help."""
         for part in ROOM:
             options = one.rounded(part)
-            plan = None if options is None else self.placer.place_all(options)
+            plan = None if options is None else self._fitting(options)
             if plan is not None:
                 return plan
         options = one.rounded()
         return None if options is None else self._anywhere(options)
+
+    def _fitting(self, options: Sequence[Option]) -> Assignment | None:
+        """These options where they fit; None if no such place was found."""
+        plan, objective = self.placer.place_all(options), self.objective
+        if plan is None or objective.fits(plan):
+            return plan
+        placer = GreedyPartitioner(objective.beside(plan), self.surrogate)
+        plan = placer.place_all(options)
+        return plan if plan is not None and objective.fits(plan) else None
 
     def _anywhere(self, options: Sequence[Option]) -> Assignment:
         """A plan of these options, whatever fits."""
