@@ -59,6 +59,8 @@ class Annealer:
         self, objective: Objective, surrogate: Surrogate, params: SearchParams = DEFAULT
     ) -> None:
         self.objective, self.surrogate, self.params = objective, surrogate, params
+        for option in objective.space.every_option:  # cuts are over all lookup groups
+            surrogate.shard_loads(option)
         tied = {table for group in objective.space.co_locate for table in group}
         self.free = [t for t in range(len(objective.space.options)) if t not in tied]
 
@@ -117,7 +119,7 @@ class Annealer:
         return best, best_ms if best is None else float(objective.score([best])[0])
 
     def _options(self, task: AnnealingTask) -> list[list[Option]]:
-        """The options of every table, with what it has; of all its group and loads are known."""
+        """The options of every table, with what it has."""
         found = []
         space = self.objective.space.beside([option for option, _ in task.start])
         each = zip(task.start, task.options, space.options, strict=True)
@@ -126,8 +128,7 @@ class Annealer:
             able = [o for o in others if o is not now and id(o) in known]
             able = [o for o in able if not self.objective.legal(o).is_empty]
             found.append([now, *able])
-            for option in found[-1]:
-                self.surrogate.shard_loads(option)
+            self.surrogate.shard_loads(now)
         return found
 
 
