@@ -3,7 +3,7 @@
 space         the options of every table, with what was left out and why   (search.space)
 baselines     what other methods would choose, as first candidates         (search.baselines)
 plan in use   a candidate too, and how far the search may move from it     (search.in_use)
-candidates    proposed by the bound's programs, packing, CP-SAT, Optuna    (search.propose)
+candidates    of the lowest sets of exchanges, annealed; on request by CP-SAT, Optuna
 improvement   the best candidates, on the full timeline                    (search.improve)
 choice        by time or over scenarios; of plans that tie, the preferred  (search.choose)
 bound         no plan of the space is predicted to be faster               (search.bound)
@@ -47,12 +47,12 @@ from search.in_use.plan import (
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible import explain_infeasible, explain_no_plan
 from search.objective import Assignment, Objective
+from search.params import DEFAULT, SearchParams
 from search.peak import search_within_peak
 from search.prefer import NO_TIME, TOLERANCE, tolerance_of
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.feasibility import Feasibility
-from search.propose.rounding import LARGE
-from search.propose.searchers import BOUND_STEPS, SEARCHERS, Proposer, rescue
+from search.propose.searchers import SEARCHERS, Proposer, rescue
 from search.scenarios.scenario import Scenario, draw_scenarios
 from search.side_by_side import CutPiece
 from search.space.enumerate import whole_space
@@ -62,11 +62,6 @@ from search.space.option import Space
 from search.stop import Late, Stop
 from search.surrogate import Surrogate
 
-# Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
-EVALUATIONS = 40_000
-BEYOND = 0.05
-"""Share of it where a plan takes long to score and one change gains little: packing has the time
-(docs/decisions/0028-plans-from-the-bound.md)."""
 STARTS, TURNS, LAST = 4, 2, 2
 """Candidates that local search starts from; its turns, which share the budget; and the best of the
 first turn that the second goes on from."""
@@ -98,6 +93,7 @@ def solve(
     prove: bool = False,
     aim: str = NOMINAL,
     scenarios: Sequence[Scenario] | None = None,
+    params: SearchParams = DEFAULT,
     progress: Progress = silent,
 ) -> Result:
     """Search the sharding plans of a problem.
@@ -119,6 +115,7 @@ def solve(
             scenarios, or the largest regret in them.
         scenarios: what else could be true; None for sixteen draws of the errors that the profile
             states.
+        params: how plans are made.
         progress: called with every stage of the search.
 
     Raises:
@@ -131,7 +128,7 @@ def solve(
     check_aim(aim, scenarios)
     others = draw_scenarios(problem) if scenarios is None else scenarios
     wanted = PlanGoal(aim, others, tolerance)
-    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, prove, progress)
+    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, prove, params, progress)
     return search_within_peak(problem, stop, lambda p: _search(p, settings), top_k)
 
 
@@ -146,6 +143,7 @@ class SearchSettings:
     in_use: PlanInUse | None
     wanted: PlanGoal
     prove: bool
+    params: SearchParams
     progress: Progress
 
 
@@ -165,7 +163,8 @@ def _search(problem: Problem, settings: SearchSettings) -> Result:
         found, host = _compare_host_memory(found, problem, space, spaces[-1], settings)
     settings.progress("done", 1.0, found.best.iteration_ms, found.lower_bound_ms)
     memory = memory_notes(problem, found.best.plan)
-    notes = tuple(filter(None, (*memory, host, *found.bound_notes, _size_note(problem))))
+    size = _size_note(problem, settings.params)
+    notes = tuple(filter(None, (*memory, host, *found.bound_notes, size)))
     return replace(found, bound_notes=notes, stopped_by=stop.reason, search_seconds=stop.elapsed_s)
 
 
@@ -208,7 +207,9 @@ class SpaceSearcher:
         in_use = candidates_in_use(objective)
         known = [*self.valid, *(c for c in in_use if objective.fits(c.assignment))]
         able = pick_searchers(objective.space, settings.searchers)
-        proposer = Proposer(objective, self.surrogate, stop, seed, self.bound, progress)
+        proposer = Proposer(
+            objective, self.surrogate, stop, seed, self.bound, progress, settings.params
+        )
         found = proposer.propose(able, known)
         limit = objective.space.in_use
         known += [c for c in found if objective.fits(c.assignment)]
@@ -259,10 +260,11 @@ class SpaceSearcher:
         limit = objective.space.in_use
         if limit is not None and not limit.max_moves:
             return []
-        share = min(1.0, LARGE / self.size)
+        params = self.settings.params
+        share = min(1.0, params.large / self.size)
         if share < 1.0 and (limit is None or not limit.is_limited):
-            share *= BEYOND
-        budget = stop.work(round(EVALUATIONS * share)) // TURNS
+            share *= params.large_share
+        budget = stop.work(round(params.evaluations * share)) // TURNS
         improved: list[Candidate] = []
         late = stop.part(LOCAL_TIME)
         for turn in range(TURNS):
@@ -345,10 +347,14 @@ class SpaceSearcher:
         Where time was up before the bound of a large problem began, nothing is proven.
         """
         stop = self.settings.stop
-        if stop.remaining_s <= 0 and self.size > LARGE and not self.bound.has_begun:
+        if (
+            stop.remaining_s <= 0
+            and self.size > self.settings.params.large
+            and not self.bound.has_begun
+        ):
             return 0.0
         try:
-            steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
+            steps = 0 if stop.is_interrupted else stop.work(self.settings.params.bound_steps)
             return self.bound.tighten(
                 steps,
                 best_ms,
@@ -421,7 +427,7 @@ def _compare_host_memory(
     error = problem.hardware.embedding.rel_error
     best_ms = (found.fastest or found.best).iteration_ms
     enough_ms = best_ms / (1 + error)
-    large = len(whole.options) * problem.topology.world_size > LARGE
+    large = len(whole.options) * problem.topology.world_size > settings.params.large
     whole = drop_uvm(whole, problem.topology, AMPLE)
     if whole.size == space.size:
         return found, ""
@@ -460,12 +466,12 @@ def _devices_ms(problem: Problem, result: Result) -> float:
     return float(alone.score_numbered(np.array([numbers]))[0, 0])
 
 
-def _size_note(problem: Problem) -> str:
+def _size_note(problem: Problem, params: SearchParams) -> str:
     """That the problem is so large that the search does less of what it does for others."""
     tables, ranks = len(problem.workload.tables), problem.topology.world_size
-    if tables * ranks <= LARGE:
+    if tables * ranks <= params.large:
         return ""
     return (
-        f"With {tables} tables on {ranks} ranks (over {LARGE:,} tables times ranks) plans are "
-        "packed more and searched locally less"
+        f"With {tables} tables on {ranks} ranks (over {params.large:,} tables times ranks) plans "
+        "are searched locally less"
     )

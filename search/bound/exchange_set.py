@@ -296,7 +296,7 @@ class ExchangeSet:
                 self.index,
                 self.group,
                 self.relaxation_of_ranks(),
-                self._mean_load(),
+                self.mean_load(),
                 self.rank_excess.floor,
                 self.larger,
             )
@@ -337,7 +337,7 @@ class ExchangeSet:
             RankChoice.of(one.option, group, mean, slack, known.shards(one), topology)
             for one, group, mean, slack in each
         ]
-        relaxation, load = self.relaxation_of_ranks(), self._mean_load()
+        relaxation, load = self.relaxation_of_ranks(), self.mean_load()
         return RankTargets(choices, known.scorer, self.numbers, relaxation, topology, load)
 
     def relaxation_of_ranks(self) -> Relaxation:
@@ -354,7 +354,7 @@ class ExchangeSet:
     def _items(self, upper_ms: float) -> RankItems | None:
         """What ranks can hold, under the cycle that is critical where ranks are so uneven that the
         time comes to ``upper_ms``."""
-        load, relaxation = self._mean_load(), self._relax({}, BUSIEST)
+        load, relaxation = self.mean_load(), self._relax({}, BUSIEST)
         for more in SLOWER:
             ms, cut = relaxation.evaluate(load, more * load)
             if ms >= upper_ms:
@@ -367,14 +367,14 @@ class ExchangeSet:
         of = self.known.shards, self.group, self.loads
         return rank_items(self.choices, *of, cut, ceiling, caps)
 
-    def _mean_load(self) -> Array:
+    def mean_load(self) -> Array:
         """Of the program's last optimum, ``[groups, COLUMNS]``."""
         return np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
 
     def _cut(self) -> bool:
         """Add what the program's optimum violates (or first of all, the even mix)."""
         assert self.relaxation is not None
-        load = self._mean_load()
+        load = self.mean_load()
         # where floors are paid another cycle may be the longest
         for launched in (False, True):
             cut = self.relaxation.evaluate(load, launched=launched)[1]

@@ -13,17 +13,16 @@ from search.candidate import Candidate, rank_distinct
 from search.improve.local_search import LocalSearch
 from search.improve.neighbourhoods import Neighbourhoods
 from search.objective import Assignment, Objective, apply
+from search.params import DEFAULT, SearchParams
 from search.problem import Progress
+from search.propose.annealed import AnnealedPlans
 from search.propose.feasibility import Feasibility, find_feasible
-from search.propose.packed import pack_plans
-from search.propose.rounding import LARGE, Rounding
 from search.propose.study import Study
-from search.space.filters import AMPLE
 from search.stop import Stop
 from search.surrogate import Surrogate
 
-SEARCHERS = ("rounding", "cpsat")
-"""Without others named; ``optuna`` is the third that there is."""
+SEARCHERS = ("annealing",)
+"""Without others named; ``cpsat`` and ``optuna`` are the others that there are."""
 
 # Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
 CPSAT_WORK = 12.0
@@ -44,7 +43,7 @@ CHANGES = 2000
 
 # Shares of the time that is left when a stage begins.
 BOUND_TIME = 1 / 3
-ROUNDING_TIME = 0.4
+ANNEALING_TIME = 0.6
 CPSAT_TIME = 0.4
 SETUP = 0.7
 """Of a large problem, the bound's choices take about this share of the time until there are
@@ -57,6 +56,7 @@ class Proposer:
 
     Args:
         bound: solved here as far as its programs propose plans.
+        params: how plans are made.
     """
 
     objective: Objective
@@ -65,18 +65,18 @@ class Proposer:
     seed: int
     bound: LowerBound
     progress: Progress
+    params: SearchParams = DEFAULT
 
     def propose(self, searchers: Sequence[str], known: Sequence[Candidate]) -> list[Candidate]:
         """What the searchers find, beside the plans that are known."""
         stop = self.stop
         found: list[Candidate] = []
         try:
-            if "rounding" in searchers and not stop.reached():
-                for one in self._rounded(known):
+            if "annealing" in searchers and not stop.reached():
+                for one in self._annealed(known):
                     found.append(one)
             if "cpsat" in searchers and not stop.reached():
-                packed = "rounding" in searchers
-                found += self._placed_anew([*known, *found], only_scarce=packed)
+                found += self._placed_anew([*known, *found])
             if "optuna" in searchers and not stop.reached():
                 best_ms = min((c.iteration_ms for c in [*known, *found]), default=None)
                 self.progress("Optuna study", 0.4, best_ms, None)
@@ -94,41 +94,33 @@ class Proposer:
         """Tables times ranks."""
         return len(self.objective.space.options) * self.objective.problem.topology.world_size
 
-    def _rounded(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
-        """Plans from the bound's programs, and the best of these and of the known ones packed."""
+    def _annealed(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Plans of the bound's programs, and the best known one, annealed."""
         stop, bound = self.stop, self.bound
-        if self._size > LARGE and stop.remaining_s < SETUP * stop.elapsed_s:
+        if self._size > self.params.large and stop.remaining_s < SETUP * stop.elapsed_s:
             return  # the bound's choices alone would take too long
         best_ms = min((c.iteration_ms for c in known), default=math.inf)
         self.progress("lower bound", 0.05, best_ms if known else None, None)
-        bound.solve(stop.work(BOUND_STEPS), best_ms, stop.part(BOUND_TIME))
-        found: list[Candidate] = []
-        late = stop.part(ROUNDING_TIME)
-        self.progress("rounding", 0.2, best_ms if known else None, bound.proven_ms)
-        rounding = Rounding(self.objective, self.surrogate)
-        for candidate in rounding.propose(bound, best_ms, late):
-            shown = min([best_ms, *(c.iteration_ms for c in found)])
-            self.progress("rounding", 0.2, shown, bound.proven_ms)
-            found.append(candidate)
+        bound.solve(stop.work(self.params.bound_steps), best_ms, stop.part(BOUND_TIME))
+        late = stop.part(ANNEALING_TIME)
+        self.progress("annealing", 0.2, best_ms if known else None, bound.proven_ms)
+        annealed = AnnealedPlans(
+            self.objective, self.surrogate, bound, stop, self.seed, self.params
+        )
+        for candidate in annealed.propose(known, late):
+            best_ms = min(best_ms, candidate.iteration_ms)
+            self.progress("annealing", 0.2, best_ms, bound.proven_ms)
             yield candidate
-            if stop.reached():
-                return
-        of = self.objective, self.surrogate
-        yield from pack_plans(*of, [*known, *found], bound, stop, self.progress)
 
-    def _placed_anew(self, known: Sequence[Candidate], *, only_scarce: bool) -> list[Candidate]:
-        """The best plan, or any that fits, with what lies on a few ranks placed anew by CP-SAT.
-
-        Args:
-            only_scarce: where memory is ample, packing has moved all shards that it pays to move.
-        """
+    def _placed_anew(self, known: Sequence[Candidate]) -> list[Candidate]:
+        """The best plan, or any that fits, with what lies on a few ranks placed anew by CP-SAT."""
         objective, stop, bound = self.objective, self.stop, self.bound
         limit = objective.space.in_use
         near = [c for c in known if limit is None or limit.allows(c.assignment)]
-        if self._size > LARGE:
+        if self._size > self.params.large:
             return []
         ranked = rank_distinct(near or rescue(objective, stop, self.seed)[0])
-        if not ranked or (only_scarce and not self._is_scarce(ranked[0].assignment)):
+        if not ranked:
             return []
         best_ms = ranked[0].iteration_ms
         gap = best_ms / bound.proven_ms - 1 if bound.proven_ms else WIDE
@@ -153,11 +145,6 @@ class Proposer:
 
         found = list(objective.side_by_side([partial(improve, one) for one in starts]))
         return [c for c in found if not near or c.iteration_ms < best_ms]
-
-    def _is_scarce(self, plan: Assignment) -> bool:
-        """A plan takes most of a kind of memory."""
-        used = self.objective.memory(plan).sum(axis=1)
-        return bool((used > AMPLE * self.objective.caps.sum(axis=1)).any())
 
 
 def rescue(objective: Objective, stop: Stop, seed: int) -> tuple[list[Candidate], Feasibility]:

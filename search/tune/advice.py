@@ -20,10 +20,10 @@ from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
 from search.improve.local_search import LocalSearch
 from search.objective import Objective
+from search.params import SearchParams
 from search.partitioner import GreedyPartitioner
 from search.prefer import TOLERANCE
 from search.problem import Problem
-from search.propose.rounding import LARGE
 from search.side_by_side import side_by_side, usable_cores
 from search.space.enumerate import reduced_space
 from search.space.option import Option
@@ -259,7 +259,7 @@ class Advisor:
         """With a better plan, where local search finds one beyond ties."""
         problem = one.case.problem()
         size = len(one.plan.tables) * problem.topology.world_size
-        evaluations = round(self.effort * EVALUATIONS * min(1.0, LARGE / size / 4))
+        evaluations = round(self.effort * EVALUATIONS * min(1.0, SearchParams.large / size / 4))
         if self.pricing_late() or not evaluations:
             return one
         objective = Objective(problem, reduced_space(problem))

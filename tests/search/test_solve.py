@@ -24,6 +24,7 @@ from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
 from search.objective import Objective
+from search.params import SearchParams
 from search.problem import Problem, Result
 from search.propose.searchers import rescue
 from search.solve import SpaceSearcher, _starts, solve
@@ -160,7 +161,6 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
     ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that counts how often it is looked at: no loop goes on for long after the limit."""
-    monkeypatch.setattr("search.propose.rounding.LARGE", 1)
     monkeypatch.setattr("search.side_by_side.usable_cores", lambda: 1)  # who would share the clock
     problem = a_problem(several(24).with_batch_size(65_536), hosts(8))
     stages: list[tuple[str, float]] = []
@@ -170,7 +170,11 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
         stop = Stop(effort=50, time_limit_s=float(ticks), clock=clock)
         stages.clear()
         result = solve(
-            problem, stop, 0, progress=lambda stage, *_: stages.append((stage, clock.now))
+            problem,
+            stop,
+            0,
+            params=SearchParams(large=1),
+            progress=lambda stage, *_: stages.append((stage, clock.now)),
         )
         assert clock.now <= 1.05 * ticks + 5
         return result
@@ -179,7 +183,7 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
     assert result.stopped_by == "time"
     assert layout(result.best.plan) == layout(run().best.plan)
     began = dict(reversed(stages))
-    assert began["lower bound"] < began["rounding"] < began["packing"] < ticks
+    assert began["lower bound"] < began["annealing"] < began["local search"] < ticks
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
     assert result.best.iteration_ms < min(result.baselines.values())
 
@@ -191,11 +195,9 @@ def test_time_that_is_over_before_a_first_plan_is_said() -> None:
     assert "time_limit" in caught.value.inputs
 
 
-def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("search.solve.LARGE", 1)
-    result = solve(a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6), 0)
+def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound() -> None:
+    problem, stop = a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6)
+    result = solve(problem, stop, 0, params=SearchParams(large=1))
     assert len(result.baselines) == 1
     assert (result.lower_bound_ms, result.stopped_by) == (0.0, "time")
     assert result.gap == float("inf")
@@ -402,10 +404,10 @@ def ranked(*searchers: str) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("searchers", "taken"),
     [
-        (("packing",) * 6, [0, 1, 2, 3]),
-        (("packing",) * 5 + ("optuna", "cpsat"), [0, 1, 2, 5]),
-        (("packing", "rounding", "packing", "rounding", "optuna"), [0, 1, 2, 4]),
-        (("packing", "optuna"), [0, 1]),
+        (("annealing",) * 6, [0, 1, 2, 3]),
+        (("annealing",) * 5 + ("optuna", "cpsat"), [0, 1, 2, 5]),
+        (("annealing", "greedy", "annealing", "greedy", "optuna"), [0, 1, 2, 4]),
+        (("annealing", "optuna"), [0, 1]),
     ],
 )
 def test_local_search_starts_from_the_best_and_one_of_another_searcher(
