@@ -357,7 +357,9 @@ class TableSection(Section):
     name: TableName = Field(description="the table's name")
     module: Name = "ebc"
     num_embeddings: Rows = Field(description="the table's rows")
-    embedding_dim: Width = Field(description="the table's columns; on GPUs a multiple of 4")
+    embedding_dim: Width = Field(
+        description="the table's columns; a multiple of 4 for every kernel but dense"
+    )
     data_type: EmbeddingType = "fp32"
     pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
     weighted: Flag = False

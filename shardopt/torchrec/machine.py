@@ -16,12 +16,13 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.memory.peak import limit_processes
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
 from shardopt.config.cluster import ClusterConfig, default_nvlink_domain, load_cluster
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger
+from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.tables import configs_of, find_embedding_modules
 
 with needs_torchrec():
@@ -131,12 +132,13 @@ COSTS = (
 def usual_topology(theirs: TorchRecTopology) -> TorchRecTopology:
     """The same ranks with TorchRec's own bandwidths."""
     local = theirs.local_world_size
-    return TorchRecTopology(
-        world_size=theirs.world_size,
-        compute_device=theirs.compute_device,
-        local_world_size=local,
-        pod_size=max(1, theirs.intra_group_size // local),
-    )
+    with silence_torchrec():
+        return TorchRecTopology(
+            world_size=theirs.world_size,
+            compute_device=theirs.compute_device,
+            local_world_size=local,
+            pod_size=max(1, theirs.intra_group_size // local),
+        )
 
 
 def given_costs(theirs: TorchRecTopology) -> dict[str, float]:
@@ -313,11 +315,12 @@ def problem_of(
         InputError: TorchRec cannot average a table.
     """
     if replicas is None:
+        workload = replace(workload, replica_groups=None)
         ranks = read_topology(left, hardware, cluster)
-        return Problem(replace(workload, replica_groups=None), ranks, hardware)
+        return Problem(workload, limit_processes(workload, ranks, hardware.device), hardware)
     workload = replace(workload, replica_groups=replicas.groups)
     workload.sharding_group(replicas.group.whole)
     ranks = read_topology(left, hardware)
     hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
     group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
-    return Problem(workload, group, hardware)
+    return Problem(workload, limit_processes(workload, group, hardware.device), hardware)

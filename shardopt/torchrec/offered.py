@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.plan_check import FUSED_WIDTH
 from predictor.model.topology import Topology
@@ -233,10 +232,13 @@ def with_room_for(plan: ShardingPlan, problem: Problem) -> Problem:
         plan: that the user's storage estimator accepts.
     """
     ranks = problem.topology
-    needs = plan_memory(problem.workload, ranks, plan, problem.hardware.device)
+    needs = problem.memory_of(plan)
     hbm = tuple(max(need.hbm_bytes, need.hbm_cap_bytes) for need in needs)
     ddr = tuple(max(need.ddr_bytes, need.ddr_cap_bytes) for need in needs)
-    return replace(problem, topology=replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr))
+    peaks = [need.peak for need in needs if need.peak is not None]
+    limits = tuple(max(peak.reserved_bytes, peak.limit_bytes) for peak in peaks)
+    ranks = replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr, limit_bytes=limits)
+    return replace(problem, topology=ranks)
 
 
 STEPPED_BY = {

@@ -426,6 +426,15 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
             f"tables {listed(map(repr, marked))} have stash_weights, but the train pipeline "
             "stashes none: their weights are priced as on the device"
         )
+    types: dict[str, list[str]] = {}
+    for table in find_tables(module):
+        if table.data_type not in DATA_TYPES.values():
+            types.setdefault(table.data_type, []).append(f"'{table.table}'")
+    found += [
+        f"{listed(names)} {'has' if len(names) == 1 else 'have'} {kind} weights, which are counted "
+        "and priced as fp16: memory and time are at most what is said"
+        for kind, names in types.items()
+    ]
     for path, whole, _ in find_embedding_modules(module):
         if remaps_ids(whole):
             found.append(

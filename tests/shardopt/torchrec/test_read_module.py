@@ -472,3 +472,15 @@ def test_constraints_of_the_enumerator_alone_count_in_full() -> None:
     assert [s.size[1] for s in planned.shards] == [
         s.shard_sizes[1] for s in plan["a"].sharding_spec.shards
     ]
+
+
+def test_types_that_are_priced_as_another_are_told() -> None:
+    config = torchrec.EmbeddingBagConfig(
+        name="t", num_embeddings=10_000, embedding_dim=64, feature_names=["f"]
+    )
+    for kind, told in ((DataType.FP16, 0), (DataType.INT8, 1)):
+        config.data_type = kind
+        module = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        tables = [a_table("t")]
+        said = [line for line in not_priced(module, tables) if "'t'" in line]
+        assert len(said) == told

@@ -101,7 +101,7 @@ dense:"""
         (("--gpus", 0), "gpus is 0"),
         (("--gpus", 2, "--effort", -1), "effort is -1"),
         ((), "how many GPUs?"),
-        (("--gpus", 2, "--hardware", "h100"), "h100-sxm"),
+        (("--gpus", 2, "--hardware", "h100-sx"), "h100-sxm"),
     ],
 )
 def test_bad_flags(refused, model: Path, flags: tuple[object, ...], words: str) -> None:
