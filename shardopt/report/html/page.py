@@ -238,8 +238,8 @@ def plan_section(setting: Setting, explanation: Explanation) -> Element:
     aside = f"{plural(len(rows), 'table')}; times of a table's shards alone, on the slowest rank"
     if len(explanation.others) > MAX_OTHERS:
         aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
-    table = element(Grid(columns, rows, name=PLAN_TABLE))
-    return section("Plan", aside, _filters(given.plan), table)
+    drawn = element(Grid(columns, rows, name=PLAN_TABLE))
+    return section("Plan", aside, _filters(given.plan), drawn)
 
 
 def _filters(plan: ShardingPlan) -> Element:
