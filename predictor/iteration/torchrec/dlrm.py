@@ -274,7 +274,8 @@ class DlrmBuilder:
         ids = sum(t.lookups_per_sample for t in tables)
         lengths = sum(f.num_poolings for t in tables for f in t.features)
         dense = self.workload.dense.in_features + 1
-        per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
+        weights = sum(t.lookups_per_sample for t in tables if t.weighted)
+        per_sample = ids * INDEX_BYTES + (lengths + weights) * LENGTH_BYTES + dense * 4
         cost_ms = float(copy_h2d_ms(self.hardware, self.workload.batch_size * per_sample))
         return self._add("input copy", COPY_INPUT, cost_ms, (HOST_OPS["copy"], 4, 0))
 
