@@ -41,18 +41,30 @@ def gemm_ms(
         dtype: fp32, tf32, fp16, bf16 or fp8.
         layout: as `batched_ms` takes it.
     """
-    if hw.gemm.vector_us is not None and min(m, n, k) == 1 and dtype in DATA_BYTES:
-        return _vector_ms(hw, m, n, k, dtype)
-    device = hw.sms, hw.memory.hbm
-    return float(gemm_times(hw.gemm, *device, (m, n, k), dtype, hw.name, layout))
+    return float(products_ms(hw, (m, n, k), dtype, layout))
 
 
-def _vector_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> float:
+def products_ms(
+    hw: HardwareProfile,
+    shape: tuple[ArrayLike, ArrayLike, ArrayLike],
+    dtype: str,
+    layout: str = "nn",
+) -> Array:
+    """Times of many products ``[m, k] @ [k, n]`` at once, as `gemm_ms` takes them."""
+    times = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, shape, dtype, hw.name, layout)
+    if hw.gemm.vector_us is None:
+        return times
+    m, n, k = _arrays(shape)
+    alone = np.minimum(np.minimum(m, n), k) == 1
+    return np.where(alone, _vector_ms(hw, m, n, k, dtype), times)
+
+
+def _vector_ms(hw: HardwareProfile, m: Array, n: Array, k: Array, dtype: str) -> Array:
     """Time of a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
     gemm, item = hw.gemm, DATA_BYTES[dtype]
     moving = (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hw.streaming
-    made = units.us(1e-3 * gemm.outer_ns_per_element) * m * n if k == 1 else 0.0
-    return units.us(gemm.vector_us or 0.0) + max(moving, made)
+    made = units.us(1e-3 * gemm.outer_ns_per_element) * m * n * (k == 1)
+    return np.asarray(units.us(gemm.vector_us or 0.0) + np.maximum(moving, made))
 
 
 def batched_ms(

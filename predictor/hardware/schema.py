@@ -488,6 +488,14 @@ class Overheads(Group):
     step_us: dict[str, NonNegative] = {}
     """Dense optimizer -> host time of its step for each parameter, where it was measured; others
     take ops of the dense part."""
+    batch_us: NonNegative = 0.0
+    """Host time that a step on a real batch takes beyond a near-empty one on a GPU: sizes of jagged
+    tensors that are read back, and waiting for the device in between."""
+    threads: Size | None = None
+    """OpenMP threads of the process that was measured; torchrun sets one, a plain script starts as
+    many as there are cores."""
+    idle_threads_us: NonNegative = 0.0
+    """Host time of a step that OpenMP threads beyond the first cost, however little they do."""
     iteration_us: NonNegative = 0.0
     """Host time of an iteration outside its stages: pipeline, DistributedDataParallel, autograd."""
     launch_us: NonNegative

@@ -78,6 +78,16 @@ class OpWriter:
         ends = accumulate(widths)
         return [self.columns(of, end - w, w) for end, w in zip(ends, widths, strict=True)]
 
+    def _split(self, of: Operand, widths: Sequence[int]) -> list[Operand]:
+        """As `side_by_side`, in one op."""
+        ends = accumulate(widths)
+        parts = [
+            replace(of, shape=(of.shape[0], width), offset=of.offset + end - width)
+            for end, width in zip(ends, widths, strict=True)
+        ]
+        self.events.append(OpCall("split_with_sizes", (of,), tuple(parts)))
+        return parts
+
     def row(self, stacked: Operand, at: int) -> Operand:
         """A matrix of the middle axis of three."""
         batch, count, dim = stacked.shape
@@ -444,7 +454,7 @@ class _Dlrm(OpWriter):
                 found += [self.op("segment_reduce", [v], self.tensor(shape)) for v, shape in sums]
             else:
                 widths = [table.embedding_dim for table in of for _ in table.features]
-                found += self.side_by_side(self.cast(given[module][0], self.type), widths)
+                found += self._split(self.cast(given[module][0], self.type), widths)
         self.inputs += self.copy(self.batch * self.dense.copies[0])
 
         def backward(grads: Sequence[Operand]) -> None:

@@ -201,6 +201,8 @@ class DlrmBuilder:
         def look_up(module: Sequence[Exchange]) -> None:
             announced = [(e, self._announce([e], COMPUTE)) for e in _sending(module)]
             ids: dict[str, int] = {}
+            if not announced and not self.hardware.inline:
+                self._read_lengths()
             for exchange, splits in announced:
                 ids |= self._send([exchange], self._read([exchange], splits))
             self._lookups(module, self._recats(module, COMPUTE, ids))
@@ -308,6 +310,13 @@ class DlrmBuilder:
         name, cost_ms = f"{_name(exchanges)} read splits", us(self.hardware.overheads.sync_us)
         active = _any_active(exchanges)
         return [Dep(self._add(name, READ_SPLITS, cost_ms, deps=splits, active=active))]
+
+    def _read_lengths(self) -> None:
+        """The host reads how many ids each feature has (`KeyedJaggedTensor.length_per_key`), which
+        the device sums behind all that the step before left to do."""
+        sums = self._add("sum lengths", MOVE_IDS, us(self.hardware.elementwise.floor_us))
+        sync_ms = us(self.hardware.overheads.sync_us)
+        self._add("read lengths", READ_SPLITS, sync_ms, deps=[Dep(sums)])
 
     def _send(self, exchanges: Sequence[Exchange], read: Sequence[Dep]) -> dict[str, int]:
         """Send lengths, ids and weights; returns exchange name -> op."""
@@ -601,7 +610,7 @@ class DlrmBuilder:
         for exchange in self.exchanges:
             if exchange.is_replicated:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
-        host_ms = us(self.hardware.overheads.iteration_us)
+        host_ms = self.costs.pipeline_host_ms()
         host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)
         work, deps = ("optimizer step", OPTIMIZER, step_ms), [*self.gradients]
         deps += [] if self.states is None else [self.states]

@@ -130,3 +130,27 @@ def test_models_of_several_ranks_replace_those_of_one() -> None:
 def test_profiles_without_stored_models_are_refused() -> None:
     with pytest.raises(ProfileError, match="'h100-sxm'"):
         load_op_models("h100-sxm")
+
+
+def test_a_chip_on_another_host(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.yaml"
+    slow.write_text("base: h200-sxm\nhost: a100-80gb\n")
+    found, chip, host = (load_hardware(name) for name in (str(slow), "h200-sxm", "a100-80gb"))
+    assert found.overheads == host.overheads
+    assert found.gemm == chip.gemm
+    assert found.origins["overheads"] == host.origins["overheads"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("base: h100-sxm\nhost: nothing-like-it\n", "nothing-like-it"),
+        ("base: h100-sxm\nhost: 3\n", "host is 3"),
+        ("base: h100-sxm\nhost: b200\noverheads: {op_us: 3}\n", "host and overheads"),
+    ],
+)
+def test_a_host_that_cannot_be_taken(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=named):
+        load_hardware(str(path))
