@@ -358,16 +358,17 @@ class _Dlrm(OpWriter):
         stacked = self.op("stack", [bottom, *found], self.tensor(shape, self.type))
         square = self.tensor((batch, count, count), self.type)
         self.op("bmm", [stacked, self.t(stacked)], square)
-        index = self.tensor((2, pair_count), "int64")
-        self.inputs.append(index)
-        pairs = self.tensor((batch, pair_count), self.type)
-        self.op("index", [square, index], pairs)
-        whole, concat_back = self._concat([bottom, pairs])
+        picked, picked_back = self._pairs(square, pair_count)
+        joined = [bottom, picked]
+        missing = self.dense.joined_width(dim, count) - dim - picked.shape[-1]
+        if missing:
+            joined.append(self.tensor((batch, missing), self.type))
+            self.inputs.append(joined[-1])
+        whole, concat_back = self._concat(joined)
 
         def backward(grad: Operand) -> list[Operand]:
-            of_bottom, of_pairs = concat_back(grad)
-            zeros = self.op("new_zeros", [of_pairs], self.like(square))
-            of_square = self.op("index_put", [zeros, index, of_pairs], self.like(square))
+            of_bottom, of_pairs, *_ = concat_back(grad)
+            of_square = picked_back(of_pairs)
             right = self.tensor((batch, dim, count), self.type)
             self.op("bmm", [self.t(stacked), of_square], right)
             left = self.op("bmm", [of_square, stacked], self.like(stacked))
@@ -377,6 +378,34 @@ class _Dlrm(OpWriter):
             return rows
 
         return whole, backward
+
+    def _pairs(self, square: Operand, count: int) -> tuple[Operand, Backward]:
+        """What goes on of all products, and the gradient of these."""
+        batch, how = self.batch, self.dense.pairs
+        flat = (batch, math.prod(square.shape[1:]))
+        if how == "all":
+            found = self.view("view", square, shape=flat, strides=(flat[1], 1))
+            return found, lambda grad: self.op("clone", [grad], self.like(square))
+        pairs = self.tensor((batch, count), self.type)
+        if how == "gather":
+            index = self.tensor((1, count), "int64")
+            self.inputs.append(index)
+            index = replace(index, shape=(batch, count), strides=(0, 1))
+            given = self.view("view", square, shape=flat, strides=(flat[1], 1))
+            self.op("gather", [given, index], pairs)
+        else:
+            index = self.tensor((2, count), "int64")
+            self.inputs.append(index)
+            self.op("index", [square, index], pairs)
+
+        def backward(grad: Operand) -> Operand:
+            zeros = self.op("new_zeros", [grad], self.like(square))
+            if how == "index":
+                return self.op("index_put", [zeros, index, grad], self.like(square))
+            self.events.append(OpCall("scatter_add_", (zeros, index, grad), (zeros,), mutates=True))
+            return zeros
+
+        return pairs, backward
 
     def _cross(self, first: Operand) -> tuple[Operand, Backward]:
         """Layers ``x0 * (U (V x) + b) + x``; none where the interaction is another. The bias is a

@@ -31,6 +31,7 @@ from search.space.option import Option
 from search.surrogate import Surrogate
 from search.tune.goals import shard_bytes
 from search.tune.knobs import PARAMETERS, Case, Step, Value, steps, turned
+from search.tune.script import script_steps
 from search.tune.trial import carry_over_plan
 
 REPLANNED = 2
@@ -209,7 +210,8 @@ class Advisor:
     def steps(self) -> list[Step]:
         """All that is tried, one at a time."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
-        return [s for s in steps(self.case) if cached or s.name != "cache_load_factor"]
+        known = (s for s in steps(self.case) if cached or s.name != "cache_load_factor")
+        return [*known, *script_steps(self.case)]
 
     def _again(self, one: Advice) -> Advice:
         """With a better plan, where local search finds one beyond ties."""

@@ -127,7 +127,7 @@ def lesson_of(
     decides = _host_decides(measured, found.traces)
     if not decides:
         notes.append(
-            "the GPU was busy for most of a step, so the traces say nothing of the host, whose costs "
+            "the GPU was busy for most of a step, so traces say nothing of the host, whose costs "
             "stay; `shardopt calibrate --only host` measures them in a minute"
         )
     lookups = {m.what for m in measured if m.what.startswith("lookups.")}

@@ -360,6 +360,7 @@ class DenseSection(Section):
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
     compiled: Flag = False
     cuda_graphs: Flag = False
+    pairs: Annotated[str, choice(["index", "gather", "all"])] = "index"
 
 
 class OpsSection(Section):

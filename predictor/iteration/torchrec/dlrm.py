@@ -201,7 +201,7 @@ class DlrmBuilder:
         def look_up(module: Sequence[Exchange]) -> None:
             announced = [(e, self._announce([e], COMPUTE)) for e in _sending(module)]
             ids: dict[str, int] = {}
-            if not announced and not self.hardware.inline:
+            if self.costs.topology.world_size == 1 and not self.hardware.inline:
                 self._read_lengths()
             for exchange, splits in announced:
                 ids |= self._send([exchange], self._read([exchange], splits))
