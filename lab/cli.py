@@ -19,7 +19,6 @@ from shardopt.cli import app as product
 from shardopt.cli.bench.run import MAX_BLOCK, MAX_ROUNDS, warmup_rounds
 from shardopt.cli.command import command
 from shardopt.cli.output import check_writable, note, print_json, write_json
-from shardopt.files import atomic_write_text
 from shardopt.ranks.realtime import Runtime
 from shardopt.report.console import make_console
 
@@ -257,7 +256,6 @@ def search(
     planners: str | None = None,
     seed: int = 0,
     effort: float = 1.0,
-    write_docs: Path | None = None,
     quiet: bool = False,
 ) -> None:
     """Run every planner on every instance of a suite.
@@ -273,24 +271,17 @@ def search(
         only (PATTERN): Run only instances whose name matches, such as '100x8-*'.
         planners (NAMES): Planners to run, separated by commas; all by default.
     """
-    from lab.pages.planners_page import benchmarks_text, rows_by_instance, summary
-    from lab.planners.ablation import ABLATION, ABLATION_ROWS
+    from lab.pages.planners_page import rows_by_instance, summary
     from lab.planners.suite import SuiteSelection, check_planners, load_suite, run_suite
     from search.stop import Stop
-    from shardopt.measure.store import read_rows
 
     check_number("seed", seed, 0, MAX_SEED)
     Stop(effort)
     check_writable(rows)
-    check_writable(write_docs)
     names = [name.strip() for name in (planners or "").split(",") if name.strip()]
     selection = SuiteSelection(only, check_planners(names), effort, seed)
     found = run_suite(load_suite(suite), rows, selection, _noted(quiet))
     print("\n".join(summary(rows_by_instance(found))))
-    if write_docs is not None:
-        ablation = rows.with_name(ABLATION)
-        ablated = read_rows(ablation, ABLATION_ROWS) if ablation.exists() else ()
-        atomic_write_text(write_docs, benchmarks_text(found, ablated))
 
 
 @_command(MEASURE)
@@ -304,8 +295,7 @@ def ablate(
 ) -> None:
     """Search every instance without one stage of the search, stage by stage.
 
-    The same command continues with what is left after an interruption. The page that `python -m lab
-    search` writes has a chapter on these rows if they are in ablation.csv beside its own.
+    The same command continues with what is left after an interruption.
 
     Arguments:
         suites (FILE...): Instances to plan.
@@ -336,18 +326,13 @@ def compare(
 ) -> None:
     """Compare CPU models with the benchmarks generated from their traces.
 
-    Calibration models are measured as well: their calls are timed inside their replays, and the
-    kernel models that `python -m lab predict DIR --data FOLDER` uses are fitted on them.
-
     Options:
-        output (-o DIR): Folder for cpu.json (models and their replays) and calls.jsonl (timed
-            calls, from which kernel models of ops are fitted).
+        output (-o DIR): Folder for cpu.json, the times of models and their replays.
         models (--model NAME): Only this model. Repeat for more.
         rounds (N): Number of rounds; each runs every model and its replay in new processes.
         work (DIR): Keep benchmarks and finished rounds here, and continue from what is there.
     """
-    from lab.replay.calls import FILE, write_models
-    from lab.replay.compare import prepare, replays, side_by_side, summary, time_rounds
+    from lab.replay.compare import prepare, side_by_side, summary, time_rounds
     from lab.replay.models import MODELS
     from shardopt.api.cache import versions
     from shardopt.ranks.scratch import scratch_folder
@@ -366,7 +351,6 @@ def compare(
             say(f"{name}: benchmark made")
         for name, number in time_rounds(names, here, rounds):
             say(f"round {number + 1} of {rounds}: {name}")
-        write_models(output / FILE, replays(names, here))
         rows = side_by_side(names, here)
     if rows:
         about = {"summary": summary(rows), "versions": versions(), "rows": rows}
@@ -380,26 +364,6 @@ def _make_folder(place: Path) -> None:
         raise InputError(f"{place}: cannot be a folder: {error.strerror}") from None
 
 
-@_command(MEASURE)
-def predict(folder: Path, *, data: Path, hardware: str = "cpu-gloo") -> None:
-    """Predict a generated benchmark with kernel models fitted on replays of this machine.
-
-    Prints the JSON of `shardopt bench predict`.
-
-    Arguments:
-        folder (DIR): Folder that `shardopt bench generate` wrote.
-
-    Options:
-        data (DIR): Folder that `python -m lab compare` wrote.
-        hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
-    """
-    from lab.replay.calls import fit_replays, read_replays
-    from shardopt.replay.predict import predict
-
-    models = read_replays(data)
-    print_json(predict(folder, hardware, lambda ranks: fit_replays(models, ranks)))
-
-
 FITS = {
     "derive": "FOLDER: profiles of cards that no table measures",
     "tables": "--data: curves of collectives and rates of matrix products",
@@ -407,7 +371,6 @@ FITS = {
     "known-errors": "--data, FOLDER: ranges and errors that the profiles of a folder state",
     "links": "--data, FOLDER: curves of collectives within a host",
     "megatron": "--data: Megatron's software",
-    "ops": "FOLDER, FILE: models of CPU ops, from what `compare` measured",
 }
 """Module of lab/fit -> what its `run` takes, and what it fits."""
 
@@ -427,7 +390,7 @@ def fit(name: str, paths: list[Path] | None = None, data: Path | None = None) ->
     given = [path for path in (data, *(paths or ())) if path is not None]
     if len(given) != len(inspect.signature(run).parameters):
         raise InputError(f"fit {name} takes {FITS[name]}")
-    for path in given[:1] if name == "ops" else given:
+    for path in given:
         _check_folder(path)
     for line in run(*given) or ():
         print(line)
@@ -449,31 +412,29 @@ def first_scores(*, data: Path) -> None:
 
 
 @_command(TOOLS)
-def figure(file: Path) -> None:
-    """Draw the picture of the README from the committed rows.
+def pages(*, data: Path | None = None, answers: bool = False, check: bool = False) -> None:
+    """Write every generated page and table: README, accuracy, benchmarks, the picture.
 
-    Arguments:
-        file (FILE): The SVG to write.
+    They are made of committed rows. With --data the rows of all suites are made again first.
+
+    Options:
+        answers: Also run the command at the head of the README and put its answer there.
+        check: Write nothing; end with 1 and name the pages that are older than their rows.
     """
-    from lab.tools.figure import figure
+    from lab.pages.accuracy import write_accuracy
+    from lab.pages.generated import ACCURACY, ROOT, stale_pages, write_pages, write_sample
 
-    check_writable(file)
-    (plans,), (tasks,) = (run_suites(name, None) for name in ("torchrec-cpu", "against-torchrec"))
-    atomic_write_text(file, figure(plans, tasks))
-
-
-@_command(TOOLS)
-def readme(readme: Path, accuracy: Path) -> None:
-    """Write the README's tables of accuracy from docs/accuracy.
-
-    Arguments:
-        readme (FILE): README.md, whose tables are replaced.
-        accuracy (DIR): docs/accuracy, with the figures.
-    """
-    from lab.pages.accuracy import write_readme
-
-    _check_folder(accuracy)
-    write_readme(readme, accuracy)
+    if check:
+        stale = stale_pages()
+        for name in stale:
+            print(f"{name}: older than its rows; run python -m lab pages")
+        raise typer.Exit(bool(stale))
+    if data is not None:
+        write_accuracy((ROOT / ACCURACY).with_suffix(".md"), run_suites(ALL, data))
+    if answers:
+        write_sample()
+    for name in write_pages():
+        print(name)
 
 
 @_command(TOOLS)
@@ -527,6 +488,17 @@ def try_wheel(program: Path) -> None:
     from lab.tools.try_wheel import try_all
 
     raise typer.Exit(try_all(program.absolute()))
+
+
+@_command(TOOLS)
+def mutants(*, only: str = "") -> None:
+    """Break the product on purpose, and see that a test notices each of `lab/tools/mutants.yaml`.
+
+    Ends with 1 if a mutant survives. A run that was stopped goes on.
+    """
+    from lab.tools.mutants import run_mutants
+
+    raise typer.Exit(run_mutants(only, _noted(quiet=False)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

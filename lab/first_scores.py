@@ -1,9 +1,12 @@
 """First scores: what new tables scored before anything was changed with them in view.
 
-``python -m lab first-scores --data DIR`` predicts each of `TABLES` whose file has no score in
-first_scores.csv yet, and appends one row a part: commit, date, errors and coverage. Only these
-scores are called blind. A part that has its score keeps it: what the code of today scores on the
-same rows is printed beside it and is held out at best.
+first_scores.csv has them as rows: suite and what was scored, errors, date and commit, the file or
+folder of the measurements, and what a reader must know. Rows of tables that are not public stand as
+they were reported. The pages quote these rows and no figure of their own.
+
+``python -m lab first-scores --data DIR`` predicts each of `TABLES` whose file has no score yet, and
+appends one row a part. Only first scores are called blind. A part that has its score keeps it: what
+the code of today scores on the same rows is printed beside it and is held out at best.
 """
 
 from __future__ import annotations
@@ -29,7 +32,13 @@ from predictor.csv_rows import Row
 from predictor.units import mib
 
 FILE = Path(__file__).with_suffix(".csv")
-COLUMNS = ("file", "part", "n", "mean", "geomean", "worst", "covered", "commit", "date")
+COLUMNS = (
+    *("suite", "what", "n", "mean", "geomean", "bias", "worst", "covered", "pairs_right"),
+    *("date", "commit", "source", "note"),
+)
+"""Errors and coverage are fractions, empty where they are not known; ``pairs_right`` counts the
+pairs of plans, of ``n``, whose order was predicted; ``source`` is a file or folder of
+measurements."""
 
 
 def _message(row: ComparedRow) -> str:
@@ -63,11 +72,11 @@ def _classed(
 
 
 TABLES = {
-    NCCL_TESTS_FILE: partial(_classed, _nccl_row, _message),
-    BF16_FILE: partial(_classed, bf16_row, _product),
-    STEP_FILE: partial(_classed, _product_row, _product),
+    NCCL_TESTS_FILE: ("collectives", partial(_classed, _nccl_row, _message)),
+    BF16_FILE: ("gemm", partial(_classed, bf16_row, _product)),
+    STEP_FILE: ("primus-step", partial(_classed, _product_row, _product)),
 }
-"""Rows are predicted as the suites do. Those that cannot be are left out."""
+"""File -> its suite and what predicts a row; rows that cannot be predicted are left out."""
 
 
 def scores(path: Path) -> Iterator[tuple[str, Summary]]:
@@ -76,7 +85,7 @@ def scores(path: Path) -> Iterator[tuple[str, Summary]]:
     Raises:
         InputError: the file cannot be read.
     """
-    rows, _ = compare_tables(path.parent, {path.name: TABLES[path.name]})
+    rows, _ = compare_tables(path.parent, {path.name: TABLES[path.name][1]})
     for part, of in grouped(rows, lambda row: row.part).items():
         yield part, Summary.of(of)
         for family, some in sorted(grouped(of, lambda row: row.family).items()):
@@ -84,30 +93,36 @@ def scores(path: Path) -> Iterator[tuple[str, Summary]]:
 
 
 def read_scores() -> list[dict[str, str]]:
+    """Every row of first_scores.csv."""
     with FILE.open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 
 
 def score_tables(folder: Path) -> list[str]:
-    """Score what has no score yet; lines with first scores and today's."""
+    """Score what has no score yet; return lines with first scores and today's."""
     lines: list[str] = []
-    known = {(row["file"], row["part"]): row for row in read_scores()}
+    known = {(row["source"], row["what"]): row for row in read_scores()}
     words = ["git", "rev-parse", "--short=8", "HEAD"]
-    said = subprocess.run(words, cwd=FILE.parent, capture_output=True, text=True, check=False)
-    where = said.stdout.strip(), f"{datetime.now(UTC):%Y-%m-%d}"
-    new = []
-    for name in TABLES:
+    git = subprocess.run(words, cwd=FILE.parent, capture_output=True, text=True, check=False)
+    made = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": git.stdout.strip()}
+    new: list[dict[str, object]] = []
+    for name, (suite, _) in TABLES.items():
         if not (folder / name).is_file():
             lines.append(f"{name}: not in {folder}")
             continue
-        fresh = all(file != name for file, _ in known)
+        fresh = all(source != name for source, _ in known)
         for part, summary in scores(folder / name):
-            mean, geomean, *_ = figures = [f"{error:.4f}" for error in summary.figures]
+            errors = ("mean", "geomean", "worst", "covered")
+            figures = {k: f"{v:.4f}" for k, v in zip(errors, summary.figures, strict=True)}
             if fresh:
-                new.append([name, part, summary.n, *figures, *where])
+                about = {"suite": suite, "what": part, "n": summary.n, "source": name}
+                new.append({**about, **figures, **made})
             first = known.get((name, part))
             before = f"first {first['mean']} {first['geomean']}" if first else "no first score"
-            lines.append(f"{name} {part}: n {summary.n}, mean {mean}, geomean {geomean} ({before})")
+            lines.append(
+                f"{name} {part}: n {summary.n}, mean {figures['mean']}, geomean "
+                f"{figures['geomean']} ({before})"
+            )
     with FILE.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(new)
+        csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n").writerows(new)
     return lines

@@ -180,7 +180,9 @@ class Suite:
     """Predictions of one kind against measurements of one source; suites.yaml explains the keys.
 
     Args:
-        readme: rows of the README: ``part`` of the report, ``what`` it is, ``first`` score.
+        lead: rows of the README's first table: ``what``, and names of ``first`` scores.
+        readme: rows of the README: ``parts`` of the report, ``what`` they are, what the figures are
+            ``called``, and names of their ``first`` scores.
     """
 
     name: str
@@ -195,7 +197,8 @@ class Suite:
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gave: tuple[Mapping[str, str | int | float], ...] = ()
     committed: bool = False
-    readme: tuple[Mapping[str, str], ...] = ()
+    lead: tuple[Mapping[str, Any], ...] = ()
+    readme: tuple[Mapping[str, Any], ...] = ()
 
     def run(self, data: Path | None = None) -> Report:
         """Predict and compare.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from predictor.cost.ops.cpu_ops import OpRow
-from predictor.iteration.op_graph import CallGroup, CollectiveStart, CollectiveWait, RankCalls
+from predictor.cost.ops.cpu_ops import OpModels, OpRow
 
 FAMILIES = ("bert", "gpt2", "xlnet")
 _LETTERS = "ldhfvsb"
@@ -77,7 +76,6 @@ def parse_shape(name: str) -> TransformerShape:
     return TransformerShape(family, *(int(part[1:]) for part in parts))
 
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 LEAST_SHARE = 1e-3
 
 
@@ -97,30 +95,37 @@ class GradientSync:
         return self.bucket_ms + gradients * self.gradient_ms + size_bytes * self.byte_ms
 
 
-def gradient_sum(gradients: int, size_bytes: int) -> CollectiveStart:
-    """The all-reduce of a bucket of gradients."""
-    return CollectiveStart("allreduce_", size_bytes, gradients=gradients)
-
-
-def training_step(
-    parts: Mapping[str, tuple[OpRow, ...]], buckets: Sequence[CollectiveStart]
-) -> RankCalls:
-    """A training step under data parallelism.
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that DistributedDataParallel sums in one all-reduce.
 
     Args:
-        parts: forward, backward.0, backward.1, ..., optimizer -> rows of its ops. Each part of the
-            backward ends with the sum of a bucket; the optimizer waits for all sums.
-        buckets: one for each part of the backward.
+        bytes: that a rank sends.
     """
-    segments = {FORWARD: 0, OPTIMIZER: 2 * len(buckets)}
-    segments |= {f"{BACKWARD}.{at}": at for at in range(len(buckets))}
-    calls = tuple(CallGroup(segments[part], part, rows, 1) for part, rows in parts.items())
-    return RankCalls(calls, (*buckets, *map(CollectiveWait, range(len(buckets)))))
+
+    gradients: int
+    bytes: int
 
 
-def fit_sync(
-    buckets: Sequence[Sequence[CollectiveStart]], extra_ms: Sequence[float]
-) -> GradientSync:
+@dataclass(frozen=True)
+class TrainingStep:
+    """A training step under data parallelism, which all ranks run.
+
+    Args:
+        rows: of its ops, forward, backward and optimizer.
+        buckets: summed in its backward.
+    """
+
+    rows: tuple[OpRow, ...]
+    buckets: tuple[Bucket, ...] = ()
+
+    def ms(self, models: OpModels, sync: GradientSync | None) -> float:
+        """Time of the step: one core runs the ops and sums the buckets, one after the other."""
+        sums_ms = sum(sync.ms(of.gradients, of.bytes) for of in self.buckets) if sync else 0.0
+        return models.rows_ms(self.rows) + sums_ms
+
+
+def fit_sync(buckets: Sequence[Sequence[Bucket]], extra_ms: Sequence[float]) -> GradientSync:
     """What summing gradients takes, from steps with and without.
 
     Args:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
@@ -28,6 +29,7 @@ from predictor.cost.errors import Z_90
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import match_plan
 from search.baselines.starting_plans import TORCHREC
+from search.prefer import TOLERANCE
 from search.problem import Problem, Result
 
 INSANE = ("random",)
@@ -102,6 +104,14 @@ class ExpectedGain:
     interval: tuple[float, float]
     nominal: float
     draws: int
+
+    @property
+    def verdict(self) -> Literal["use", "measure", "keep"]:
+        """Whether to use the plan: yes where the whole interval is above `TOLERANCE`, after a
+        measurement where only the mean is large, otherwise keep the baseline's."""
+        if self.interval[0] > TOLERANCE:
+            return "use"
+        return "measure" if self.mean > LITTLE else "keep"
 
 
 def expected_gain(

@@ -49,6 +49,8 @@ class Surrogate:
         found[:, FORWARD] = loads[:, Load.FORWARD_MS]
         found[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
         if option.sharding_type is not ShardingType.DATA_PARALLEL:
+            costs = self.objective.scorer.costs
+            found[:, BACKWARD] += costs.optimizer_ms(loads[:, Load.GRADIENTS])
             if group not in self._rates:
                 self._rates[group] = self._measure_rates(group)
             ids_rate, output_rate = self._rates[group]

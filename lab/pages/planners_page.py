@@ -145,14 +145,18 @@ def _planners(fields: Fields) -> list[str]:
     return list(dict.fromkeys(name for rows in fields.values() for name in rows))
 
 
-def benchmarks_text(rows: Sequence[SearchRow], ablated: Sequence[AblationRow] = ()) -> str:
+def benchmarks_text(
+    rows: Sequence[SearchRow], ablated: Sequence[AblationRow] = (), gains: Sequence[str] = ()
+) -> str:
     """The page.
 
     Args:
         ablated: rows of the ablation, which has a chapter if there are any.
+        gains: lines of the chapter on measured gains.
     """
     fields = rows_by_instance(rows)
     made = {
+        "gains": "\n".join(gains),
         "states": "".join(f"{warning}\n" for warning in _states(rows)),
         "summary": "\n".join(summary(fields)),
         "ablation": "\n".join(_ablation(ablated)),

@@ -1,4 +1,1 @@
-"""Models timed against their replays, and the replays that kernel models are fitted on.
-
-Imports all of `shardopt.replay`.
-"""
+"""Models timed against the benchmarks that are generated from their traces."""

@@ -15,84 +15,21 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab.replay.calls import FIT, TEST, ModelCalls
-from lab.replay.models import ORIGINALS, needs_group, ranks_of
+from lab.replay.models import needs_group, ranks_of
 from lab.suites import Summary
-from predictor.errors import ShardoptError
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import Usage, other_cores, usage
 from shardopt.ranks.launch import run_ranks
 from shardopt.ranks.rank import Rank, Report, available_cores, join_group
 from shardopt.ranks.rank import prepare as prepare_rank
 from shardopt.ranks.realtime import hasten_gloo, hasten_thread
-from shardopt.replay.predict import group_calls, list_ranks
-
-IDLE_CALLS = 1000
-"""Of nothing, to find out what a timer takes itself."""
-
-
-class CallTimers:
-    """Times each call of a replay where it happens, in steps that are not timed otherwise.
-
-    Args:
-        replay: not yet tried; it is tried here.
-
-    Raises:
-        ShardoptError: calls of the program are not calls of ops one by one.
-    """
-
-    def __init__(self, replay: Any) -> None:
-        op = importlib.import_module("runtime.ops").Op
-        self.replay = replay
-        names = replay.parts[0][0][1].__globals__
-        own = [name for name, value in names.items() if isinstance(value, op)]
-        replay.try_ops()
-        self.names = names
-        self.plain = {name: names[name] for name in own}
-        self.ns: list[int] = []
-        self.found: list[list[int]] = []
-        self.timed = {name: self._time_call(function) for name, function in self.plain.items()}
-
-    def _time_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        keep, now = self.ns.append, time.perf_counter_ns
-
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            start = now()
-            result = function(*arguments, **keywords)
-            keep(now() - start)
-            return result
-
-        return run
-
-    def steps(self, count: int) -> None:
-        """Run steps with timers, of which the first does not count."""
-        self.names.update(self.timed)
-        for at in range(count):
-            self.ns.clear()
-            self.replay.step()
-            if at:
-                self.found.append(list(self.ns))
-        self.names.update(self.plain)
-
-    def medians_us(self) -> list[float]:
-        """Of each call of the program, without what a timer takes."""
-        if any(len(step) != len(self.replay.ran) for step in self.found):
-            raise ShardoptError("the program makes other calls than it lists; generate it again")
-        idle = self._time_call(lambda *_, **__: None)
-        self.ns.clear()
-        for _ in range(IDLE_CALLS):
-            idle(None, None)
-        cost = median(self.ns)
-        calls = zip(*self.found, strict=True)
-        return [round(max(median(call) - cost, 0) / 1e3, 3) for call in calls]
-
 
 WARM_UP = 6
 TURNS = 4
@@ -111,14 +48,14 @@ def capture(name: str, folder: Path) -> None:
 
 
 def measure(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Time a model's benchmark, and the model itself if it is one of `ORIGINALS`.
+    """Time a model and its benchmark.
 
     Args:
         folder: that `capture` wrote into.
 
     Returns:
-        Of each rank ``replay_ms`` and ``original_ms`` (steps), ``calls_us`` (of each call of the
-        program, the median), and the ``usage`` of the machine before and after.
+        Of each rank ``replay_ms`` and ``original_ms`` (steps), the ``coverage`` of the replay, and
+        the ``usage`` of the machine before and after.
 
     Raises:
         RankDiedError: a rank failed.
@@ -187,20 +124,19 @@ def _measure(rank: Rank, report: Report, name: str, benchmark: Path) -> None:
     _prepare(rank, name)
     from lab.replay.originals import original
 
-    report(_times(original(name, rank.index) if name in ORIGINALS else None, benchmark))
+    report(_times(original(name, rank.index), benchmark))
 
 
-def _times(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
+def _times(step: Callable[[], None], benchmark: Path) -> dict[str, Any]:
     import torch
 
     replay = _replay(benchmark)
     with torch.no_grad():
-        timers = CallTimers(replay)
+        replay.try_ops()
         for _ in range(WARM_UP):
             replay.step()
-    if step is not None:
-        for _ in range(WARM_UP):
-            step()
+    for _ in range(WARM_UP):
+        step()
     gc.collect()
     gc.disable()
     original_ms, replay_ms = [], []
@@ -208,18 +144,16 @@ def _times(step: Callable[[], None] | None, benchmark: Path) -> dict[str, Any]:
     before = usage()
     for at in range(TURNS):
         for which in ("original", "replay") if at % 2 else ("replay", "original"):
-            if which == "original" and step is not None:
+            if which == "original":
                 original_ms += _block(step)
-            elif which == "replay":
+            else:
                 with torch.no_grad():
                     replay_ms += _block(replay.step)
-                    timers.steps(1 + BLOCK)
     _barrier()
     after = usage()
     return {
         "replay_ms": replay_ms,
         "original_ms": original_ms,
-        "calls_us": timers.medians_us(),
         "coverage": replay.coverage(),
         "usage": [asdict(before), asdict(after)],
     }
@@ -258,7 +192,8 @@ def _block(step: Callable[[], None]) -> list[float]:
     return spans
 
 
-LISTED = "listed.json"
+DONE = "done"
+"""File that marks a benchmark as whole."""
 TRIES = 3
 """Of a round that other work disturbed."""
 MOST_OTHER_CORES = 0.1
@@ -276,12 +211,12 @@ def prepare(names: Sequence[str], work: Path) -> Iterator[str]:
     """
     for name in names:
         folder = folder_of(work, name)
-        if not (folder / LISTED).exists():
+        if not (folder / DONE).exists():
             # what a run that was ended left behind may be half a benchmark
             shutil.rmtree(folder, ignore_errors=True)
             capture(name, folder)
             shutil.rmtree(folder / "traces")
-            atomic_write_text(folder / LISTED, json.dumps(list_ranks(folder / "benchmark")))
+            (folder / DONE).touch()
         yield name
 
 
@@ -292,7 +227,7 @@ def time_rounds(names: Sequence[str], work: Path, rounds: int) -> Iterator[tuple
         ShardoptError: a rank failed.
     """
     for number in range(rounds):
-        # a machine drifts within minutes: so calibration models and others run in random order
+        # a machine drifts within minutes
         for name in random.Random(number).sample(list(names), len(names)):
             path = folder_of(work, name) / f"round-{number}.json"
             if not path.exists():
@@ -315,24 +250,9 @@ def _others(ranks: Round) -> float:
     return other_cores(first, last, own_s) or 0.0
 
 
-def replays(names: Sequence[str], work: Path) -> list[ModelCalls]:
-    """Calls of the benchmarks that were timed in some round, with their times."""
-    found = []
-    for name in names:
-        rounds, lists = _rounds(name, work), _read(folder_of(work, name) / LISTED)
-        if rounds:
-            ranks = [
-                group_calls(of, _medians(each[rank]["calls_us"] for each in rounds))
-                for rank, of in enumerate(lists)
-            ]
-            ms = tuple(_slowest(each, "replay_ms") for each in rounds)
-            found.append(ModelCalls(name, TEST if name in ORIGINALS else FIT, ms, tuple(ranks)))
-    return found
-
-
 def side_by_side(names: Sequence[str], work: Path) -> list[dict[str, Any]]:
     """Rows of the models that were timed against their benchmarks in some round."""
-    timed = [(name, _rounds(name, work)) for name in names if name in ORIGINALS]
+    timed = [(name, _rounds(name, work)) for name in names]
     return [_row(name, rounds) for name, rounds in timed if rounds]
 
 
@@ -360,10 +280,6 @@ def _row(name: str, rounds: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any
 
 def _slowest(ranks: Sequence[dict[str, Any]], which: str) -> float:
     return max(median(rank[which]) for rank in ranks)
-
-
-def _medians(rounds: Iterable[Sequence[float]]) -> list[float]:
-    return [median(each) for each in zip(*rounds, strict=True)]
 
 
 def _rounds(name: str, work: Path) -> list[Round]:

@@ -59,16 +59,15 @@ KINDS: dict[str, Any] = {
 }
 
 
-def _read(part: str) -> dict[str, Model]:
+def _read() -> dict[str, Model]:
     data = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
     return {
         name: KINDS[kind](*(tuple(of) if isinstance(of, list) else of for of in sizes))
-        for name, (kind, *sizes) in data[part].items()
+        for name, (kind, *sizes) in data.items()
     }
 
 
-ORIGINALS, CALIBRATIONS = _read("tested"), _read("calibration")
-MODELS = ORIGINALS | CALIBRATIONS
+MODELS = _read()
 
 
 def ranks_of(name: str) -> int:

@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from predictor.errors import InputError
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hook.md"
 SUITES = (
@@ -63,6 +65,7 @@ class Outcome(NamedTuple):
 def run_suites(checkout: Path | None, source: str, *, theirs: bool, write: bool, only: str) -> int:
     """Run the tests; 1 if they differ from the page."""
     folder = checkout or fetch(source)
+    version = _version(folder)
     outcomes = list(run_tests(folder, theirs=theirs, only=only))
     found = {kind: {o.name for o in outcomes if o.result == kind} for kind in RESULTS}
     print(", ".join(f"{len(names)} {kind}" for kind, names in found.items()))
@@ -76,13 +79,29 @@ def run_suites(checkout: Path | None, source: str, *, theirs: bool, write: bool,
         print(f"differs, and docs/hook.md does not say why: {name}")
     for name in gone:
         print(f"passes, and docs/hook.md says it differs: {name}")
-    wanted = with_table(page, table((folder / "version.txt").read_text().strip(), outcomes))
+    wanted = with_table(page, table(version, outcomes))
     if write:
         PAGE.write_text(wanted)
     elif not only and wanted != page:
         print("docs/hook.md has another outcome: run this with --write")
         return 1
     return 1 if new or gone or not outcomes else 0
+
+
+def _version(checkout: Path) -> str:
+    """TorchRec's version by its checkout.
+
+    Raises:
+        InputError: the folder is no checkout.
+    """
+    file = checkout / "version.txt"
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be read: {error.strerror}; {checkout} must be a checkout of TorchRec, "
+            "or leave it out to fetch one"
+        ) from error
 
 
 def fetch(source: str) -> Path:

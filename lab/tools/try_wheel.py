@@ -59,7 +59,6 @@ CASES = (
     lacks(f"bench run {MODEL} plan.json"),
     lacks("bench generate trace.json -o benchmark"),
     lacks("bench replay made"),
-    lacks("bench predict made"),
     lacks(f"bench search {MODEL} --gpus 8"),
 )
 

@@ -12,12 +12,12 @@ from statistics import median
 
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report
+from lab.validate.traced_products import gemm_calls, traced_profile
 from predictor.errors import ShardoptError
 from predictor.trace.events import RankTrace
 from predictor.trace.read import load_traces
 from predictor.trace.simulate.overheads import Overheads
 from predictor.trace.simulate.step import SimulatedStep, SimulatedTrace, TracedHosts, simulate_trace
-from predictor.trace.simulate.whatif import gemm_calls, traced_profile
 
 SUITE = SUITES["traces"]
 *STEPS, RANKS = SUITE.tables

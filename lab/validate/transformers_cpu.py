@@ -2,7 +2,7 @@
 
 Kernel models of ops are fitted on ops that were timed inside the steps of calibration shapes
 (`lab.transformers`). A target's ops come from fake tensors, its time from the
-kernel models and an iteration graph, as of a generated benchmark. No target is run for its
+kernel models and the sums of gradients. No target is run for its
 prediction. The fit is made anew here, so that shapes can be held out.
 
 A folder holds the ops of every shape (`OPS`), the buckets in which its gradients are summed
@@ -12,28 +12,25 @@ A folder holds the ops of every shape (`OPS`), the buckets in which its gradient
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lab.replay.op_fit import CapturedStep, fit_models
+from lab.op_fit import CapturedStep, errors_by_group, fit_models
 from lab.statistics import grouped
 from lab.suites import SUITES, Cell, ComparedRow, Report, Summary
 from lab.transformers import (
     FAMILIES,
+    Bucket,
     GradientSync,
+    TrainingStep,
     fit_sync,
-    gradient_sum,
     parse_shape,
-    training_step,
 )
-from lab.validate.replay import errors_by_ranks, largest_groups
 from predictor.cost.ops.cpu_ops import BINS, OpModels, OpRow
 from predictor.errors import InputError
-from predictor.iteration.op_graph import CollectiveStart, RankCalls, op_graph, rank_times
-from predictor.iteration.timeline import simulate
 from shardopt.formatting import plural
 from shardopt.measure.store import Fields, RowKind, read_rows
 
@@ -78,29 +75,26 @@ OP = RowKind(
 BUCKET = RowKind(
     what="bucket",
     keys=("shape", "bucket", "gradients", "bytes"),
-    parse=lambda of: {**of, "start": gradient_sum(int(of["gradients"]), int(of["bytes"]))},
+    parse=lambda of: {**of, "sum": Bucket(int(of["gradients"]), int(of["bytes"]))},
     fields=dict,
 )
 
 
-def read_ops(folder: Path) -> dict[str, RankCalls]:
+def read_ops(folder: Path) -> dict[str, TrainingStep]:
     """The step of every shape by its name, as `OPS` and `BUCKETS` have it.
 
     Raises:
         InputError: a file cannot be read, or a line of it.
     """
-    parts: dict[str, dict[str, list[OpRow]]] = {}
-    name = part = ""
+    rows: dict[str, list[OpRow]] = {}
+    name = ""
     for line in read_rows(folder / OPS, OP):
-        name, part = line["shape"] or name, line["part"] or part
-        parts.setdefault(name, {}).setdefault(part, []).append(line["row"])
+        name = line["shape"] or name
+        rows.setdefault(name, []).append(line["row"])
     buckets = grouped(read_rows(folder / BUCKETS, BUCKET), lambda of: of["shape"])
     return {
-        name: training_step(
-            {part: tuple(rows) for part, rows in of.items()},
-            [bucket["start"] for bucket in buckets.get(name, ())],
-        )
-        for name, of in parts.items()
+        name: TrainingStep(tuple(of), tuple(bucket["sum"] for bucket in buckets.get(name, ())))
+        for name, of in rows.items()
     }
 
 
@@ -159,9 +153,8 @@ def read_rounds(folder: Path, ranks: int) -> Rounds:
     return Rounds(len(kept), disturbed, slowest("steps"), slowest("alone"), rows_ms)
 
 
-def captured_step(rounds: Rounds, step: RankCalls, name: str) -> CapturedStep:
-    rows = tuple(row for part in step.calls for row in part.rows)
-    return CapturedStep(rows, rounds.captured[name], rounds.alone[name])
+def captured_step(rounds: Rounds, step: TrainingStep, name: str) -> CapturedStep:
+    return CapturedStep(step.rows, rounds.captured[name], rounds.alone[name])
 
 
 @dataclass(frozen=True)
@@ -175,12 +168,12 @@ class Calibrated:
 
     ranks: int
     rounds: Rounds
-    steps: Mapping[str, RankCalls]
+    steps: Mapping[str, TrainingStep]
     models: OpModels
     sync: GradientSync | None
 
     @classmethod
-    def of(cls, folder: Path, ranks: int, steps: Mapping[str, RankCalls]) -> Calibrated:
+    def of(cls, folder: Path, ranks: int, steps: Mapping[str, TrainingStep]) -> Calibrated:
         """Fitted on all captured shapes.
 
         Raises:
@@ -195,7 +188,7 @@ class Calibrated:
             except ValueError as error:
                 raise InputError(f"{where}: {error}") from error
         for name, spent in rounds.captured.items():
-            count = sum(len(part.rows) for part in steps[name].calls)
+            count = len(steps[name].rows)
             if len(spent) != count:
                 raise InputError(
                     f"{where}: has {len(spent)} times of '{name}', {folder / OPS} {count} rows; "
@@ -205,14 +198,14 @@ class Calibrated:
 
     @classmethod
     def fitted(
-        cls, ranks: int, rounds: Rounds, steps: Mapping[str, RankCalls], names: Sequence[str]
+        cls, ranks: int, rounds: Rounds, steps: Mapping[str, TrainingStep], names: Sequence[str]
     ) -> Calibrated:
         """Fitted on some of the captured shapes."""
         models = fit_models([captured_step(rounds, steps[name], name) for name in names])
         if ranks == 1:
             return cls(ranks, rounds, steps, models, None)
         extra = [rounds.steps[name] - rounds.alone[name] for name in names]
-        sync = fit_sync([steps[name].collectives for name in names], extra)
+        sync = fit_sync([steps[name].buckets for name in names], extra)
         return cls(ranks, rounds, steps, models, sync)
 
     def fitted_on(self, names: Sequence[str]) -> Calibrated:
@@ -225,15 +218,7 @@ class Calibrated:
 
     def ms(self, name: str) -> float:
         """Predicted time of a shape's step, which all ranks run."""
-
-        def cost_ms(starts: Sequence[CollectiveStart]) -> float:
-            first = starts[0]
-            return 0.0 if self.sync is None else self.sync.ms(first.gradients, first.bytes)
-
-        step = self.steps[name]
-        times = rank_times(step, self.models)
-        graph, _ = op_graph([times] * self.ranks, [step] * self.ranks, cost_ms, self.ranks)
-        return float(simulate(graph).iteration_ms[0])
+        return self.steps[name].ms(self.models, self.sync)
 
     def by_flop_ms(self, name: str) -> float:
         """FLOP over the rate of the family's captured shape whose FLOP are closest."""
@@ -333,3 +318,21 @@ def validate_transformers_cpu(folder: Path) -> Report:
         for of in found
     ]
     return suite.report(rows, scores=tables, notes=notes)
+
+
+def errors_by_ranks(
+    kinds: Mapping[str, Sequence[ComparedRow]],
+) -> Iterator[tuple[Cell, ...]]:
+    """Errors of rows of each kind, by the number of ranks that names them."""
+    for kind, rows in kinds.items():
+        for ranks in sorted({int(row.name["ranks"]) for row in rows}):
+            found = Summary.of(row for row in rows if row.name["ranks"] == ranks)
+            yield kind, ranks, found.n, found.mape, found.geomean, found.worst
+
+
+def largest_groups(
+    steps: Sequence[CapturedStep], models: OpModels, most: int
+) -> list[tuple[Cell, ...]]:
+    """The ops that take most of some steps, and how well their kernel model fits there."""
+    found = sorted(errors_by_group(steps, models).items(), key=lambda item: -item[1][0])
+    return [(group, share, error) for group, (share, error) in found[:most]]

@@ -7,7 +7,7 @@ plan is summed to one vector per (group, rank) before anything is costed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
 
@@ -22,12 +22,9 @@ from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
 from predictor.hardware.learned import lookup_part
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
-from predictor.model.memory.ranks import (
-    DEFAULT_CACHE_LOAD_FACTOR,
-    cached_share,
-    is_stashed,
-    synced_bytes,
-)
+from predictor.model.lookup_group import LookupGroup, is_stashed
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.ranks import cached_share, synced_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Table, Workload
@@ -54,7 +51,7 @@ class Load(IntEnum):
     OUTPUTS = 7
     """output elements the rank's lookups produce per iteration"""
     GRADIENTS = 8
-    """elements of dense gradient (data_parallel tables only)"""
+    """elements of dense gradient, which the dense optimizer steps (the kernel ``dense``)"""
     EXPANDED = 9
     """output elements that repeated ids get back where only distinct ones are looked up"""
     SYNCED_WEIGHTS = 10
@@ -98,48 +95,6 @@ NO_IDS = 1e-9
 """Share of its ids at which a lookup takes as long as with none."""
 LAUNCH = (Load.SHARDS, *range(Load.ROWS, COLUMNS))
 """Columns about a launch as a whole; zero where loads of several groups are mixed."""
-
-
-@dataclass(frozen=True, order=True)
-class LookupGroup:
-    """Tables that one fused lookup serves.
-
-    ``cached_dim`` splits cached tables by dimension under a prefetch pipeline, as TorchRec's
-    `EmbDimBucketer` does; it is 0 otherwise. ``hashed`` tables have a lookup of their own, and
-    those of each ``store``, a kernel of key-value tables; so have tables whose weights are stashed
-    (`_group_tables_per_rank` of TorchRec's embedding_sharding.py).
-    """
-
-    module: str
-    sharding_type: ShardingType
-    data_type: str
-    pooling: str
-    weighted: bool
-    optimizer: str
-    fused: bool
-    cached_dim: int = 0
-    hashed: bool = False
-    store: str = ""
-    stashed: bool = False
-
-
-def group_of(table: Table, plan: TablePlan, train_pipeline: str) -> LookupGroup:
-    """The lookup group that a table joins under a plan."""
-    cached = plan.compute_kernel.is_cached
-    prefetched = cached and train_pipeline == "prefetch_sparse_dist"
-    return LookupGroup(
-        table.module,
-        plan.sharding_type,
-        table.data_type,
-        table.pooling,
-        table.weighted,
-        table.optimizer,
-        plan.compute_kernel is not ComputeKernel.DENSE,
-        max(s.size[1] for s in plan.shards) if prefetched else 0,
-        plan.compute_kernel.is_hashed,
-        str(plan.compute_kernel) if plan.compute_kernel.is_stored else "",
-        is_stashed(table, plan.compute_kernel),
-    )
 
 
 def add(total: Array, load: Array) -> None:
@@ -242,7 +197,7 @@ class ShardLoads:
                 cache = shared_cache.tabulate(whole, self.hardware, self._cache_times)
         total[Load.SHARDS] = 1.0
         total[Load.ROWS] = shard.size[0]
-        if plan.sharding_type is ShardingType.DATA_PARALLEL:
+        if plan.compute_kernel is ComputeKernel.DENSE:
             total[Load.GRADIENTS] = float(shard.size[0] * shard.size[1])
         elif self.topology.job is not None or is_stashed(table, plan.compute_kernel):
             weights, states = synced_bytes(table, shard.size)

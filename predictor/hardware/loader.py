@@ -10,13 +10,14 @@ on replays of calibration models, and used to predict generated benchmarks.
 
 from __future__ import annotations
 
+import re
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from predictor.document import SAFE_LOADER, KeyPath, Problems, parse_yaml, shown
@@ -24,10 +25,7 @@ from predictor.errors import InputError, ProfileError, did_you_mean
 from predictor.files import read_whole
 from predictor.hardware.schema import (
     GROUP_NAMES,
-    Group,
     HardwareProfile,
-    NonNegative,
-    Positive,
     StrictModel,
 )
 
@@ -99,11 +97,48 @@ def _load(name_or_path: str, folder: Path, chain: tuple[Path, ...]) -> HardwareP
         if named or not absent:
             reason = getattr(error, "strerror", None) or error
             raise ProfileError(f"hardware profile {path}: cannot be read: {reason}") from error
-        raise ProfileError(
-            f"unknown hardware '{name_or_path}'{did_you_mean(name_or_path, shipped)}; "
-            f"known: {', '.join(shipped)}, or give the path of a profile file"
-        ) from None
+        profile = _profile_of_chip(name_or_path)
+        if profile is None:
+            raise _unknown(name_or_path) from None
+        return _load_shipped(profile)
     return _profile(text, str(path), path.parent, (*chain, real))
+
+
+def _profile_of_chip(name: str) -> str | None:
+    """The shipped profile of a chip by its bare name, such as ``h200`` or ``H100 PCIe``."""
+    name = re.sub(r"[\s_]+", "-", name.strip().lower())
+    chips = {words.lower().replace(" ", "-"): profile for words, profile in _chips()}
+    return name if name in list_hardware() else chips.get(name)
+
+
+def _chips() -> list[tuple[str, str]]:
+    """Words in the names of devices, and their shipped profile."""
+    chips: list[tuple[str, str]] = load_table("device_names")
+    return chips
+
+
+def _unknown(name: str) -> ProfileError:
+    """The error for a name that is neither a shipped profile nor a chip."""
+    shipped = list_hardware()
+    rest, network = next(
+        (
+            (name.removesuffix(f"-{kind}"), kind)
+            for kind in load_table("networks")
+            if name.endswith(f"-{kind}")
+        ),
+        (name, None),
+    )
+    profile = network and _profile_of_chip(rest)
+    if profile:
+        return ProfileError(
+            f"unknown hardware '{name}': a profile is of devices, the network between hosts is "
+            f"given apart; take '{profile}', and 'network: {network}' in a cluster file",
+            inputs=("hardware", "cluster"),
+        )
+    return ProfileError(
+        f"unknown hardware '{name}'{did_you_mean(name, shipped)}; "
+        f"known: {', '.join(shipped)}, or give the path of a profile file"
+    )
 
 
 def _read(text: str, origin: str) -> tuple[dict[str, Any], Problems]:
@@ -260,42 +295,3 @@ def _models_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return [annotation]
     return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]
-
-
-Coefficients = dict[str, tuple[NonNegative, ...]]
-
-
-class CpuOps(Group):
-    """Kernel models of CPU ops.
-
-    Args:
-        near_cache_mib, far_cache_mib: sizes of the caches (`predictor.cost.ops.cpu_ops.Caches`).
-        op_ms: what an iteration takes beyond its ops, per call.
-        stretch: what an iteration takes for each ms that its ops take alone.
-        one_rank: group of ops -> coefficients in ms, in the order of `work` in
-            `predictor.cost.ops.cpu_ops`.
-        several_ranks: the same, of groups that cost something else where several ranks share a
-            memory.
-    """
-
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str = Field(min_length=1)
-    near_cache_mib: Positive
-    far_cache_mib: Positive
-    op_ms: NonNegative
-    stretch: NonNegative
-    one_rank: Coefficients
-    several_ranks: Coefficients
-
-    def coefficients(self, ranks: int) -> Coefficients:
-        """Of all groups, on a number of ranks."""
-        return self.one_rank if ranks == 1 else {**self.one_rank, **self.several_ranks}
-
-
-def load_op_models(name: str) -> CpuOps:
-    """The kernel models that the package holds for a profile."""
-    file = resources.files("predictor.hardware") / "ops" / f"{name}.yaml"
-    if not file.is_file():
-        raise ProfileError(f"no kernel models of single ops come with the profile '{name}'")
-    data, problems = _read(file.read_text(encoding="utf-8"), f"ops/{name}.yaml")
-    return _validated(CpuOps, data, problems, has_base=False)

@@ -111,7 +111,7 @@ def assign_tables(
     result: dict[str, int] = {}
     taken: dict[int, str] = {}
     for key, table in plan.tables.items():
-        index = _find(key, table.module, homes, where, what)
+        index = find_table(key, table.module, homes, where, what)
         if index in taken:
             raise PlanError(
                 f"{where}: '{taken[index]}' and '{key}' both plan {_show(homes[index])} of {what}; "
@@ -130,7 +130,18 @@ def assign_tables(
     return result
 
 
-def _find(key: str, module: str, homes: Sequence[tuple[str, str]], where: str, what: str) -> int:
+def find_table(
+    key: str, module: str, homes: Sequence[tuple[str, str]], where: str, what: str
+) -> int:
+    """Index of the table that a plan's key means among `homes`, the (module, table) of a model.
+
+    Args:
+        module: that the plan names beside the key; empty if none.
+        where, what: the plan's file and the model's name, for messages.
+
+    Raises:
+        PlanError: the key means no table, or several.
+    """
     prefix, _, last = key.rpartition("/")
     for name in (key, last):
         found = [i for i, home in enumerate(homes) if home[1] == name]

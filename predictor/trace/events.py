@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 HostKind = Literal["op", "annotation", "runtime"]
 DeviceKind = Literal["kernel", "memcpy", "memset"]
@@ -26,8 +26,6 @@ class HostEvent:
         node: of the execution trace, where one was given (`rf_id`, "Record function id").
         external: the profiler's own number of an op ("External id"); counts up on a thread.
         record: PyTorch's number of an op ("Record function id"), which execution traces share.
-        args: the trace's own arguments about inputs or collectives; None: not requested, or there
-            were none. Events with equal arguments share one object.
     """
 
     name: str
@@ -42,7 +40,6 @@ class HostEvent:
     node: int | None = None
     external: int | None = None
     record: int | None = None
-    args: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,29 +66,15 @@ MEMORY = "[memory]"
 Args = Mapping[str, Any]
 
 
-KEPT = (
-    *("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete Inputs"),
-    *("Collective name", "dtype", "In msg nelems", "Out msg nelems", "In split size"),
-    *("Out split size", "Process Group Name", "Process Group Ranks", "Group size"),
-    *("Global rank start", "Global rank stride"),
-)
-"""What `HostEvent.args` holds, where it is asked for."""
-
-
 RECORDING = "shardopt"
 """Key of a trace's metadata under which a recording says what it measured beside the trace."""
 
 
 class KinetoReader:
-    """Takes the events of a document one by one, as they are read.
+    """Takes the events of a document one by one, as they are read."""
 
-    Args:
-        keep_args: fill `HostEvent.args`.
-    """
-
-    def __init__(self, source: str, *, keep_args: bool = False) -> None:
+    def __init__(self, source: str) -> None:
         self.source = source
-        self.keep_args = keep_args
         self.host: list[HostEvent] = []
         self.device: list[DeviceEvent] = []
         self.comms: list[tuple[DeviceEvent, CollectiveCall]] = []
@@ -130,14 +116,11 @@ class KinetoReader:
     def _host(self, event: Args, kind: HostKind) -> None:
         args, name = _args(event), _name(event)
         start, end = _times(event)
-        runtime, shapes, dtypes, kept = kind == "runtime", None, None, None
+        runtime, shapes, dtypes = kind == "runtime", None, None
         if not runtime:
             dims, types = args.get("Input Dims", args.get("Input dims")), args.get("Input type")
             shapes = self._once(tuple(map(tensor_shape, dims)) if isinstance(dims, list) else ())
             dtypes = self._once(tuple(map(str, types)) if isinstance(types, list) else ())
-            if self.keep_args:
-                found = {key: args[key] for key in KEPT if key in args}
-                kept = self.known.setdefault(repr(found), found) or None
         made = HostEvent(
             name,
             "annotation" if STEP.match(name) else kind,
@@ -150,7 +133,6 @@ class KinetoReader:
             _whole(args, "Sequence number"),
             external=None if runtime else _whole(args, "External id", "external id"),
             record=_whole(args, "Record function id"),
-            args=kept,
         )
         self.host.append(made)
         if made.correlation is not None:

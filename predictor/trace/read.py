@@ -331,19 +331,18 @@ class TraceSet:
     notes: tuple[str, ...] = field(default=())
 
 
-def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> TraceSet:
+def load_traces(paths: Sequence[str | Path]) -> TraceSet:
     """Read everything under these paths and match the traces of each rank.
 
     Args:
         paths: .json, .json.gz, .tar, .tar.gz, .tgz, folders of these; Kineto and execution traces
             in any order. One file a rank and kind.
-        keep_args: fill `HostEvent.args`.
     """
     traces: dict[int, RankTrace] = {}
     executions: dict[int, ExecutionTrace] = {}
     notes: list[str] = []
     for file in open_traces(paths):
-        document = _read(file, keep_args)
+        document = _read(file)
         if document is None:
             notes.append(f"{file.source}: not a trace; left out")
         elif isinstance(document, RankTrace):
@@ -359,9 +358,9 @@ def load_traces(paths: Sequence[str | Path], *, keep_args: bool = False) -> Trac
     return TraceSet(found, tuple(executions[r] for r in sorted(executions)), tuple(notes))
 
 
-def _read(file: TraceFile, keep_args: bool) -> RankTrace | ExecutionTrace | None:
+def _read(file: TraceFile) -> RankTrace | ExecutionTrace | None:
     """One document; None for JSON files that are not traces."""
-    kineto = KinetoReader(file.source, keep_args=keep_args)
+    kineto = KinetoReader(file.source)
     document = read_json(file, kineto.take)
     if isinstance(document, list):
         document = {TRACE_EVENTS: document}

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.memory.ranks import (
-    DEFAULT_CACHE_LOAD_FACTOR,
     UVM_KERNELS,
     ShardMemory,
     Size,
-    cache_state_bytes,
     row_parts,
 )
 from predictor.model.plan import ComputeKernel, ShardingType
@@ -58,7 +57,7 @@ def torchrec_memory(
             continue
         cache = math.ceil(weights * clf) if cached else 0
         shadow = math.ceil(cache * multiplier)
-        hbm = io + cache + shadow + (cache_state_bytes(size[0], clf) if cached else 0)
+        hbm = io + cache + shadow + (_cache_state_bytes(size[0], clf) if cached else 0)
         found.append(ShardMemory(hbm, weights + state, state + shadow, io))
     return found
 
@@ -106,3 +105,9 @@ def _io_bytes(
         rows = sum(min(1.0, f.pooling_factor) * f.num_poolings for f in table.features)
         written = rows * batch * world
     return math.ceil(arriving * INDEX_BYTES), math.ceil(written * size[1] * table.element_bytes)
+
+
+def _cache_state_bytes(rows: int, clf: float) -> int:
+    """Index-to-table map of 4 bytes a row; index and timestamp of 8 bytes each a cached row
+    (`_calculate_cache_aux_state_sizes`)."""
+    return math.ceil(rows * (4 + clf * 16))

@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from predictor.errors import InfeasibleError
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import DATA_TYPE_BYTES, Table, Workload

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from predictor.cost.loads import LookupGroup
+from predictor.model.lookup_group import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
 from search.bound.patterns import RankItems, RankPatterns, rank_items
 from search.bound.program import Program
@@ -245,14 +245,16 @@ class ExchangeSet:
         return {one: float(self.shares[[n == one for n in self.names]].sum()) for one in every}
 
     def parts(self) -> Iterator[ExchangeSet]:
-        """Two sets that hold all of its plans between them: with the exchange that the last optimum
+        """Sets that hold all of its plans between them: with the exchange that the last optimum
         uses most of those that plans may do without, and, if tables have others, without it."""
         shares = self.exchange_shares()
         chosen = max(sorted(self.exchanges - self.used), key=shares.__getitem__)
-        yield ExchangeSet(self.known, self.index, self.used | {chosen}, self.needed)
-        kept = np.array([name != chosen for name in self.names])
-        if np.logical_or.reduceat(kept, self.first).all():
-            yield ExchangeSet(self.known, self.index[kept], self.used, self.needed[kept])
+        every = np.array([name != chosen for name in self.names])
+        for used, able in ((self.used | {chosen}, ~every | every), (self.used, every)):
+            kept = able & self.known.beside(self.index, used)
+            there = {name for name, one in zip(self.names, kept.tolist(), strict=True) if one}
+            if np.logical_or.reduceat(kept, self.first).all() and used <= there:
+                yield ExchangeSet(self.known, self.index[kept], used, self.needed[kept])
 
     def fill_ranks(self, upper_ms: float, work: int, stop: Callable[[], bool]) -> tuple[float, int]:
         """The bound once it is known what single ranks can hold, where that can help, and the

@@ -32,10 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.loads import COLUMNS, Load, LookupGroup
+from predictor.cost.loads import COLUMNS, Load
 from predictor.iteration.graph import Graph, Op, Scope
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ShardingType
 from search.bound.cycle import Node, critical_cycle, make_nodes
 from search.model.cut_model import CycleCut
@@ -53,8 +54,10 @@ LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
 AVERAGING = "replica_sync"
 OF_GROUPS = (*LOOKUPS, AVERAGING, "stash")
 """Phases whose operations only plans have that use a lookup group."""
-ALIKE = ("dense_forward", "dense_backward", "optimizer")
-"""Phases of operations on single ranks that take as long on every rank."""
+OPTIMIZER = "optimizer"
+ALIKE = ("dense_forward", "dense_backward", OPTIMIZER)
+"""Phases of operations on single ranks that take as long on every rank; the optimizer's if no rank
+has shards with dense gradients of its own."""
 UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 
 
@@ -122,7 +125,7 @@ class Hulls:
     Args:
         ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
         most: load ``[columns]`` that no plan exceeds on any rank.
-        least: loads ``[2, columns]`` that every plan has on average, and on its busiest rank.
+        least: loads ``[2, columns]`` that every plan has on average, and in its longest shard.
         reach: multiple of the ceiling's sizes up to which hulls of shared sizes lie below the
             costs.
     """
@@ -130,7 +133,9 @@ class Hulls:
     def __init__(self, ceiling: Array, most: Array, least: Array, reach: float) -> None:
         self.ceiling = ceiling[None, None]
         self.most = most[None, None]
-        mean, peak = least
+        mean, longest = least
+        # of many shards, even the longest has less than the mean rank
+        peak = np.maximum(mean, longest)
         self.least = np.stack([peak, 2 * mean - peak])[None]
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
         self.reach = reach
@@ -359,7 +364,7 @@ class Relaxation:
         phases = [of.phases[op] for op in ops]
         runs = _runs([of.scopes[op] for op in ops])
         lookups = [[i for i in run if phases[i] in LOOKUPS] for run in runs]
-        others = [[i for i in run if phases[i] not in (*LOOKUPS, *ALIKE)] for run in runs]
+        others = [[i for i in run if phases[i] not in (*LOOKUPS, *self._alike)] for run in runs]
         kept = [i for i, run in enumerate(lookups) if slopes[run].any()]
         lookups, others = [lookups[i] for i in kept], [others[i] for i in kept]
         floors = [of.floors[:, ops[run]].sum(axis=1) / iterations for run in lookups]
@@ -368,6 +373,13 @@ class Relaxation:
             np.array(floors).reshape(-1, len(self.groups)),
             self._parts(slopes, others, iterations),
         )
+
+    @cached_property
+    def _alike(self) -> tuple[str, ...]:
+        """Phases of operations on single ranks that take as long on every rank."""
+        copies = ShardingType.DATA_PARALLEL
+        own = any(not g.fused and g.sharding_type is not copies for g in self.groups)
+        return tuple(phase for phase in ALIKE if phase != OPTIMIZER or not own)
 
     def _parts(self, slopes: Array, runs: list[list[int]], iterations: int) -> Array:
         """Slopes of some operations together, ``[runs, groups, columns]``."""

@@ -9,6 +9,7 @@ Why: docs/decisions/0028-plans-from-the-bound.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -56,6 +57,8 @@ class Packer:
             stop: asked after every round with the best time so far.
         """
         best, best_ms = start, float(self.objective.score([start])[0])
+        space = self.objective.space.beside([option for option, _ in start])
+        within = self.objective.beside(start).over(space)
         each = -(-steps // ROUNDS)
         cuts: list[CycleCut] = []
         current, failed = start, 0
@@ -68,13 +71,16 @@ class Packer:
             used = {self.surrogate.shard_loads(option)[0] for option, _ in best}
             first = best if used <= cut.groups else current
             columns = self.columns(cuts)
-            plan = PlacedPlan(self.objective, columns, first, self.staying)
+            plan = PlacedPlan(within, columns, first, self.staying)
             plan.lower(min(steps, each), SQUARES, partial(stop, best_ms))
             steps -= plan.steps + 1
             current = plan.assignment
             ms = float(self.objective.score([current])[0])
+            if not self.objective.fits(current):
+                within, current, ms = within.beside(current), best, math.inf
             failed = 0 if ms < best_ms * (1 - GAIN) else failed + 1
-            if ms < best_ms:
+            # what tables of unlike width add by sharing a cache is not among the bytes of shards
+            if ms < best_ms and self.objective.fits(current):
                 best, best_ms = current, ms
         return best, best_ms
 

@@ -159,7 +159,7 @@ class PlacedPlan:
         ranks = np.concatenate([ranks for _, ranks in self.chosen])
         work = np.concatenate([seen.work for seen, _ in self.chosen])
         memory = np.concatenate([seen.memory for seen, _ in self.chosen])
-        loads, used = self._on_ranks(ranks, work), self._on_ranks(ranks, memory)
+        loads, used = self._on_ranks(ranks, work), self.objective.memory(self.assignment).T
         self.now = Occupancy(loads, used, self.objective.caps.T)
         self.even_ms = np.sum([seen.even for seen, _ in self.chosen], axis=0)
         nowhere = np.zeros(self.world, dtype=bool)

@@ -6,14 +6,13 @@ sizes and ranks all stay; every other table counts as one move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from predictor.errors import InputError
-from predictor.model.memory.peak import memory_of_plan
-from predictor.model.memory.ranks import UVM_KERNELS, missing, plan_memory
-from predictor.model.plan import ShardingPlan, TablePlan
+from predictor.model.memory.ranks import UVM_KERNELS, missing
+from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table
 from search.candidate import Candidate
@@ -21,7 +20,7 @@ from search.in_use.moves import table_memory
 from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective
 from search.problem import Problem, RatedPlanInUse
-from search.space.filters import is_sound
+from search.space.filters import miscomputes
 from search.space.option import Choice, ChoicesInUse, Option, Space, place
 
 NAME = "given plan"
@@ -40,6 +39,7 @@ class PlanInUse:
         horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
         allows: whether the table of a key may change to a sharding, on whatever ranks; a table
             that may not even keep its own elsewhere stays where it is. None: to any.
+        held: key -> shards as they lie now, where these are not the plan's; see `MovePrice`.
     """
 
     plan: ShardingPlan
@@ -47,6 +47,12 @@ class PlanInUse:
     max_bytes: float | None = None
     horizon: int | None = None
     allows: Callable[[str, TablePlan], bool] | None = None
+    held: Mapping[str, tuple[Shard, ...]] | None = None
+
+    @property
+    def new(self) -> frozenset[str]:
+        """Keys of the tables that no rank holds yet."""
+        return frozenset(key for key, shards in (self.held or {}).items() if not shards)
 
 
 def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
@@ -79,15 +85,21 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
     """
     options = [list(table) for table in space.options]
     choices: list[Choice | None] = []
+    plans = [in_use.plan.tables[key] for key in space.keys]
+    used = [
+        space.option_of(index, plan) or option_in_use(index, plan, problem)
+        for index, plan in enumerate(plans)
+    ]
+    mixed = {*space.wrong_means(used)}
     for index, (key, table) in enumerate(zip(space.keys, problem.workload.tables, strict=True)):
-        plan = in_use.plan.tables[key]
-        option = space.option_of(index, plan) or option_in_use(index, plan, problem)
+        plan, option = plans[index], used[index]
         fixed = in_use.allows is not None and not in_use.allows(key, plan)
         if fixed or not option.is_legal(plan.ranks, problem.topology):
             option = replace(option, pinned=plan.ranks)
-        if find_broken_constraint(table, plan) or not is_sound(
-            option, problem.workload, problem.hardware.device
-        ):
+        wrong = miscomputes(option, problem.workload, problem.hardware.device)
+        wrong &= option not in space.options[index]  # unless the table has nothing else
+        wrong |= index in mixed
+        if find_broken_constraint(table, plan) or wrong:
             choices.append(None)
             continue
         choices.append((option, plan.ranks))
@@ -95,13 +107,19 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
         if option not in options[index]:
             options[index].append(option)
     moves = len(choices) if in_use.max_moves is None else in_use.max_moves
-    price = MovePrice(problem, in_use.plan)
+    price = MovePrice(problem, in_use.plan, in_use.held)
 
     @lru_cache(maxsize=1 << 16)
     def arriving_bytes(table: int, choice: Choice) -> float:
         return price.arriving_bytes(space.keys[table], place(*choice))
 
-    found = ChoicesInUse(tuple(choices), min(moves, len(choices)), arriving_bytes, in_use.max_bytes)
+    found = ChoicesInUse(
+        tuple(choices),
+        min(moves, len(choices)),
+        arriving_bytes,
+        in_use.max_bytes,
+        frozenset(index for index, key in enumerate(space.keys) if key in in_use.new),
+    )
     return replace(space, options=tuple(map(tuple, options)), in_use=found)
 
 
@@ -157,7 +175,7 @@ def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str
     tables, workload = in_use.plan.tables, problem.workload
     assert space.in_use is not None
     for key, table, choice in zip(space.keys, workload.tables, space.in_use.choices, strict=True):
-        if choice is None:
+        if choice is None and key not in in_use.new:
             why = (
                 find_broken_constraint(table, tables[key])
                 or "TorchRec would compute wrong results with it"
@@ -165,10 +183,7 @@ def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str
             found.append(f"table '{key}' cannot stay: {why}")
     if not space.co_located([tables[key].ranks for key in space.keys]):
         found.append("tables that constraints.co_locate ties lie on different ranks")
-    of = workload, problem.topology, in_use.plan, problem.hardware.device
-    short = missing(plan_memory(*of))
-    if not short and problem.topology.limit_bytes:
-        short = missing(memory_of_plan(*of))
+    short = missing(problem.memory_of(in_use.plan))
     return (*found, short) if short else tuple(found)
 
 
@@ -209,7 +224,8 @@ def rate_plan_in_use(objective: Objective, in_use: PlanInUse) -> RatedPlanInUse:
     tables = tuple(plan.tables[key] for key in space.keys)
     ms = float(objective.scorer.score([tables])[0])
     misfits = find_misfits(space, objective.problem, in_use)
-    return RatedPlanInUse(plan, ms, misfits, in_use.max_moves, in_use.max_bytes, in_use.horizon)
+    limits = in_use.max_moves, in_use.max_bytes, in_use.horizon
+    return RatedPlanInUse(plan, ms, misfits, *limits, in_use.held)
 
 
 def finish_plan(
@@ -219,7 +235,7 @@ def finish_plan(
     plan, choices = objective.sharding_plan(assignment), objective.space.in_use
     if in_use is None or choices is None:
         return plan
-    moved = set(choices.moved(assignment))
+    moved = {*choices.moved(assignment), *choices.new}
     stay = {
         key: in_use.plan.tables[key]
         for table, key in enumerate(objective.space.keys)

@@ -176,19 +176,28 @@ class MovePrice:
 
     Args:
         before: the plan in use, under the workload's keys.
+        held: key -> the table's shards as they lie now, where they differ from the plan's: those of
+            a table that had fewer rows, none of one that is new. None: those of the plan.
     """
 
-    def __init__(self, problem: Problem, before: ShardingPlan) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        before: ShardingPlan,
+        held: Mapping[str, Sequence[Shard]] | None = None,
+    ) -> None:
         self.problem = problem
         self.before = before
+        self.held = {key: table.shards for key, table in before.tables.items()} | dict(held or {})
         self.tables = dict(zip(problem.workload.keys, problem.workload.tables, strict=True))
         self.table_traffic = lru_cache(maxsize=1 << 14)(self._table_traffic)
 
     def of(self, after: ShardingPlan) -> Move:
         """The move to a plan."""
-        moved = tuple(moved_tables(self.before, after))
+        moved = tuple(key for key in moved_tables(self.before, after) if self.held[key])
+        cut_anew = [key for key, table in self.before.tables.items() if self._differs(key, table)]
         ms, link_bytes = 0.0, dict.fromkeys(LINKS, 0)
-        for key in moved:
+        for key in dict.fromkeys((*moved, *cut_anew)):
             weights, states = self.table_traffic(key, after.tables[key])
             for link in link_bytes:
                 link_bytes[link] += round(weights.total(link) + states.total(link))
@@ -209,13 +218,17 @@ class MovePrice:
 
     def arriving_bytes(self, key: str, plan: TablePlan) -> float:
         """Bytes that a table's sharding brings to ranks that did not hold them."""
-        if plan == self.before.tables[key]:
+        if plan == self.before.tables[key] and not self._differs(key, plan):
             return 0.0
         return sum(part.total(link) for part in self.table_traffic(key, plan) for link in LINKS)
 
+    def _differs(self, key: str, plan: TablePlan) -> bool:
+        """The table's shards do not lie as a plan has them."""
+        return tuple(self.held[key]) != plan.shards
+
     def _table_traffic(self, key: str, after: TablePlan) -> tuple[_Traffic, _Traffic]:
         """Of the weights and of the optimizer state of one table."""
-        table, before = self.tables[key], self.before.tables[key].shards
+        table, before = self.tables[key], self.held[key]
         found = _Traffic(), _Traffic()
         for shard, memory in zip(
             after.shards, table_memory(table, self.problem, after), strict=True

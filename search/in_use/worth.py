@@ -28,7 +28,7 @@ def share_of_move(objective: Objective, in_use: PlanInUse | None) -> Callable[[A
     nothing."""
     if in_use is None or in_use.horizon is None:
         return lambda assignment: 0.0
-    price, horizon = MovePrice(objective.problem, in_use.plan), in_use.horizon
+    price, horizon = MovePrice(objective.problem, in_use.plan, in_use.held), in_use.horizon
     return lambda assignment: 1e3 * price.of(objective.sharding_plan(assignment)).seconds / horizon
 
 

@@ -105,16 +105,27 @@ class Rounding:
         """The plans of a set as they are placed, and its bound."""
         found: dict[Assignment, Candidate] = {}
         for options in self._rounded(one, best_ms, stop):
-            plan = self.placer.place_all(options)
+            plan = self._fitting(options)
             if plan is not None:
-                plan = refill(self.objective, self.surrogate, plan)
+                refilled = refill(self.objective.beside(plan), self.surrogate, plan)
+                plan = refilled if self.objective.fits(refilled) else plan
                 found[plan] = Candidate(plan, self._ms(plan), FOUND_BY)
                 best_ms = min(best_ms, found[plan].iteration_ms)
         return list(found.values()), one.proven
 
+    def _fitting(self, options: Sequence[Option]) -> Assignment | None:
+        """These options where they fit; None if no such place was found."""
+        plan, objective = self.placer.place_all(options), self.objective
+        if plan is None or objective.fits(plan):
+            return plan
+        placer = GreedyPartitioner(objective.beside(plan), self.surrogate)
+        plan = placer.place_all(options)
+        return plan if plan is not None and objective.fits(plan) else None
+
     def _balance(self, one: Candidate, stop: Callable[[], bool]) -> Candidate:
-        plan = balance(self.objective, self.surrogate, one.assignment, stop)
-        return Candidate(plan, self._ms(plan), FOUND_BY)
+        within = self.objective.beside(one.assignment)
+        plan = balance(within, self.surrogate, one.assignment, stop)
+        return Candidate(plan, self._ms(plan), FOUND_BY) if self.objective.fits(plan) else one
 
     def _ms(self, plan: Assignment) -> float:
         return float(self.objective.score([plan])[0])

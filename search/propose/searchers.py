@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
+from search.improve.local_search import LocalSearch
 from search.improve.neighbourhoods import Neighbourhoods
-from search.objective import Assignment, Objective
+from search.objective import Assignment, Objective, apply
 from search.problem import Progress
 from search.propose.feasibility import Feasibility, find_feasible
 from search.propose.packed import pack_plans
@@ -35,6 +37,10 @@ STARTS = 2
 TRIALS = 6
 BOUND_STEPS = 1000
 FEASIBILITY_WORK = 10.0
+PLACINGS = 4
+"""Plans whose shards fit that are tried until one also fits at its peak."""
+CHANGES = 2000
+"""Changes of such a plan whose peak is simulated, where nothing else fits."""
 
 # Shares of the time that is left when a stage begins.
 BOUND_TIME = 1 / 3
@@ -155,10 +161,52 @@ class Proposer:
 
 
 def rescue(objective: Objective, stop: Stop, seed: int) -> tuple[list[Candidate], Feasibility]:
-    """Any plan that fits, if nothing else was found; it has a second even when time is up."""
-    work, left = FEASIBILITY_WORK * max(1.0, stop.effort), max(1.0, stop.remaining_s)
-    found = find_feasible(objective, work, seed, left)
-    if found.assignment is None or not objective.fits(found.assignment):
-        return [], found
-    ms = float(objective.score([found.assignment])[0])
-    return [Candidate(found.assignment, ms, "feasibility")], found
+    """Any plan that fits, if nothing else was found; it has a second even when time is up.
+
+    Where the bytes of a plan's shards fit, but its peak does not, it is placed again within less,
+    and the plan that lacks least is changed until it fits.
+    """
+    work, within = FEASIBILITY_WORK * max(1.0, stop.effort), objective
+    tried: list[Assignment] = []
+    known: Feasibility | None = None
+    for _ in range(PLACINGS):
+        found = find_feasible(within, work, seed, max(1.0, stop.remaining_s))
+        known = known or found  # caps that were lowered prove nothing
+        plan = found.assignment
+        if plan is None:
+            break
+        tried.append(plan)
+        if objective.fits(plan):
+            break
+        within = within.beside(plan)
+    assert known is not None
+    if not tried:
+        return [], known
+    nearest = min(tried, key=lambda plan: _lacking(objective, plan))
+    plan = _lower_peak(objective, nearest, stop, seed)
+    if not objective.fits(plan):
+        return [], replace(known, assignment=plan)
+    return [Candidate(plan, float(objective.score([plan])[0]), "feasibility")], known
+
+
+def _lacking(objective: Objective, plan: Assignment) -> int:
+    """Bytes that all ranks lack at the peak of a plan."""
+    return sum(map(sum, objective.missing(plan)))
+
+
+def _lower_peak(objective: Objective, plan: Assignment, stop: Stop, seed: int) -> Assignment:
+    """The plan changed table by table as long as its ranks lack memory at its peak."""
+    lacking, size = _lacking(objective, plan), len(plan) * objective.problem.topology.world_size
+    left = stop.work(round(CHANGES * min(1.0, MANY / size)))
+    search = LocalSearch(objective, Surrogate(objective), seed)
+    while lacking and left > 0:
+        for change in islice(search.neighbours(plan), left):
+            left -= 1
+            changed = apply(plan, change)
+            less = _lacking(objective, changed)
+            if less < lacking:
+                plan, lacking = changed, less
+                break
+        else:
+            break
+    return plan

@@ -3,7 +3,8 @@
 With the best plan in hand every step of the knobs is tried: the same plan is predicted again, or
 placed again where the ranks differ or it no longer fits. The best steps are planned again with
 little effort, and joined while that helps. Ranked by time per sample; only what gains more than
-plans that tie may differ is shown. Other machines are apart: they are no setting of a model file.
+plans that tie may differ is shown, and every setting that was not tried is named with the reason.
+Other machines are apart: they are no setting of a model file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from functools import partial
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.memory.peak import unplaced_bytes
-from predictor.model.memory.ranks import fits, plan_memory
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
@@ -29,8 +28,7 @@ from search.side_by_side import side_by_side, usable_cores
 from search.space.enumerate import reduced_space
 from search.space.option import Option
 from search.surrogate import Surrogate
-from search.tune.goals import shard_bytes
-from search.tune.knobs import PARAMETERS, Case, Step, Value, steps, turned
+from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, turned
 from search.tune.script import script_steps
 from search.tune.trial import carry_over_plan
 
@@ -44,6 +42,24 @@ NAMED_BYTES = 64 * MIB
 """From here on more memory on a rank is mentioned."""
 FASTER = 2.0
 """Times the rate of the network that is tried."""
+NO_TIME = "no time was left"
+ALWAYS_PRICED = 2**16
+"""Tables times ranks up to which every setting is priced, however late it is: a few seconds."""
+STEP_S, STEP_CELL_S = 0.08, 9e-6
+"""Seconds that pricing one setting takes, and more for each table times rank, on one core of 2024:
+`reserve_s` sets time aside by them, and no result depends on them."""
+FIRST = (
+    "dense.data_type",
+    "dense.pairs",
+    "OMP_NUM_THREADS",
+    "bounds_check_mode",
+    "qcomm",
+    "index_dedup",
+    "dense.compiled",
+    "train_pipeline",
+    "batch_size",
+)
+"""Settings that are priced first where time may run out: those that have gained most."""
 MOST_WORK = 2**20
 """Tables times ranks above which other machines are not tried."""
 
@@ -88,6 +104,18 @@ class OtherMachine:
 
 
 @dataclass(frozen=True)
+class NotTried:
+    """A setting that the advisor did not price, and why.
+
+    Args:
+        name: of the setting, as in `Step`; with the value and the table where only these failed.
+    """
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Advised:
     """What the advisor found.
 
@@ -95,13 +123,15 @@ class Advised:
         advice: single steps, best first.
         together: several of them, where that beats the first by more than ties differ.
         machines: other numbers of GPUs and another network.
-        tried: steps that were predicted.
+        tried: number of steps that were predicted.
+        not_tried: settings that could not be predicted here, with the reason of each.
     """
 
     advice: tuple[Advice, ...] = ()
     together: Advice | None = None
     machines: tuple[OtherMachine, ...] = ()
     tried: int = 0
+    not_tried: tuple[NotTried, ...] = ()
 
 
 class Advisor:
@@ -111,7 +141,8 @@ class Advisor:
         plan: a good one for the case.
         iteration_ms: of the plan.
         effort: of planning again, as a multiple of the default.
-        late: whether there is no time for more; what was found by then is returned.
+        late: whether there is no time for more; what was found by then is returned. Up to
+            `ALWAYS_PRICED` the list of advice does not depend on it.
     """
 
     def __init__(
@@ -125,15 +156,24 @@ class Advisor:
     ) -> None:
         self.case, self.plan, self.iteration_ms = case, plan, iteration_ms
         self.effort, self.late = effort, late
+        self.is_small = len(plan.tables) * case.ranks <= ALWAYS_PRICED
         self.memory = _memory(case.problem(), plan)
+
+    def pricing_late(self) -> bool:
+        """There is no time to price another setting."""
+        return not self.is_small and self.late()
 
     def advise(self) -> Advised:
         """All that is worth telling; deterministic unless it is late."""
-        tried = list(self._single(list(self.steps())))
+        priced = list(self._single(self.steps()))
+        tried = [one for one in priced if isinstance(one, Advice)]
         best = _one_a_name(a for a in tried if a.gain > TOLERANCE)
         best = [*map(self._again, best[:REPLANNED]), *best[REPLANNED:]]
         best.sort(key=lambda a: -a.gain)
-        return Advised(tuple(best), self._together(best), tuple(self._machines()), len(tried))
+        not_tried = [NotTried(name, why) for name, why in refusals(self.case).items()]
+        not_tried += [one for one in priced if isinstance(one, NotTried)]
+        machines = tuple(self._machines())
+        return Advised(tuple(best), self._together(best), machines, len(tried), tuple(not_tried))
 
     def choose(self, advised: Advised, numbers: Sequence[int]) -> Advice:
         """Some of the advice together, by number from 1.
@@ -160,20 +200,24 @@ class Advisor:
         """What steps give with a plan, or with one like it where it cannot be kept; None where
         nothing fits or they exclude each other."""
         predicted = self._predicted(chosen, plan)
-        return None if predicted is None else self._advice(chosen, self._turned(chosen), *predicted)
+        if isinstance(predicted, str):
+            return None
+        return self._advice(chosen, self._turned(chosen), *predicted)
 
-    def _single(self, every: Sequence[Step]) -> Iterator[Advice]:
+    def _single(self, every: Sequence[Step]) -> Iterator[Advice | NotTried]:
         """What each step gives by itself, on all cores."""
         count = min(usable_cores(), max(1, len(every)))
 
-        def predicted_of(some: Sequence[Step]) -> list[tuple[ShardingPlan, float] | None]:
+        def predicted_of(some: Sequence[Step]) -> list[tuple[ShardingPlan, float] | str]:
             return [self._predicted([step], self.plan) for step in some]
 
         pieces = [partial(predicted_of, every[i::count]) for i in range(count)]
         parts = list(side_by_side(pieces, [self.plan]))
         for i, step in enumerate(every):
             predicted = parts[i % count][i // count]
-            if predicted is not None:
+            if isinstance(predicted, str):
+                yield NotTried(step.label, predicted)
+            else:
                 yield self._advice([step], self._turned([step]), *predicted)
 
     def _turned(self, chosen: Sequence[Step]) -> Case:
@@ -184,19 +228,20 @@ class Advisor:
 
     def _predicted(
         self, chosen: Sequence[Step], plan: ShardingPlan
-    ) -> tuple[ShardingPlan, float] | None:
-        """A plan under these steps, the given one where it fits, and its time in ms."""
-        if self.late():
-            return None
+    ) -> tuple[ShardingPlan, float] | str:
+        """A plan under these steps, the given one where it fits, and its time in ms; or why there
+        is none."""
+        if self.pricing_late():
+            return NO_TIME
         try:
             problem = self._turned(chosen).problem()
             kept = _fitting(problem, plan)
             if kept is None:
-                return None
+                return "no plan with it was found that fits"
             candidate = match_plan(problem.workload, problem.topology, kept)
             return kept, float(problem.scorer.score([candidate])[0])
-        except ShardoptError:
-            return None
+        except ShardoptError as error:
+            return str(error)
 
     def _advice(self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float) -> Advice:
         before = self.iteration_ms / self.case.workload.batch_size
@@ -208,31 +253,33 @@ class Advisor:
         return Advice(tuple(chosen), case, plan, ms, gain, tuple(costs), plan is self.plan)
 
     def steps(self) -> list[Step]:
-        """All that is tried, one at a time."""
+        """All that is tried, one at a time, the most promising first."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
-        known = (s for s in steps(self.case) if cached or s.name != "cache_load_factor")
-        return [*known, *script_steps(self.case)]
+        tried = [s for s in steps(self.case) if cached or s.name != "cache_load_factor"]
+        tried += script_steps(self.case)
+        order = {name: place for place, name in enumerate(FIRST)}
+        return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
     def _again(self, one: Advice) -> Advice:
         """With a better plan, where local search finds one beyond ties."""
         problem = one.case.problem()
         size = len(one.plan.tables) * problem.topology.world_size
         evaluations = round(self.effort * EVALUATIONS * min(1.0, LARGE / size / 4))
-        if self.late() or not evaluations:
+        if self.pricing_late() or not evaluations:
             return one
         objective = Objective(problem, reduced_space(problem))
         start = carry_over_plan(one.plan, objective)
         if start is None:
             return one
         search = LocalSearch(objective, Surrogate(objective), seed=0)
-        better, ms = search.improve(start, evaluations, lambda _: self.late())
+        better, ms = search.improve(start, evaluations, lambda _: self.pricing_late())
         if ms >= one.iteration_ms * (1 - TOLERANCE):
             return one
         return self._advice(one.steps, one.case, objective.sharding_plan(better), ms)
 
     def _together(self, best: Sequence[Advice]) -> Advice | None:
         """The best pair, and what else helps beside it."""
-        some = best[:JOINED]
+        some = [] if self.late() else best[:JOINED]
         pairs = [
             self.found((*a.steps, *b.steps), a.plan) for i, a in enumerate(some) for b in some[:i]
         ]
@@ -250,7 +297,8 @@ class Advisor:
         """Half and twice the hosts, and a faster network."""
         case = self.case
         ranks, hosts = case.installed.world_size, case.installed.hosts
-        if len(self.plan.tables) * ranks > MOST_WORK or case.workload.replica_groups is not None:
+        large = len(self.plan.tables) * ranks > MOST_WORK
+        if large or case.workload.replica_groups is not None or self.late():
             return
         for value in [] if PARAMETERS["hosts"].refusal(case) else [hosts // 2, 2 * hosts]:
             turn = partial(turned, setting={"hosts": value})
@@ -271,6 +319,13 @@ class Advisor:
             if found is not None:
                 ms = found.iteration_ms
                 yield OtherMachine("network", FASTER, ms, found.gain, 1 - found.gain)
+
+
+def reserve_s(case: Case) -> float:
+    """Seconds that advising takes, for a search with a time limit to leave."""
+    cells = len(case.workload.tables) * case.ranks
+    count = sum(1 for _ in steps(case))
+    return count * (STEP_S + STEP_CELL_S * cells) / usable_cores()
 
 
 def faster_link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfile:
@@ -303,21 +358,18 @@ def _one_a_name(found: Iterable[Advice]) -> list[Advice]:
 
 
 def _memory(problem: Problem, plan: ShardingPlan) -> int:
-    device = problem.hardware.device
-    return shard_bytes(problem, plan) + unplaced_bytes(problem.workload, device)
+    return max(rank.reserved_bytes for rank in problem.peaks.peaks(plan))
 
 
 def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
     """The plan if it is one of these ranks and fits, else the same options placed again."""
-    workload, topology = problem.workload, problem.topology
-    same = plan.world_size == topology.world_size
-    if same and fits(plan_memory(workload, topology, plan, problem.hardware.device)):
+    if plan.world_size == problem.topology.world_size and problem.fits(plan):
         return plan
     objective = Objective(problem, reduced_space(problem))
     tables = (plan.tables[key] for key in objective.space.keys)
     options = [_like(o, t) for o, t in zip(objective.space.options, tables, strict=True)]
     placed = GreedyPartitioner(objective, Surrogate(objective)).place_all(options)
-    return None if placed is None else objective.sharding_plan(placed)
+    return objective.sharding_plan(placed) if placed and objective.fits(placed) else None
 
 
 def _like(options: Sequence[Option], table: TablePlan) -> Option:

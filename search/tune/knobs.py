@@ -17,8 +17,8 @@ from predictor.hardware.loader import context_bytes
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Uniform
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.memory.peak import DEFAULT_RESERVE, leave_for_shards
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.topology import FULLY_SHARDED, ReplicaGroups, Topology
 from predictor.model.workload import DenseArch, Table, Workload
@@ -121,6 +121,17 @@ class Step:
     costs: tuple[str, ...] = ()
     how: str = ""
 
+    @property
+    def label(self) -> str:
+        """``index_dedup: true on t_item``."""
+        value = str(self.value).lower() if isinstance(self.value, bool) else f"{self.value}"
+        return f"{self.name}: {value}" + (f" on {self.target}" if self.target is not None else "")
+
+
+def _nothing(case: Case) -> Iterable[Value]:
+    """Try no value."""
+    return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Knob:
@@ -154,7 +165,7 @@ class Knob:
     choices: tuple[str, ...] = ()
     most: float = 1e9
     tried: Callable[[Case], Iterable[Value]] = lambda case: ()
-    advised: Callable[[Case], Iterable[Value]] = lambda case: ()
+    advised: Callable[[Case], Iterable[Value]] = _nothing
     can: Callable[[Case, Table], bool] = lambda case, table: True
     unset: Value | None = None
     script: Callable[[Any], str] = "{}".format
@@ -168,6 +179,11 @@ class Knob:
     halves: bool = False
     changes_loads: bool = False
     one_by_one: bool = False
+
+    @property
+    def is_advised(self) -> bool:
+        """The advisor tries it on its own."""
+        return self.advised is not _nothing
 
     @property
     def of_tables(self) -> bool:
@@ -694,6 +710,24 @@ def steps(case: Case) -> Iterator[Step]:
                     yield Step(key, target, shown, turn, knob.costs, how)
                     if name == "groups" and case.workload.replica_groups is None:
                         yield _with_rare_averaging(case, turn, value)
+
+
+def refusals(case: Case) -> dict[str, str]:
+    """Settings that the advisor tries elsewhere and cannot try here -> the reason."""
+    reasons: dict[str, str] = {}
+    for name, knobs in KNOBS.items():
+        knob = knobs[0]
+        key = name if len(knobs) > 1 else knob.key or name
+        reason = knob.refusal(case)
+        if reason:
+            if knob.is_advised:
+                reasons[key] = reason
+            continue
+        for value in knob.advised(case):
+            fault = knob.fault(case, value)
+            if fault:
+                reasons[f"{key}: {value}"] = fault
+    return reasons
 
 
 def _turns(

@@ -6,26 +6,31 @@ replay are made of.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from predictor.cost.loads import ShardLoads
+from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
-from predictor.model.plan_json import load_plan, plan_to_dict
+from predictor.model.plan_json import load_plan, plan_text, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
-from search.expected_gain import LITTLE, NOTHING, ExpectedGain, Stakes, gain_over_baseline, stakes
+from search.baselines.starting_plans import TORCHREC, first_plan
+from search.choose import NOMINAL
+from search.constraint_costs import ConstraintCosts, price_constraints
+from search.expected_gain import ExpectedGain, Stakes, gain_over_baseline, stakes
 from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
-from search.problem import Problem, Progress, Result, silent
+from search.prefer import TOLERANCE
+from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.stop import Stop
-from search.tune.advice import Advice, Advised, Advisor
+from search.tune.advice import Advice, Advised, Advisor, reserve_s
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
-from shardopt.api.given_plans import fit_plan
+from shardopt.api.given_plans import broken, fit_plan
+from shardopt.api.older_plan import adapt_plan, read_renamed
 from shardopt.api.request import HORIZON, MADE, SEARCHERS, PlanRequest
 from shardopt.api.scenarios import ScenarioSource, read_scenarios
 from shardopt.api.setting import ModelRead, Setting, resolve
@@ -35,6 +40,11 @@ from shardopt.explain.deciding import DecidingConstant, deciding_constants, know
 from shardopt.formatting import ms, percent, picked, points
 
 TOP_K = 3
+REPORTING, MOST_REPORTING = 0.2, 0.5
+"""Shares of a time limit that are left to what follows the search: at least, and at most."""
+FREE_EFFORT, FREE_RESERVE = 0.3, 0.5
+"""Of the search without constraints: its effort, as a share of the search's own, and the share of
+the time left that is not its."""
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
 
@@ -68,6 +78,8 @@ class Answer:
         gain: of the best plan over TorchRec's, where that has one.
         stakes: how much the choice of a plan matters; None where little was compared.
         advised: what to change beside the plan; None where nobody asked, or there was no time.
+        constraint_costs: what the model's constraints cost; None where they cost nothing, or
+            nobody asked.
         deciding: constants whose stated errors could make another plan the faster one.
         head: what plan file and JSON begin with.
         from_cache: the search was not run.
@@ -81,6 +93,7 @@ class Answer:
     gain: ExpectedGain | None = None
     stakes: Stakes | None = None
     advised: Advised | None = None
+    constraint_costs: ConstraintCosts | None = None
     deciding: tuple[DecidingConstant, ...] = ()
     from_cache: bool = field(default=False, compare=False)
 
@@ -99,19 +112,24 @@ class Answer:
                 return "Keep the plan in use: nothing better within the limits pays for its move."
             return f"Move to plan 1: it gains {saved} over the plan in use."
         if found is not None and not found.matters:
+            free = self.constraint_costs is None
+            where = "here; see the advice" if free else "within these constraints"
             return (
-                f"Sharding hardly matters here; see the advice: {found.plans} reasonable plans are "
+                f"Sharding hardly matters {where}: {found.plans} reasonable plans are "
                 f"within {percent(found.spread)} of each other, too close to be told apart."
             )
         if gain is None:
             return f"Use plan 1: {ms(self.best.iteration_ms)} per iteration."
         low, high = gain.interval
         words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
-        if low <= 0 < LITTLE < gain.mean:
+        if gain.verdict == "use":
+            return f"Use plan 1: it gains {words} over TorchRec's plan."
+        if gain.verdict == "measure":
             return f"Plan 1 may gain {words} over TorchRec's plan: only a measurement tells."
-        if gain.mean <= NOTHING or low <= 0:
-            return f"Keep TorchRec's plan: the best found gains {words}."
-        return f"Use plan 1: it gains {words} over TorchRec's plan."
+        return (
+            f"Keep TorchRec's plan: the best other plan gains {words}, and a gain counts when its "
+            f"interval is above {percent(TOLERANCE)}."
+        )
 
     @property
     def lever(self) -> Advice | None:
@@ -133,13 +151,10 @@ class Answer:
         return _plan_file(result.best.plan, head)
 
 
-def plan(
-    request: PlanRequest, *, stop: Stop | None = None, cache: ResultCache | None = None
-) -> Answer:
-    """The best plans for what is asked for.
+def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
+    """The best plans for what is asked for, with advice.
 
     Args:
-        stop: as `find_answer`; by the request's effort and time limit if None.
         cache: of results; None to search in any case.
 
     Raises:
@@ -148,8 +163,43 @@ def plan(
         InfeasibleError: no plan fits.
     """
     request.check()
-    stop = stop or Stop(request.effort, request.time_limit)
-    return find_answer(read_inputs(request), stop, cache)
+    inputs = read_inputs(request)
+    stop = stop_of(inputs)
+    return with_advice(with_constraint_costs(find_answer(inputs, stop, cache), stop), stop)
+
+
+def _keep_torchrecs(
+    setting: Setting, result: Result, predictions: list[Prediction]
+) -> tuple[Result, list[Prediction]]:
+    """The result with TorchRec's plan first, where it fits and breaks nothing: a plan that gains
+    nothing sure over it is no reason to change."""
+    plan = result.baseline_plans[TORCHREC]
+    prediction = setting.predict(plan)
+    if broken(plan, setting) or not all(rank.fits for rank in prediction.memory):
+        return result, predictions
+    others = [
+        pair
+        for pair in zip(result.plans, predictions, strict=True)
+        if pair[0].plan.tables != plan.tables
+    ]
+    first = RankedPlan(plan, prediction.iteration_ms, TORCHREC), prediction
+    plans, kept = zip(*[first, *others][: len(predictions)], strict=True)
+    faster = result.fastest or result.best
+    fastest = faster if faster.iteration_ms < prediction.iteration_ms else None
+    # ties and scenarios are of the plan that was first
+    result = replace(result, plans=plans, fastest=fastest, ties=None, scenarios=())
+    return result, list(kept)
+
+
+def stop_of(inputs: Inputs, *, interruptible: bool = False, started: float | None = None) -> Stop:
+    """The stopping rule of a request's search, which leaves time for the advice that follows."""
+    limit = inputs.request.time_limit
+    share = REPORTING
+    if limit is not None:
+        share = min(MOST_REPORTING, max(share, reserve_s(inputs.setting.case()) / limit))
+    return Stop(
+        inputs.request.effort, limit, interruptible=interruptible, reserve=share, started=started
+    )
 
 
 def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
@@ -170,11 +220,14 @@ def read_inputs(request: PlanRequest, model: ModelRead | None = None) -> Inputs:
     scenarios = read_scenarios(request.scenarios, setting.hardware, setting.windows)
     if given is None:
         return Inputs(request, setting, scenarios)
-    fitting = fit_plan(given, setting, where=str(request.from_))
+    where = str(request.from_)
+    older = adapt_plan(given, setting.workload, read_renamed(request.renamed), where=where)
+    fitting = fit_plan(older.plan, setting, where=where)
     most = None if request.max_gib is None else gib(request.max_gib)
-    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON)
+    near = PlanInUse(fitting, request.max_moves, most, request.horizon or HORIZON, held=older.held)
     doubt = model_mismatch(given, setting.workload)
-    return Inputs(request, setting, scenarios, given, near, (doubt,) if doubt else ())
+    doubts = (*([doubt] if doubt else []), *older.notes)
+    return Inputs(request, setting, scenarios, given, near, doubts)
 
 
 def find_answer(
@@ -255,18 +308,58 @@ def answer_of(
         predictions.append(setting.predict(ranked.plan))
         took = stop.elapsed_s - before
     result = replace(result, plans=result.plans[: len(predictions)])
+    gain = None
+    in_time = stop.time_limit_s is None or stop.elapsed_s <= stop.time_limit_s
+    if in_time:
+        gain = gain_over_baseline(problem, result)
+    alone = result.in_use is None and result.aim == NOMINAL
+    if gain is not None and alone and gain.verdict == "keep":
+        result, predictions = _keep_torchrecs(setting, result, predictions)
     move = None
     if result.in_use is not None:
-        move = MovePrice(problem, result.in_use.plan).of(result.best.plan)
-    found = Answer(setting, result, tuple(predictions), head, move)
-    if stop.time_limit_s is not None and stop.elapsed_s > stop.time_limit_s:
+        move = MovePrice(problem, result.in_use.plan, result.in_use.held).of(result.best.plan)
+    found = Answer(setting, result, tuple(predictions), head, move, gain)
+    if not in_time:
         return found
     return replace(
         found,
-        gain=gain_over_baseline(problem, result),
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
     )
+
+
+def advise_only(inputs: Inputs, stop: Stop) -> Answer:
+    """Advice at the plan of the best baseline; nothing is searched, so nothing is proved.
+
+    Raises:
+        InfeasibleError: no baseline fits.
+    """
+    setting, seed = inputs.setting, inputs.request.seed
+    first = first_plan(setting.problem(), seed, lambda: stop.remaining_s <= 0)
+    if first is None:
+        raise InfeasibleError(
+            "no plan of TorchRec's planner or of a simple rule fits, so there is none to price "
+            "settings at; plan without advice alone"
+        )
+    prediction = setting.predict(first.plan)
+    first = replace(first, iteration_ms=prediction.iteration_ms)
+    times = {first.found_by: first.iteration_ms}
+    plans = {first.found_by: first.plan}
+    result = Result((first,), 0.0, stop.reason, times, plans, stop.elapsed_s, 0, seed)
+    return with_advice(Answer(setting, result, (prediction,), plan_head(setting, seed)), stop)
+
+
+def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
+    """The answer, with the price of the model's constraints; nothing where there is no time."""
+    left = None
+    if stop.time_limit_s is not None:
+        left = stop.time_limit_s - stop.elapsed_s
+    if stop.is_interrupted or answer.result.in_use is not None or (left is not None and left <= 0):
+        return answer
+    problem, best = answer.setting.problem(), answer.result.best
+    budget = Stop(stop.effort * FREE_EFFORT, left, reserve=FREE_RESERVE)
+    costs = price_constraints(problem, best.plan, best.iteration_ms, budget, answer.result.seed)
+    return replace(answer, constraint_costs=costs)
 
 
 def with_advice(answer: Answer, stop: Stop) -> Answer:
@@ -339,18 +432,6 @@ def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
     ranks = ("world_size", "local_world_size")
     meta = {key: value for key, value in head.items() if key not in ranks}
     return plan_text(plan_to_dict(replace(plan, meta=meta)))
-
-
-def plan_text(data: Mapping[str, Any]) -> str:
-    """A line a table, so that plans can be read and compared by eye."""
-
-    def compact(value: object) -> str:
-        return json.dumps(value, allow_nan=False)
-
-    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
-    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
-    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def move_object(result: Result, move: Move | None, path: Path | str | None) -> dict[str, Any]:

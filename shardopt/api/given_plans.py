@@ -51,7 +51,7 @@ def predict_plans(
     found = []
     for path, plan in zip(paths, plans, strict=True):
         fitting = fit_plan(plan, setting, where=path)
-        doubts = (*_doubts(plan, setting), *_broken(fitting, setting))
+        doubts = (*_doubts(plan, setting), *broken(fitting, setting))
         prediction = setting.predict(fitting)
         if strict:
             refuse_outside(prediction.out_of_range, path)
@@ -114,7 +114,7 @@ def _doubts(plan: ShardingPlan, setting: Setting) -> list[str]:
     return doubts
 
 
-def _broken(plan: ShardingPlan, setting: Setting) -> list[str]:
+def broken(plan: ShardingPlan, setting: Setting) -> list[str]:
     """Constraints of the model that a plan breaks, and means that TorchRec would compute wrong."""
     workload = setting.workload
     planned = list(zip(plan.tables.items(), workload.tables, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from predictor.errors import InfeasibleError
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from search.stop import Stop
-from shardopt.api.answer import Answer, find_answer, read_inputs
+from shardopt.api.answer import Answer, Inputs, find_answer, read_inputs, with_advice
 from shardopt.api.cache import ResultCache
 from shardopt.api.request import PlanRequest
 from shardopt.config import read_model
@@ -38,12 +38,12 @@ def plan_machines(
     gpus: Sequence[int],
     prices: Mapping[str, float],
     cache: ResultCache | None,
-    stop: Callable[[], Stop],
+    stop: Callable[[Inputs], Stop],
 ) -> Iterator[OnMachine]:
     """A plan for every hardware with every number of GPUs, in this order; the model is read once.
 
     Args:
-        stop: a new one for each search.
+        stop: a new one for each search, by its inputs.
 
     Raises:
         InputError: the model or a machine cannot be used.
@@ -56,7 +56,8 @@ def plan_machines(
         try:
             inputs = read_inputs(one, model)
             name = inputs.setting.hardware_name
-            answer = find_answer(inputs, stop(), cache)
+            budget = stop(inputs)
+            answer = with_advice(find_answer(inputs, budget, cache), budget)
         except InfeasibleError as error:
             yield OnMachine(one.hardware or DEFAULT_HARDWARE, one.gpus or 0, None, str(error))
             continue

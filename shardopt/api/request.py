@@ -72,6 +72,7 @@ class PlanRequest(Machine):
     tie: float | None = None
     prove: bool = False
     from_: Path | None = None
+    renamed: str | None = None
     max_moves: int | None = None
     max_gib: float | None = None
     horizon: int | None = None
@@ -108,6 +109,12 @@ class PlanRequest(Machine):
         Stop(self.effort, self.time_limit)
         check_number("top_k", self.top_k, 1, MAX_TOP_K)
         check_number("tie", self.tie, 0, 1)
+        if self.renamed is not None and self.from_ is None:
+            raise InputError(
+                "renamed says which tables of a plan in use have other names now; name that plan, "
+                "too",
+                inputs=("renamed", "from"),
+            )
         for name, low in (("max_moves", 0), ("max_gib", 0), ("horizon", 1)):
             value = getattr(self, name)
             if value is None:

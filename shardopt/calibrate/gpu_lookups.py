@@ -19,7 +19,7 @@ from predictor.cost.lookup.shard import LookupShard, shared_fetched_rows
 from predictor.errors import ProfileError
 from predictor.hardware.schema import CudaEmbedding, HardwareProfile
 from predictor.model.distribution import Bins, Zipf
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import ComputeKernel
 from predictor.model.workload import DATA_TYPE_BYTES
 from shardopt.calibrate.fitting import (

@@ -67,7 +67,9 @@ Search:
     stats (FILE,FILE,...): Stats files of two or more windows of data; the first is what the plan
         is predicted for, and all are scenarios.
     from_ (FILE): The plan in use (JSON): the search starts from it, and the report says what would
-        move. Ranks and hardware are those of this plan unless you set them.
+        move. Ranks and hardware are those of this plan unless you set them. Tables may have grown,
+        shrunk, come or gone since.
+    renamed (OLD=NEW,...): Tables of the plan of --from that have other names now.
     max_moves (K): Number of tables that may differ from the plan of --from; 0 only predicts that
         plan.
     max_gib (GIB): GiB of weights and optimizer state that may move to other ranks, from the plan of

@@ -17,6 +17,7 @@ from shardopt.files import atomic_write_text, is_stream, read_numbers
 from shardopt.report.blocks import View
 
 if TYPE_CHECKING:
+    from search.stop import Stop
     from shardopt.api.cache import ResultCache
 
 
@@ -49,7 +50,7 @@ def plan_each(
     quiet: bool,
 ) -> View:
     """Search on every machine, and write each plan beside ``output``."""
-    from search.stop import Stop
+    from shardopt.api.answer import Inputs, stop_of
     from shardopt.api.machines import OnMachine, plan_machines
     from shardopt.report.machines import machines_view
 
@@ -69,8 +70,8 @@ def plan_each(
     paths = _paths(output, hardware, gpus, request.inputs)
     stops: list[Stop] = []
 
-    def stop() -> Stop:
-        stops.append(Stop(request.effort, request.time_limit, interruptible=True))
+    def stop(inputs: Inputs) -> Stop:
+        stops.append(stop_of(inputs, interruptible=True))
         return stops[-1]
 
     found: list[OnMachine] = []

@@ -95,12 +95,20 @@ def predict_plans(
     return setting, found
 
 
-def next_lines(model: Path | None, output: Path | None, condition: str = "") -> tuple[str, str]:
-    """What became of the best plan, and what to type next."""
+def next_lines(
+    model: Path | None, output: Path | None, condition: str = "", *, plan: str = "Plan 1"
+) -> tuple[str, str]:
+    """What became of the best plan, and what to type next.
+
+    Args:
+        model: the file that the written plan is for.
+        condition: further flags of the next command.
+        plan: the plan that was written, in words.
+    """
     if output is None:
         return "No plan was written. Next:", "the same command with -o plan.json"
     explain = f"shardopt explain {model} {output}{condition}"
-    return f"Plan 1 is written to {output}. Next:", explain
+    return f"{plan} is written to {output}. Next:", explain
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:

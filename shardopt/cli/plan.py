@@ -23,16 +23,13 @@ from shardopt.report.blocks import View
 if TYPE_CHECKING:
     from predictor.model.plan import ShardingPlan
 
-REPORTING = 0.2
-"""Share of ``--time-limit`` that is left to the prediction of what was found and its report."""
 WITH_REPLAY = ("model", "json", "output", "quiet", "replay", "no_cache")
 """Parameters that ``--replay`` can be given with: none of them decides the answer."""
 RARE = (
-    *("gpus_per_node", "ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios"),
-    *("max_moves", "max_gib", "horizon", "replay", "no_cache", "minutes", "objectives", "trials"),
-    *("storage", "study"),
+    *("ddr_gib", "reserve", "strict", "search", "seed", "top_k", "scenarios", "max_gib", "horizon"),
+    *("renamed", "replay", "no_cache", "objectives", "trials", "storage", "study"),
 )
-"""Options that only ``--help-all`` shows."""
+"""Options that only ``--help-all`` shows; those that a usual one is given with are usual, too."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,7 @@ def plan(
     minutes: float = 3.0,
     apply: Path | None = None,
     advice: str | None = None,
+    advice_only: bool = False,
     price: Path | None = None,
     json: bool = False,
     output: Path | None = None,
@@ -93,6 +91,9 @@ def plan(
             for that file.
         advice (N,N): Numbers of the advice that --apply writes; 1 unless given.
 
+        advice_only: Search nothing: price every setting at the plan of TorchRec's planner, or of a
+            simple rule that is faster.
+
     Tuning:
         tune (KNOBS): Settings to choose as well, separated by commas: batch_size, pipeline, qcomm,
             bucket, cw_min, cache_ratio, hosts, groups, sync_interval, hbm. Values can be given:
@@ -115,12 +116,19 @@ def plan(
         return _replay(replay, request.model, context)
     if request.model is None:
         raise typer.BadParameter("missing; give the model file", param_hint="'MODEL'")
-    from search.stop import Stop
-    from shardopt.api.answer import apply_advice, find_answer, read_inputs, with_advice
+    from shardopt.api.answer import (
+        advise_only,
+        apply_advice,
+        find_answer,
+        read_inputs,
+        stop_of,
+        with_advice,
+        with_constraint_costs,
+    )
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.plan import gained, measured, plan_view
+    from shardopt.report.plan import advice_view, gained, measured, plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()
@@ -133,9 +141,10 @@ def plan(
     gpus = read_gpus(flags.gpus)
     hardware = [name.strip() or None for name in (request.hardware or "").split(",")]
     if len(gpus) > 1 or len(hardware) > 1:
-        for name in ("tune", "confirm", "apply", "advice"):
+        for name in ("tune", "confirm", "apply", "advice", "advice_only"):
             if _is_given(context, name):
-                raise InputError(f"--{name} is for one machine; give one --gpus and --hardware")
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} is for one machine; give one --gpus and --hardware")
         return plan_each(request, hardware, gpus, price, output, cache, quiet=quiet or json)
     if price is not None:
         raise InputError("--price compares several machines; give several --gpus or --hardware")
@@ -144,6 +153,10 @@ def plan(
 
         check_minutes(minutes, confirm)
         request = replace(request, top_k=max(request.top_k, confirm))
+    if advice_only:
+        for name in ("tune", "confirm", "output", "from_"):
+            if _is_given(context, name):
+                raise InputError(f"--advice-only searches no plan; leave out --{name.rstrip('_')}")
     if advice is not None and apply is None:
         raise InputError("--advice says what --apply FILE writes; give it too")
     try:
@@ -168,9 +181,13 @@ def plan(
 
         follow(inputs.setting, join)
         end_process()
-    stop = Stop(
-        request.effort, request.time_limit, interruptible=True, reserve=REPORTING, started=started
-    )
+    stop = stop_of(inputs, interruptible=True, started=started)
+    if advice_only:
+        answer = advise_only(inputs, stop)
+        if apply is not None:
+            apply_advice(answer, request, numbers, apply)
+            say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
+        return advice_view(answer)
     with SearchProgress(on=not (json or quiet)) as shown:
         answer = find_answer(inputs, stop, cache, shown)
     if answer.from_cache:
@@ -190,13 +207,16 @@ def plan(
                 atomic_write_text(output, answer.plan_text())
             raise
     if json or apply is not None or not quiet:
-        answer = with_advice(answer, stop)
+        answer = with_advice(with_constraint_costs(answer, stop), stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
     if output is not None:
         atomic_write_text(output, text or answer.plan_text())
-    view = plan_view(answer, next_lines(request.model, output), request.from_)
+    end = next_lines(request.model, output)
+    if apply is not None:
+        end = next_lines(apply, output, plan=f"The plan for {apply}")
+    view = plan_view(answer, end, request.from_)
     if json:
         note(answer.setting.notes, quiet=quiet)
     cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown
@@ -264,12 +284,12 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _text_again(request: PlanRequest, settings: Mapping[str, Any]) -> str:
     """The text of the plan file that a request makes, with settings as the file had them: files
     may lie elsewhere now."""
-    from search.stop import Stop
-    from shardopt.api import answer
+    from shardopt.api.answer import find_answer, read_inputs, stop_of
     from shardopt.api.setting import refuse_outside
 
-    stop = Stop(request.effort, request.time_limit, interruptible=True, reserve=REPORTING)
-    found = answer.plan(request, stop=stop)
+    request.check()
+    inputs = read_inputs(request)
+    found = find_answer(inputs, stop_of(inputs, interruptible=True), None)
     if found.result.stopped_by == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
     if request.strict:

@@ -11,8 +11,7 @@ from shardopt.report.blocks import View
 def predict(model: Path, plans: list[Path], machine: Machine, strict: bool = False) -> View:
     """Predict the iteration time of one or more plans.
 
-    Ranks and hardware are those of the first plan unless you set them. For a benchmark that `bench
-    generate` wrote, see `bench predict`.
+    Ranks and hardware are those of the first plan unless you set them.
     """
     from shardopt.cli.output import predict_plans
     from shardopt.report.prediction import predict_view

@@ -1,5 +1,8 @@
 """The keys of model.yaml, section by section, and the kinds of values that they take.
 
+docs/model_file.md is made of this module: of the descriptions of keys, their defaults, and what
+`allowed_words` says of their kinds.
+
 `check` takes a mapping with all that is in it; `shardopt.config.model` makes a workload of it. YAML
 1.1 reads ``1e6`` as text and ``40_000_000`` as a number, so text that is a
 decimal number counts as one; a boolean never does.
@@ -9,9 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -84,7 +87,7 @@ def as_number(value: object) -> float | int | None:
     return value if isinstance(value, int) or math.isfinite(value) else None
 
 
-def whole(minimum: int, maximum: int, *, multiple_of: int = 1, why: str = "") -> BeforeValidator:
+def whole(minimum: int, maximum: int) -> BeforeValidator:
     """An integer of ``minimum..maximum``; integral floats and scientific notation count."""
 
     def check(value: object) -> int:
@@ -93,15 +96,9 @@ def whole(minimum: int, maximum: int, *, multiple_of: int = 1, why: str = "") ->
             raise refuse(value, f"it must be a whole number, at least {minimum}")
         if not minimum <= number <= maximum:
             raise refuse(value, f"it must be at least {minimum} and at most {maximum}")
-        if int(number) % multiple_of:
-            below = int(number) // multiple_of * multiple_of
-            near = [str(n) for n in (below, below + multiple_of) if n >= minimum]
-            raise refuse(
-                value, f"it must be a multiple of {multiple_of}{why}; try {' or '.join(near)}"
-            )
         return int(number)
 
-    return BeforeValidator(check)
+    return _kind(check, f"whole number, {minimum} to {_short(maximum)}")
 
 
 def real(low: float, high: float, *, above: bool = False) -> BeforeValidator:
@@ -114,7 +111,8 @@ def real(low: float, high: float, *, above: bool = False) -> BeforeValidator:
             raise refuse(value, f"it must be a number, {words}")
         return float(number)
 
-    return BeforeValidator(check)
+    ends = f"{'above' if above else 'from'} {low:g} to {_short(high)}"
+    return _kind(check, f"number {ends}")
 
 
 def choice(allowed: Iterable[str]) -> BeforeValidator:
@@ -127,7 +125,7 @@ def choice(allowed: Iterable[str]) -> BeforeValidator:
         hint = nearest(value, names) if isinstance(value, str) else ""
         raise refuse(value, f"allowed: {', '.join(names)}{hint}")
 
-    return BeforeValidator(check)
+    return _kind(check, ", ".join(f"`{name}`" for name in names))
 
 
 def text(*, forbidden: Mapping[str, str] | None = None) -> BeforeValidator:
@@ -152,10 +150,45 @@ def text(*, forbidden: Mapping[str, str] | None = None) -> BeforeValidator:
                 raise refuse(value, f"it must not contain '{letter}': {why}")
         return value
 
+    without = "".join(f" without '{letter}'" for letter in forbidden or ())
+    return _kind(check, f"text{without}")
+
+
+def _kind(check: Callable[[object], Any], words: str) -> BeforeValidator:
+    """A validator that says what it allows."""
+    check.__doc__ = words
     return BeforeValidator(check)
 
 
+def _short(number: float) -> str:
+    """A bound as people write it: 1,000 or 10^9."""
+    power = round(math.log10(number)) if number > 0 else 0
+    exact = power > 4 and number == 10**power
+    return f"10^{power}" if exact else f"{number:,.10g}"
+
+
+def allowed_words(kind: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a key's kind of value allows, in a few words; empty where its section says it.
+
+    Args:
+        kind: the annotation of a field, or a part of it.
+        metadata: validators that pydantic has taken off the annotation.
+    """
+    if get_origin(kind) is Annotated:
+        kind, *metadata = get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return "mapping below"
+    rules = [of.func.__doc__ or "" for of in metadata if hasattr(of, "func")]
+    inner = [of for of in get_args(kind) if of is not type(None)]
+    if get_origin(kind) is list:
+        rules.insert(0, f"list: {allowed_words(inner[0])}")
+    else:
+        rules += map(allowed_words, inner)
+    return "; ".join(filter(None, rules))
+
+
 def _flag(value: object) -> Any:
+    """`true`, `false`"""
     if isinstance(value, bool):
         return value
     raise refuse(value, "allowed: true, false")
@@ -171,7 +204,6 @@ MAX_WINDOWS = 256
 
 Rows = Annotated[int, whole(1, MAX_ROWS)]
 Width = Annotated[int, whole(1, MAX_WIDTH)]
-Dim = Annotated[int, whole(4, MAX_WIDTH, multiple_of=4, why=" (FBGEMM reads 4 columns at once)")]
 Count = Annotated[int, whole(1, MAX_COUNT)]
 Name = Annotated[str, text()]
 TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
@@ -186,6 +218,7 @@ PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist", "semi_sync")
 
 
 def _version(value: Any) -> int:
+    """`1`"""
     if isinstance(value, bool) or value != SCHEMA_VERSION:
         raise refuse(value, f"this shardopt reads schema {SCHEMA_VERSION}: write 'schema: 1'")
     return SCHEMA_VERSION
@@ -195,12 +228,14 @@ SchemaVersion = Annotated[Any, AfterValidator(_version)]
 
 
 def _ends_in_one(widths: list[int]) -> list[int]:
+    """the last is 1"""
     if widths[-1] != 1:
         raise refuse(widths, "the last layer must have width 1, the logit of the click")
     return widths
 
 
 def _distinct(values: list[Any]) -> list[Any]:
+    """each once"""
     if len(set(values)) != len(values):
         raise refuse(values, "it must name each only once")
     return values
@@ -223,6 +258,9 @@ class Section(BaseModel):
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Keys that a user may expect, each with what to say of it."""
+    about: ClassVar[Mapping[str, str]] = {}
+    """Keys that may be left out -> what they are, with their unit. Of the others the description
+    of the field says it, which an error quotes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -239,8 +277,20 @@ class Section(BaseModel):
 
 
 class FeatureSection(Section):
+    """A sparse feature that reads a table."""
+
+    about = {
+        "num_poolings": "poolings per sample: objects of a sample that have ids of their own",
+        "index_distribution": "how ids spread over the rows of the table; left out: uniform",
+        "id_order": "`frequency`: low ids are the hot ones, so the first row-wise shard is hot",
+        "pooling_factor_std": "standard deviation of the ids per sample and pooling; left out: "
+        "each sample has the floor or the ceiling of their mean, or what a stats file says",
+        "position_weights": "weights that a feature processor learns, one for each position in a "
+        "bag; 0: there is none",
+    }
+
     name: Name = Field(description="the feature's key in the KeyedJaggedTensor")
-    pooling_factor: Annotated[float, real(0, 1e6, above=True)] = Field(
+    pooling_factor: Annotated[float, real(0, 1e6)] = Field(
         description="mean ids per sample over the data; it is never assumed to be 1"
     )
     num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
@@ -251,7 +301,20 @@ class FeatureSection(Section):
 
 
 class ConstraintsSection(Section):
-    """What one table's sharding must obey."""
+    """What the sharding of a table must obey; all keys may be left out, and then decide nothing."""
+
+    about = {
+        "sharding_types": "types that the table may have",
+        "compute_kernels": "kernels that the table may have",
+        "min_partition": "columns of a column-wise shard, at least",
+        "cache_load_factor": "share of a `fused_uvm_caching` table's rows in the device's cache",
+        "enforce_hbm": "FBGEMM's flag for tables in host memory",
+        "ranks": "ranks that the table's shards may lie on, from 0",
+        "co_locate": "tables with the same word lie on the same ranks",
+        "device_group": "kind of devices that the table lies on, where the model has both",
+        "max_l1_cache_size": "MiB on the device, at most, for the cache of a key-value table",
+        "l2_cache_size": "GiB of the host for the cache of a key-value table",
+    }
 
     sharding_types: (
         Annotated[list[Annotated[str, choice(ShardingType)]], Field(min_length=1)] | None
@@ -259,7 +322,7 @@ class ConstraintsSection(Section):
     compute_kernels: (
         Annotated[list[Annotated[str, choice(ComputeKernel)]], Field(min_length=1)] | None
     ) = None
-    min_partition: Dim | None = None
+    min_partition: Width | None = None
     cache_load_factor: Annotated[float, real(0, 1, above=True)] | None = None
     enforce_hbm: Flag | None = None
     ranks: (
@@ -277,10 +340,26 @@ class ConstraintsSection(Section):
 
 
 class TableSection(Section):
+    """An embedding table."""
+
+    about = {
+        "module": "module that the table belongs to; each has its own lookups and all-to-alls",
+        "data_type": "type of the weights",
+        "pooling": "`none`: an EmbeddingCollection, which gives a row for each id",
+        "weighted": "ids have weights of their own (per-sample weights)",
+        "optimizer": "what trains the table, in place of the model's",
+        "index_dedup": "every rank sends its distinct ids alone; for tables with pooling none",
+        "storage": "`dynamicemb`: a hash table of `num_embeddings` rows",
+        "stash_weights": "weights are on the host between lookup and backward",
+        "constraints": "what the table's sharding must obey",
+    }
+
     name: TableName = Field(description="the table's name")
     module: Name = "ebc"
     num_embeddings: Rows = Field(description="the table's rows")
-    embedding_dim: Dim = Field(description="the table's columns, a multiple of 4")
+    embedding_dim: Width = Field(
+        description="the table's columns; a multiple of 4 for every kernel but dense"
+    )
     data_type: EmbeddingType = "fp32"
     pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
     weighted: Flag = False
@@ -295,14 +374,26 @@ class TableSection(Section):
 
 
 class QCommSection(Section):
-    """Precision on the wire."""
+    """Precision of pooled embeddings and their gradients on the wire."""
+
+    about = {
+        "forward": "type of the embeddings that ranks exchange",
+        "backward": "type of their gradients",
+    }
 
     forward: EmbeddingType = "fp32"
     backward: EmbeddingType = "fp32"
 
 
 class ReplicaGroupsSection(Section):
-    """2D sparse parallelism."""
+    """2D sparse parallelism: tables are sharded over some ranks, and copied to the others."""
+
+    about = {
+        "sync_interval": "steps between two averagings of the copies",
+        "use_inter_host_allreduce": "a group has ranks in a row, as `DMPCollection` understands it",
+        "sharding_strategy": "`fully_sharded`: weights are averaged in every step, and "
+        "`sync_interval` is left out",
+    }
 
     refused = {
         "modules": "a group size of its own for a module (DMPCollectionConfig) is not modelled; "
@@ -318,12 +409,27 @@ class ReplicaGroupsSection(Section):
 
 
 def _tables(value: object) -> object:
+    """or `{csv: tables.csv}`"""
     if isinstance(value, list):
         return value
     raise refuse(value, "it must be a list of tables or {csv: tables.csv}")
 
 
 class ModelSection(Section):
+    """The file itself."""
+
+    about = {
+        "name": "name of the model; that of the file unless given",
+        "batch_size": "samples per rank and iteration; must be given here or with the command, "
+        "which overrides it",
+        "optimizer": "what trains every sharded table that names no other; data-parallel tables "
+        "are stepped by the dense optimizer",
+        "train_pipeline": "TorchRec's train pipeline",
+        "stash_optimizer_state": "states of the tables' optimizer are on the host between steps",
+        "qcomm": "precision on the wire",
+        "replica_groups": "2D sparse parallelism; left out: every table is sharded over all ranks",
+    }
+
     schema_: SchemaVersion = Field(
         alias="schema", description="the version of this file format: 'schema: 1'"
     )
@@ -341,6 +447,17 @@ class ModelSection(Section):
 
 
 class DenseSection(Section):
+    """A DLRM by its layers; each is Linear then ReLU, but for the last of `top_mlp`."""
+
+    about = {
+        "interaction": "how bottom output and embeddings are joined",
+        "data_type": "type of the dense part's products; bf16 by autocast",
+        "optimizer": "what trains the dense part and data-parallel tables",
+        "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
+        "compiled": "forward and backward are compiled (`torch.compile`)",
+        "cuda_graphs": "the device runs them as captured CUDA graphs",
+    }
+
     refused = {
         "linears": "is no longer read: it counted each linear layer once a sample and nothing "
         "else; run to_yaml on the module again, which writes 'ops', or give in_features, "
@@ -364,7 +481,15 @@ class DenseSection(Section):
 
 
 class OpsSection(Section):
-    """A dense part that was captured from a module."""
+    """A dense part that `to_yaml` captured from a module."""
+
+    about = {
+        "data_type": "type of its products of fp32 tensors; other tensors are as captured",
+        "optimizer": "that of the capture, which it must agree with",
+        "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
+        "compiled": "forward and backward are compiled (`torch.compile`)",
+        "cuda_graphs": "the device runs them as captured CUDA graphs",
+    }
 
     ops: Name = Field(description="the ops file that to_yaml wrote, relative to this one")
     data_type: Annotated[str, choice(["fp32", "tf32"])] = "fp32"
@@ -377,6 +502,8 @@ class OpsSection(Section):
 class MeasuredSection(Section):
     """What one rank's dense part took, without lookups and collectives."""
 
+    about = {"activation_gib": "GiB of activations at their peak; left out: not known"}
+
     batch_size: Count = Field(description="the samples per rank when it was measured")
     forward_ms: Milliseconds = Field(description="the time of its forward kernels")
     backward_ms: Milliseconds = Field(description="the time of its backward kernels")
@@ -388,21 +515,31 @@ class MeasuredSection(Section):
 
 
 class MeasuredDenseSection(Section):
-    measured: MeasuredSection
+    """A dense part by what it took, as `shardopt trace FILE --dense OUT.yaml` writes it."""
+
+    about = {
+        "in_features": "dense inputs of a sample, which are copied to the device",
+        "optimizer": "what trains data-parallel tables",
+        "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
+    }
+
+    measured: MeasuredSection = Field(description="the times and sizes that were measured")
     in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
 
 
 class DcnSection(Section):
-    """The low-rank cross network."""
+    """The low-rank cross network of DCN v2."""
 
     layers: Annotated[int, whole(1, 1000)] = Field(description="the number of cross layers")
     low_rank_dim: Width = Field(description="the rank of each cross layer")
 
 
 class ZipfSection(Section):
-    """Probability of the k-th most frequent id ~ (k + q)^-alpha."""
+    """The k-th most frequent id has a probability proportional to (k + q)^-alpha."""
+
+    about = {"q": "how flat the hottest ids are"}
 
     alpha: Annotated[float, real(0, 20)] = Field(description="the skew; 0 is uniform")
     q: Annotated[float, real(-1, 1e9, above=True)] = 0.0
@@ -420,14 +557,18 @@ class HistogramSection(Section):
 
 
 class StatsSection(Section):
-    """Bins measured from data, in an .npz file."""
+    """Bins measured from data, in an .npz file that `shardopt stats` wrote."""
+
+    about = {"feature": "name of the feature in the file; its own unless given"}
 
     file: Name = Field(description="an .npz file with <feature>.counts and <feature>.weights")
     feature: Name | None = None
 
 
 class WindowsSection(Section):
-    """Bins measured from data of several windows, a file each."""
+    """Bins measured from data of several windows in order of time, a file each."""
+
+    about = {"feature": "name of the feature in the files; its own unless given"}
 
     files: Annotated[list[Name], Field(max_length=MAX_WINDOWS)] = Field(
         description="two or more .npz files, one for each window"
@@ -436,6 +577,8 @@ class WindowsSection(Section):
 
 
 class CsvSection(Section):
+    """Tables from a CSV file: a row for each feature, columns with the names of these keys."""
+
     csv: Name = Field(description="the file, relative to this one")
 
 

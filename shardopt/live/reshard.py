@@ -101,7 +101,7 @@ def find_proposal(
         measured_ms, stats_file: as `Proposal` has them.
     """
     result = solve(problem, stop, 0, top_k=1, in_use=in_use)
-    price, after = MovePrice(problem, in_use.plan), result.best.plan
+    price, after = MovePrice(problem, in_use.plan, in_use.held), result.best.plan
     move = price.of(after)
     return Proposal(
         in_use.plan,

@@ -1,7 +1,7 @@
 """The clock around steps of a training, and the trace of them, on CPUs and GPUs alike.
 
-On a GPU a step ends when its stream gets there: times are those of CUDA events. This path is tested
-on a stand-in for a device and has never run on a GPU.
+On a GPU a step ends when its stream gets there: times are those of CUDA events. Tests run this path
+on a stand-in for a device.
 """
 
 from __future__ import annotations

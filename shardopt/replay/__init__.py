@@ -1,8 +1,7 @@
 """Benchmarks out of traces: PyTorch programs that repeat a traced iteration without its model.
 
-`generate` (the spine of `shardopt bench generate`) turns traces into programs (`program`, or
-`kineto` where there is no execution trace), changes their sizes (`scale`) and writes them
-(`write`) together with what they run on (`runtime`). `launch` runs a benchmark, `predict`
-predicts it. An import goes down this list alone: generate and predict, launch, write, kineto and
-scale, program, check.
+`generate` (the spine of `shardopt bench generate`) turns traces into programs (`program`), changes
+their sizes (`doubled`, `more_tables`) and writes them (`write`) together with what they run on
+(`runtime`). `launch` runs a benchmark. An import goes down this list alone: generate, launch,
+write, doubled and more_tables, program, check.
 """

@@ -64,34 +64,26 @@ class Scale:
 PART = re.compile(r"(batch|tables)=(\d{1,9})", re.ASCII)
 
 
-def check_scale(
-    scale: str | None, doubled: Path | None, samples: int | None = None, *, join: bool = False
-) -> Scale:
+def check_scale(scale: str | None, doubled: Path | None, *, join: bool = False) -> Scale:
     """Read how much larger a benchmark shall be.
 
     Args:
-        samples: of a rank in the trace, as the user gives it.
+        doubled: trace of the job at twice the batch.
 
     Raises:
         InputError: something that cannot be scaled, or cannot be scaled so.
     """
     made = Scale() if scale is None else _parse_scale(scale)
-    for name, given in (("doubled", doubled), ("batch", samples)):
-        if given is not None and "batch=" not in (scale or ""):
-            raise InputError(
-                f"{given} is for a scaled batch only; give the scale too, such as batch=2",
-                inputs=(name, "scale"),
-            )
-    if doubled is not None and samples is not None:
+    if doubled is None and "batch=" in (scale or ""):
         raise InputError(
-            "a second trace and the number of samples do not go together: two traces tell which "
-            "sizes are the batch's",
-            inputs=("doubled", "batch"),
+            f"{scale}: one trace does not tell which of its sizes grow with the batch; give a "
+            "trace of the same job at twice the batch too",
+            inputs=("scale", "doubled"),
         )
-    if samples is not None and samples < 1:
+    if doubled is not None and "batch=" not in (scale or ""):
         raise InputError(
-            f"a batch of {samples}; give the samples of a rank in the trace, from 1",
-            inputs=("batch",),
+            f"{doubled} is for a scaled batch only; give the scale too, such as batch=2",
+            inputs=("doubled", "scale"),
         )
     if scale is not None and join:
         raise InputError("joined traces cannot be scaled", inputs=("scale", "join"))

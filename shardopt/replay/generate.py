@@ -11,15 +11,14 @@ from predictor.errors import InputError
 from predictor.trace.execution import ExecutionTrace
 from predictor.trace.read import TraceSet, load_traces
 from shardopt.replay.check import Scale
-from shardopt.replay.kineto.imitate import imitate
+from shardopt.replay.doubled import scale_by_pair
+from shardopt.replay.more_tables import repeat_tables
 from shardopt.replay.program.build import Annotations, build
 from shardopt.replay.program.program import RankProgram, join_jobs
 from shardopt.replay.program.schema import has_kernel
 from shardopt.replay.program.select import choose, fix_callers, open_wrappers
 from shardopt.replay.program.tables import TableSummary
 from shardopt.replay.program.values import fills_of
-from shardopt.replay.scale.doubled import scale_by_pair
-from shardopt.replay.scale.tables import repeat_tables
 from shardopt.replay.write import write
 
 UNSCALED = Scale()
@@ -61,34 +60,31 @@ def generate(
     strict: bool = False,
     join: bool = False,
     doubled: str | Path | None = None,
-    samples: int | None = None,
     scale: Scale = UNSCALED,
     tables: TableSummary | None = None,
 ) -> Generated:
     """Write a benchmark into a folder.
 
     Args:
-        paths: execution traces, with their Kineto traces where there are any, or Kineto traces
-            alone; one of each a rank.
+        paths: execution traces, with their Kineto traces where there are any; one of each a rank.
         indices: how ids of lookups are drawn where no other is asked for: ``uniform`` or
             ``zipf:ALPHA``.
         keep_annotations: names of annotations to write unchanged, in addition to PyTorch's.
         strict: refuse a trace of which something is left out.
         join: each path is a separate job; an iteration runs the jobs one after the other.
         doubled: traces of the same job at twice the batch, which tell which sizes are the batch's.
-        samples: of a rank in the traces, where these do not tell.
-        scale: the benchmark over the traces.
+        scale: the benchmark over the traces; a larger batch needs `doubled`.
         tables: that the traces' lookups read.
 
     Raises:
         InputError: the traces cannot be read, hold no ops, jobs have unlike ranks, or `strict` and
             something is left out, or `tables` are not those of a lookup.
     """
-    jobs = [_load([path]) for path in paths] if join else [_load(paths)]
+    jobs = [load_traces([path]) for path in paths] if join else [load_traces(paths)]
     annotations = Annotations(keep_annotations)
     programs = join_jobs([programs_of(job, annotations, tables) for job in jobs])
-    if scale.batch > 1:
-        programs = _scale_batch(programs, scale.batch, samples, doubled, tables)
+    if doubled is not None:
+        programs = _scale_batch(programs, scale.batch, doubled, tables)
     if scale.tables > 1:
         programs = repeat_tables(programs, scale.tables)
     notes = [*_notes(programs, annotations), *_absent_devices(jobs)]
@@ -99,47 +95,36 @@ def generate(
     return Generated(tuple(programs), tuple(sources), tuple(notes))
 
 
-def _load(paths: Sequence[str | Path]) -> TraceSet:
-    return load_traces(paths, keep_args=True)
-
-
 def _scale_batch(
-    programs: Sequence[RankProgram],
-    times: int,
-    samples: int | None,
-    doubled: str | Path | None,
-    tables: TableSummary | None,
+    programs: Sequence[RankProgram], times: int, doubled: str | Path, tables: TableSummary | None
 ) -> list[RankProgram]:
-    if doubled is None:
-        from shardopt.replay.scale.one import scale_alone
-
-        scaled = [scale_alone(program, times, samples) for program in programs]
-    else:
-        others = programs_of(_load([doubled]), Annotations(), tables)
-        ranks = [[program.rank for program in of] for of in (programs, others)]
-        if ranks[0] != ranks[1]:
-            raise InputError(
-                f"the trace at twice the batch has ranks {ranks[1]}, the other traces {ranks[0]}",
-                inputs=("doubled",),
-            )
-        pairs = zip(programs, others, strict=True)
-        scaled = [scale_by_pair(one, two, times) for one, two in pairs]
+    others = programs_of(load_traces([doubled]), Annotations(), tables)
+    ranks = [[program.rank for program in of] for of in (programs, others)]
+    if ranks[0] != ranks[1]:
+        raise InputError(
+            f"the trace at twice the batch has ranks {ranks[1]}, the other traces {ranks[0]}",
+            inputs=("doubled",),
+        )
+    pairs = zip(programs, others, strict=True)
+    scaled = [scale_by_pair(one, two, times) for one, two in pairs]
     return [replace(program, fills=fills_of(program, tables)) for program in scaled]
 
 
 def programs_of(
     found: TraceSet, annotations: Annotations, tables: TableSummary | None = None
 ) -> list[RankProgram]:
-    """The programs of a job's ranks; from Kineto traces where there is no execution trace."""
-    if found.executions:
-        return [program_of(trace, found, annotations, tables) for trace in found.executions]
-    programs = []
-    for trace in found.traces:
-        made = imitate(trace)
-        program = build(made.trace, made.chosen, made.us, annotations, tables)
-        left_out, notes = [*program.left_out, *made.left_out], [*program.notes, *made.notes]
-        programs.append(replace(program, left_out=left_out, notes=notes))
-    return programs
+    """The programs of a job's ranks.
+
+    Raises:
+        InputError: there are Kineto traces alone, which do not identify tensors.
+    """
+    if not found.executions:
+        raise InputError(
+            f"{found.traces[0].source}: a Kineto trace does not tell which op reads which tensor; "
+            "give the execution trace of the same iteration too "
+            "(torch.profiler.ExecutionTraceObserver)"
+        )
+    return [program_of(trace, found, annotations, tables) for trace in found.executions]
 
 
 def program_of(

@@ -31,11 +31,8 @@ class ReplayError(ShardoptError):
     """A rank of a benchmark failed; the text is its own last words."""
 
 
-def check_benchmark(folder: Path, *, program: bool = True) -> dict[str, Any]:
+def check_benchmark(folder: Path) -> dict[str, Any]:
     """The data that all ranks of a benchmark share.
-
-    Args:
-        program: it is to be run, for which the program must be there too.
 
     Raises:
         InputError: the folder holds no benchmark that this version can run.
@@ -58,7 +55,7 @@ def check_benchmark(folder: Path, *, program: bool = True) -> dict[str, Any]:
         raise InputError(
             f"{path}: `world_size` must be a whole number from 1 to {MOST_RANKS}, not {world!r:.40}"
         )
-    if program and not (folder / MAIN).is_file():
+    if not (folder / MAIN).is_file():
         raise InputError(f"{folder}: has no {MAIN}; generate the benchmark again")
     return data
 

@@ -29,7 +29,6 @@ from shardopt.version import __version__
 SCHEMA = "shardopt.replay/1"
 MAIN = "benchmark.py"
 RUNTIME = "runtime"
-VERSION = re.compile(r"[\d.]+(-chakra[\d.]+)?")
 
 
 def write(
@@ -68,7 +67,7 @@ def write(
 def _common(
     programs: Sequence[RankProgram], jobs: Sequence[TraceSet], indices: str
 ) -> dict[str, Any]:
-    sizes = [size for job in jobs for of in job.executions or job.traces if (size := of.world_size)]
+    sizes = [size for job in jobs for of in job.executions if (size := of.world_size)]
     members = [rank for p in programs for rank in (p.rank, *(r for g in p.groups for r in g))]
     return {
         "schema": SCHEMA,
@@ -76,19 +75,10 @@ def _common(
         "world_size": max(*sizes, 1 + max(members), 1),
         "indices": indices,
         "provenance": {
-            "trace_schema": _version(jobs[0]),
             "kineto": all(job.traces for job in jobs),
             "shardopt": __version__,
         },
     }
-
-
-def _version(job: TraceSet) -> str:
-    """Version of the traces' format, where its text is nothing but one."""
-    if not job.executions:
-        return "kineto"
-    match = VERSION.match(job.executions[0].schema)
-    return match[0] if match else "unknown"
 
 
 def rank_object(
@@ -107,6 +97,7 @@ def rank_object(
             for number, spec in program.made.items()
             if number <= last
         },
+        "specs": {str(number): _form(spec) for number, spec in program.specs().items()},
         "calls": list(map(_call, program.calls)),
         "left_out": list(map(asdict, program.left_out)),
     }
@@ -117,20 +108,20 @@ def _spec(spec: TensorSpec, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: of for name, of in made.items() if of or name not in ("offset", "host", "fill")}
 
 
+def _form(spec: TensorSpec) -> list[Any]:
+    return [spec.shape, spec.strides, spec.dtype]
+
+
 def _call(call: Call) -> dict[str, Any]:
-    gives = call.gives()
     entries: dict[str, Any] = {
-        "keywords": {name: _term(of) for name, of in call.keywords.items()},
-        "targets": gives and [output if flat(output) else None for output in call.outputs],
-        "frees": call.frees,
-        "with_grad": call.with_grad,
         "overload": call.overload,
         "reads": sorted(set(call.reads())),
-        "gives": gives,
-        "outputs": nested(lambda s: s and [s.shape, s.strides, s.dtype], call.specs),
-        "waits": call.waits,
+        "gives": call.gives(),
+        "outputs": nested(lambda spec: spec and _form(spec), call.specs),
     }
-    kept: dict[str, Any] = {"op": call.op, "arguments": [_term(of) for of in call.arguments]}
+    kept: dict[str, Any] = {"op": call.op}
+    if call.is_collective:  # ranks agree on these before they run
+        kept |= {"arguments": list(map(_term, call.arguments)), "keywords": call.keywords}
     kept |= {name: value for name, value in entries.items() if value}
     if call.us is not None:
         kept["us"] = round(call.us, 3)
@@ -140,7 +131,7 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _term(term: Term) -> Any:
-    """An argument as the program spells it; `op_list` reads it back."""
+    """An argument as the program spells it."""
     if isinstance(term, tuple):
         return [_term(item) for item in term]
     if isinstance(term, Slot):
@@ -149,17 +140,8 @@ def _term(term: Term) -> Any:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """A line an entry of long lists, so that files can be read and compared by eye."""
-    lines = []
-    for key, value in data.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            inner = ",\n".join(f"  {json.dumps(item)}" for item in value)
-            lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
-        elif key == "made":
-            inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            lines.append(f' "made": {{\n{inner}\n }}')
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    """A line a key, so that files can be compared."""
+    lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

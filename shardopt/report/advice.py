@@ -7,9 +7,12 @@ from typing import Any
 from predictor.model.plan_json import plan_to_dict
 from search.prefer import TOLERANCE
 from search.tune.advice import Advice, Advised, OtherMachine
-from search.tune.knobs import Step
 from shardopt.formatting import ms, number, percent, picked, plural
 from shardopt.report.blocks import Block, Grid, Heading, Line
+
+SHOWN_NAMES = 3
+"""Settings without a price that are named per reason."""
+SHOWN_REASONS = 3
 
 
 def advice(advised: Advised | None) -> list[Block]:
@@ -18,11 +21,12 @@ def advice(advised: Advised | None) -> list[Block]:
         return []
     found: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
     machines = [Line(_machine_words(other), "dim") for other in advised.machines]
+    machines += _not_tried(advised)
     if not advised.advice:
         tried = plural(advised.tried, "setting")
         return [*found, f"None of the {tried} tried saves {percent(TOLERANCE)} or more.", *machines]
     rows = [
-        (str(place), step_words(one.steps[0]), *_cells(one))
+        (str(place), one.steps[0].label, *_cells(one))
         for place, one in enumerate(advised.advice, start=1)
     ]
     together = advised.together
@@ -33,15 +37,27 @@ def advice(advised: Advised | None) -> list[Block]:
     return [*found, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
 
 
+def _not_tried(advised: Advised) -> list[Line]:
+    """The number of settings without a price, and the reasons of the first few."""
+    left = advised.not_tried
+    if not left:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for one in left:
+        reasons.setdefault(one.why, []).append(one.name)
+    words = [
+        f"{', '.join(names[:SHOWN_NAMES])}{', ...' if len(names) > SHOWN_NAMES else ''} ({why})"
+        for why, names in list(reasons.items())[:SHOWN_REASONS]
+    ]
+    if len(reasons) > SHOWN_REASONS:
+        words.append("...")
+    count = f"{len(left)} of {plural(len(left) + advised.tried, 'setting')}"
+    return [Line(f"{count} not tried: {'; '.join(words)}.", "dim")]
+
+
 def advice_words(one: Advice) -> str:
     """``index_dedup: true on t_item saves 28 % of the time per sample``."""
-    return f"{step_words(one.steps[0])} saves {percent(one.gain)} of the time per sample"
-
-
-def step_words(step: Step) -> str:
-    """``index_dedup: true on t_item``."""
-    value = str(step.value).lower() if isinstance(step.value, bool) else f"{step.value}"
-    return f"{step.name}: {value}" + (f" on {step.target}" if step.target is not None else "")
+    return f"{one.steps[0].label} saves {percent(one.gain)} of the time per sample"
 
 
 def _cells(one: Advice) -> tuple[str, str, str]:
@@ -67,10 +83,16 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
             ``how``, and ``same_plan`` (false: the time is of another plan, in ``tables``).
         together: null, or what several of them give: ``names``, ``targets``, ``values`` and the
             same keys.
+        advice_considered: ``tried`` (number of settings that were predicted) and ``not_tried``,
+            each with ``name`` and ``why``; null where no advice was asked for.
         other_machines: ``name`` (``gpus`` or ``network``, in times of its rate), ``value``,
             ``iteration_ms`` of the plan placed again, ``gain`` (as above, of the whole job) and
             ``gpu_time`` (of a sample, as a multiple).
     """
+    considered = advised and {
+        "tried": advised.tried,
+        "not_tried": [vars(one) for one in advised.not_tried],
+    }
     advised = advised or Advised()
     together = advised.together
     return {
@@ -85,6 +107,7 @@ def advice_object(advised: Advised | None) -> dict[str, Any]:
             "values": [step.value for step in together.steps],
             **_result(together),
         },
+        "advice_considered": considered,
         "other_machines": [vars(other) for other in advised.machines],
     }
 

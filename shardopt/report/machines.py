@@ -9,6 +9,7 @@ from typing import Any
 from shardopt.api.answer import Answer
 from shardopt.api.machines import OnMachine
 from shardopt.formatting import gap_of, hbm_use, memory_use, number, percent, picked
+from shardopt.report.advice import advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, View, warning
 from shardopt.report.prediction import tables_object
 
@@ -39,6 +40,7 @@ def machines_view(found: Sequence[OnMachine], files: Sequence[Path]) -> View:
         bound_by: what takes most of the iteration.
         price_per_million_samples: in the currency of the prices; null too where none is known.
         tables: of the best plan, as in plan.json.
+        advice, together, advice_considered, other_machines: `advice_object`.
         no_plan: why none fits, else null.
     """
     objects = [_object(one) for one in found]
@@ -52,6 +54,11 @@ def machines_view(found: Sequence[OnMachine], files: Sequence[Path]) -> View:
             warning(f"{one.hardware} with {one.gpus} GPUs: {one.lacks}.")
             for one in found
             if one.answer is None
+        ),
+        *(
+            f"{one.hardware} with {one.gpus} GPUs: {advice_words(one.answer.advised.advice[0])}."
+            for one in found
+            if one.answer is not None and one.answer.advised and one.answer.advised.advice
         ),
         *([f"Plans are written to {', '.join(map(str, files))}."] if files else []),
     ]
@@ -77,7 +84,7 @@ def _cells(answer: Answer | None, of: dict[str, Any]) -> list[str]:
 
 def _object(one: OnMachine) -> dict[str, Any]:
     keys = ("iteration_ms", "interval_ms", "gap", "samples_per_s", "samples_per_s_per_gpu")
-    more = ("hbm_bytes", "bound_by", "price_per_million_samples", "tables")
+    more = ("hbm_bytes", "bound_by", "price_per_million_samples", "tables", *advice_object(None))
     found = {"hardware": one.hardware, "gpus": one.gpus, **dict.fromkeys((*keys, *more))}
     if one.answer is None:
         return {**found, "no_plan": one.lacks}
@@ -101,5 +108,6 @@ def _object(one: OnMachine) -> dict[str, Any]:
         "bound_by": max(parts, key=lambda part: parts[part]),
         "price_per_million_samples": price,
         "tables": tables_object(result.best.plan),
+        **advice_object(one.answer.advised),
         "no_plan": None,
     }

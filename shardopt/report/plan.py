@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.model.plan import TablePlan
+from predictor.model.plan_json import plan_to_dict
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
@@ -63,10 +64,27 @@ def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) ->
     return View(plan_object(answer, in_use), report(answer, end), headline(answer))
 
 
+def advice_view(answer: Answer) -> View:
+    """The advice alone, at a plan that was not searched for.
+
+    Keys, in addition to those of ``answer.head`` and `advice_object`:
+        iteration_ms, found_by: of the plan that settings are priced at.
+    """
+    first = answer.result.best
+    where = f"{finder_words(first.found_by)}, {ms(first.iteration_ms)}"
+    data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
+    blocks: list[Block] = [
+        setting_facts(answer.setting),
+        *advice(answer.advised),
+        f"Priced at a plan that was not searched for: that of {where}.",
+    ]
+    return View({**data, **advice_object(answer.advised)}, blocks)
+
+
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     """What to do, the ranking, then what there is to know of the best plan."""
     lever, best = answer.lever, answer.best
-    lead = [answer.verdict]
+    lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
     waits = host_bound(best, answer.setting.hardware)
@@ -77,6 +95,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         "",
         setting_facts(answer.setting),
         *advice(answer.advised),
+        *_constraints(answer),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
@@ -112,6 +131,30 @@ def headline(answer: Answer) -> list[Block]:
     return [Line(text, wraps=False) for text in found if text]
 
 
+def constraints_words(answer: Answer) -> list[str]:
+    """What all constraints cost, in a sentence; none where they cost nothing."""
+    costs = answer.constraint_costs
+    if costs is None:
+        return []
+    return [
+        f"Constraints cost {percent(costs.gain)} of the iteration: a plan without them takes "
+        f"{ms(costs.iteration_ms)}."
+    ]
+
+
+def _constraints(answer: Answer) -> list[Block]:
+    """The constraints that bind, with what dropping each saves."""
+    costs = answer.constraint_costs
+    if costs is None:
+        return []
+    rows = [
+        (one.table or "", one.constraint, number(one.iteration_ms_without), f"-{percent(one.gain)}")
+        for one in costs.costs
+    ]
+    grid = Grid(["~table", "~constraint", ">ms without", ">iteration"], rows)
+    return [Heading("Constraints", "what dropping each saves, one after the other"), grid]
+
+
 def _ranking(answer: Answer) -> list[Block]:
     """Plans, best first, then TorchRec's."""
     result = answer.result
@@ -137,7 +180,10 @@ def _ranking(answer: Answer) -> list[Block]:
         above = _above(theirs, result)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
     columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
-    return [Heading("Plans", "predicted iteration time, best first"), Grid(columns, rows, strong=0)]
+    return [
+        Heading("Plans", "predicted iteration time; plan 1 is the answer"),
+        Grid(columns, rows, strong=0),
+    ]
 
 
 def _above(time_ms: float, result: Result) -> str:
@@ -398,7 +444,11 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         verdict: what to do, the first line of the console.
         host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
             ``why`` and ``remedy``.
-        advice, together, other_machines: `advice_object`.
+        advice, together, advice_considered, other_machines: `advice_object`.
+        constraint_costs: constraints that bind, in the order in which dropping them saves most:
+            ``table`` (null for all that are left), ``constraint``, ``iteration_ms_without`` (it and
+            those before it) and ``gain`` (share of ``iteration_ms`` that this step saves).
+        unconstrained: null, or ``iteration_ms`` and ``plan`` (as in plan.json) without any.
         preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
             is preferred to it; else null.
         objective: ``nominal``, ``mean`` or ``regret``.
@@ -444,6 +494,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "verdict": answer.verdict,
         "host_bound": waits and asdict(waits),
         **advice_object(answer.advised),
+        **_constraints_object(answer),
         "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
         "objective": result.aim,
         "ties": None if result.ties is None else asdict(result.ties),
@@ -463,6 +514,15 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         **move_object(result, answer.move, in_use),
         "deciding": deciding_object(answer.deciding),
     }
+
+
+def _constraints_object(answer: Answer) -> dict[str, Any]:
+    """``constraint_costs`` and ``unconstrained`` of `plan_object`."""
+    costs = answer.constraint_costs
+    if costs is None:
+        return {"constraint_costs": [], "unconstrained": None}
+    free = {"iteration_ms": costs.iteration_ms, "plan": plan_to_dict(costs.plan)}
+    return {"constraint_costs": [asdict(one) for one in costs.costs], "unconstrained": free}
 
 
 def deciding_object(found: Sequence[DecidingConstant]) -> list[dict[str, Any]]:

@@ -35,10 +35,6 @@ WHAT_IS_PREDICTED = (
     "The prediction simulates what waits for what: kernels take their measured times, host times "
     "come from other steps or ranks."
 )
-WHAT_IS_CHANGED = (
-    "The prediction simulates the traced steps with this change: kernels, copies and collectives "
-    "are scaled, host times stay as traced."
-)
 NO_TIMES = (
     "Execution traces record what ran and on which tensors, but no times, kernels or streams. Give "
     "the Kineto traces of the same run too, to see steps and where their time goes."
@@ -55,7 +51,6 @@ _WORDS = {
 def trace_view(
     found: TraceSet,
     simulated: SimulatedTrace | None,
-    what_if: Mapping[str, Any],
     notes: Sequence[str],
 ) -> View:
     """What was read.
@@ -77,8 +72,6 @@ def trace_view(
         executions: of each execution trace ``ops`` (how often each ran), ``input_bytes`` of all
             innermost ops, and ``collectives``.
         notes: what was missing and what was done instead.
-        what_if: what ``predicted_ms`` changes of the traced job: ``hardware``, ``batch_scale``,
-            ``link_scale``; empty where it changes nothing.
     """
     traces = found.traces
     measured = [step for trace in traces for step in breakdown(trace)]
@@ -111,17 +104,16 @@ def trace_view(
         "critical_path": path_object(path),
         "executions": [_execution_object(execution) for execution in found.executions],
         "notes": told,
-        "what_if": dict(what_if),
     }
     brief = "no steps: execution traces record no times"
     if steps:
-        brief = _headline(steps, what_if)
+        brief = _headline(steps)
     report: list[Block]
     if traces:
         report = ["", _what_was_read(traces), brief, *_means(parts)]
         if replayed:
-            report.append(Line(WHAT_IS_CHANGED if what_if else WHAT_IS_PREDICTED, "dim"))
-        report += _show_steps(steps, ">change" if what_if else ">error")
+            report.append(Line(WHAT_IS_PREDICTED, "dim"))
+        report += _show_steps(steps)
         if kernels:
             rows = [
                 (number(k.total_ms), f"{k.count:,}", number(1e3 * k.total_ms / k.count), k.name)
@@ -194,7 +186,7 @@ def _what_was_read(traces: Sequence[RankTrace]) -> str:
     )
 
 
-def _headline(steps: Sequence[Mapping[str, Any]], what_if: Mapping[str, Any]) -> str:
+def _headline(steps: Sequence[Mapping[str, Any]]) -> str:
     text = f"Measured {ms(fmean(step['measured_ms'] for step in steps))} per step"
     pairs = [
         (step["measured_ms"], step["predicted_ms"])
@@ -205,10 +197,6 @@ def _headline(steps: Sequence[Mapping[str, Any]], what_if: Mapping[str, Any]) ->
     if not errors:
         return f"{text}."
     mean = fmean(p for _, p in pairs)
-    if what_if:
-        asked = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in what_if.items())
-        change = 100 * (mean / fmean(m for m, _ in pairs) - 1)
-        return f"{text}; with {asked}: {ms(mean)}, {change:+.1f} %."
     return (
         f"{text}, predicted {ms(mean)}; mean absolute error {percent(fmean(errors))} over "
         f"{plural(len(errors), 'step')}."
@@ -228,8 +216,8 @@ def _means(parts: Mapping[str, float]) -> list[Block]:
     return [f"Where the time goes: {', '.join(shares)}."]
 
 
-def _show_steps(steps: Sequence[Mapping[str, Any]], off: str) -> list[Block]:
-    """A row for each of the longest steps; ``off`` is what its distance to the prediction is."""
+def _show_steps(steps: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """A row for each of the longest steps."""
     predicted = any(step["predicted_ms"] is not None for step in steps)
     longest = sorted(steps, key=lambda s: -s["measured_ms"])[:MAX_ROWS]
     whole = longest[0]["measured_ms"]
@@ -244,7 +232,12 @@ def _show_steps(steps: Sequence[Mapping[str, Any]], off: str) -> list[Block]:
         for step in steps
         if step in longest
     ]
-    columns = ["<step", ">rank", ">measured ms", *([">predicted ms", off] if predicted else [])]
+    columns = [
+        "<step",
+        ">rank",
+        ">measured ms",
+        *([">predicted ms", ">error"] if predicted else []),
+    ]
     found: list[Block] = [
         Heading("Steps", "from one step marker to the next"),
         Grid([*columns, "<where the time goes"], rows),

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
-from predictor.cost.loads import COLUMNS, Load, LookupGroup, ShardLoads, group_of
+from predictor.cost.loads import COLUMNS, Load, ShardLoads
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.torchrec.sparse import Exchange
+from predictor.model.lookup_group import LookupGroup, group_of
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import DenseArch, QComm, Workload
@@ -194,10 +195,10 @@ class ShardCosts:
         if group.sharding_type is ShardingType.DATA_PARALLEL:
             alone = self._exchange(group, np.tile(load, (self.world, 1)))
             comms = _marginal(alone.gradient_sync_ms(), self._empty(group).gradient_sync_ms())
-            step = float(np.max(alone.optimizer_ms(self.costs.optimizer_ms)))
         else:
             alone = self._exchange(group, _on_one_rank(load, self.world))
-            comms, step = backward * load[Load.OUTPUTS], 0.0
+            comms = backward * load[Load.OUTPUTS]
+        step = float(np.max(alone.optimizer_ms(self.costs.optimizer_ms)))
         input_dist = ids * load[Load.IDS]
         waits = input_dist if self.workload.train_pipeline == "base" else 0.0
         return Perf(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from predictor.model.memory.ranks import DEFAULT_CACHE_LOAD_FACTOR
+from predictor.model.memory.caches import DEFAULT_CACHE_LOAD_FACTOR
 from predictor.model.plan import STORED, ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import in_torchrec_order
 from predictor.model.topology import Topology

@@ -159,7 +159,6 @@ ALL_RANKS = [
     "gather_", "scatter_", "alltoall_", "alltoall_base_", "allgather_into_tensor_coalesced_",
     "reduce_scatter_tensor_coalesced_", "barrier", "monitored_barrier_",
 ]  # fmt: skip
-PEER_TAG = 3
 
 
 def made(*shape: int) -> torch.Tensor:
@@ -195,22 +194,6 @@ def all_ranks() -> None:
     work.wait()
 
 
-def one_to_one() -> None:
-    """Sends and receives: blocking, both ways at once, as a batch, and from anyone."""
-    first, other = dist.get_rank() == 0, 1 - dist.get_rank()
-    tensor = made(4)
-    dist.send(tensor, 1) if first else dist.recv(tensor, 0)
-    there, back = made(4), made(8)
-    works = [dist.isend(there, other, tag=PEER_TAG), dist.irecv(back[:4], other, tag=PEER_TAG)]
-    for work in works:
-        work.wait()
-    ops = [dist.P2POp(dist.isend, made(2), other), dist.P2POp(dist.irecv, made(2), other)]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    dist.send(made(7), 1) if first else dist.recv(made(7))
-    torch.relu(back)
-
-
 @cache
 def mesh() -> DeviceMesh:
     """Of both ranks; made before the capture, as it looks up values."""
@@ -230,8 +213,8 @@ def in_wrappers() -> None:
 
 
 def capture_collectives(folder: Path) -> None:
-    """Each of the three steps, in a folder of its name."""
-    for step in (all_ranks, one_to_one, in_wrappers):
+    """Both steps, each in a folder of its name."""
+    for step in (all_ranks, in_wrappers):
         capture(step, folder / step.__name__, warm_up=1, rank=dist.get_rank())
 
 
@@ -254,16 +237,6 @@ def test_collectives_of_all_ranks(collectives: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sends_and_receives(collectives: Path, tmp_path: Path) -> None:
-    (zero, one), _ = check_fixpoint(collectives / "one_to_one", tmp_path)
-    both = ["send", "recv_", "send", "recv_"]
-    assert names(zero) == ["send", *both, "send"]
-    assert names(one) == ["recv_", *both, "recv_any_source_"]
-    sent = [[c.bytes for c in p.calls if c.is_collective] for p in (zero, one)]
-    assert sent == [[16, 16, 0, 8, 0, 28], [0, 16, 0, 8, 0, 0]]
-
-
-@pytest.mark.slow
 def test_functional_collectives_and_dtensors(collectives: Path, tmp_path: Path) -> None:
     for program in check_fixpoint(collectives / "in_wrappers", tmp_path)[0]:
         gathers = ["allgather_into_tensor_coalesced_"] * 2
@@ -272,22 +245,6 @@ def test_functional_collectives_and_dtensors(collectives: Path, tmp_path: Path) 
             "scatter_", "scatter_", *gathers,
         ]  # fmt: skip
         assert "aten::mm" in [call.op for call in program.calls]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_sends_without_their_partner_are_named_and_not_run(
-    collectives: Path, tmp_path: Path, ranks: int
-) -> None:
-    generate([collectives / "one_to_one"], tmp_path)
-    result = replay(tmp_path, QUICK, ranks)
-    assert result["ranks"] == ranks
-    reasons = result["not_replayed"]
-    why = "its partner, rank 1, is not replayed" if ranks == 1 else "no rank that is replayed"
-    # one rank: all it has; a third: what rank 0 had, which meets nothing
-    assert sum(reasons.values()) == 6
-    assert all(why in reason for reason in reasons if "recv_any" not in reason), reasons
-    assert result["ops_total"] - result["ops_replayed"] == 6
 
 
 @pytest.mark.slow
@@ -305,7 +262,7 @@ def test_collectives_of_other_numbers_of_ranks(
 
 @pytest.mark.slow
 def test_two_jobs_of_ranks_joined(dlrm: Path, collectives: Path, tmp_path: Path) -> None:
-    parts = [dlrm, collectives / "all_ranks", collectives / "one_to_one"]
+    parts = [dlrm, collectives / "all_ranks"]
     made = generate(parts, tmp_path / "b", join=True)
     result = replay(tmp_path / "b", QUICK)
     assert result["not_replayed"] == {}

@@ -1,5 +1,5 @@
-"""Benchmarks of a larger job out of one trace are those of that job, captured on two gloo ranks:
-more tables are a model with more modules, a larger batch is a larger batch."""
+"""Benchmarks of a larger job are those of that job, captured on two gloo ranks: more tables are a
+model with more modules, a larger batch is a larger batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import DenseArch, Feature, Table, Workload
 from predictor.trace.read import load_traces
 from shardopt.replay.check import Scale
+from shardopt.replay.doubled import scale_by_pair
 from shardopt.replay.generate import generate, programs_of
 from shardopt.replay.launch import replay
+from shardopt.replay.more_tables import repeat_tables
 from shardopt.replay.program.build import Annotations
 from shardopt.replay.program.program import RankProgram
 from shardopt.replay.program.tables import TableSummary
-from shardopt.replay.scale.one import scale_alone
-from shardopt.replay.scale.tables import repeat_tables
 from tests.builders import table_wise
 from tests.distributed.replay_case import QUICK, captured, programs
 from tests.distributed.training_case import table_plan
@@ -59,7 +59,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory):
 
 
 def with_args(traces: Path) -> list[RankProgram]:
-    return programs_of(load_traces([traces], keep_args=True), Annotations())
+    return programs_of(load_traces([traces]), Annotations())
 
 
 def exchanged(program: RankProgram) -> list[tuple[str, int]]:
@@ -107,7 +107,9 @@ def test_a_larger_batch_of_a_dlrm(batch: int, tmp_path: Path) -> None:
     load = Workload("dlrm", batch, tables, DenseArch(13, (64, 32, WIDTH), (64, 32, 1)))
     placed = (table_wise(table, i % 2) for i, table in enumerate(tables))
     plan = ShardingPlan(dict(zip(load.keys, placed, strict=True)), 2, 2)
-    ones = programs(captured(tmp_path / "one", load, plan, 1))
-    wholes = programs(captured(tmp_path / "two", replace(load, batch_size=2 * batch), plan, 1))
-    for one, whole in zip(ones, wholes, strict=True):
-        check_equal(scale_alone(one, 2), whole)
+    jobs = [
+        programs(captured(tmp_path / str(times), replace(load, batch_size=times * batch), plan, 1))
+        for times in (1, 2, 3)
+    ]
+    for one, two, whole in zip(*jobs, strict=True):
+        check_equal(scale_by_pair(one, two, 3), whole)

@@ -123,17 +123,16 @@ instances:
 @pytest.mark.slow
 def test_a_suite_is_run_and_taken_up_again(run, tmp_path: Path) -> None:
     pytest.importorskip("torchrec")
-    suite, rows, page = tmp_path / "s.yaml", tmp_path / "r.csv", tmp_path / "b.md"
+    suite, rows = tmp_path / "s.yaml", tmp_path / "r.csv"
     suite.write_text(SUITE)
     words = ("search", suite, "-o", rows, "--effort", 0.05)
     some = run(*words, "--planners", "torchrec,neuroshard")
     assert some.code == 0, some.err
     assert "2 of 2: 5x2-fill50-1, neuroshard" in some.err
-    done = run(*words, "--write-docs", page)
+    done = run(*words)
     assert done.code == 0, done.err
     assert "1 of 8: 5x2-fill50-1, torchrec dynamic" in done.err
     assert "by TorchRec's rating" in done.out
-    assert page.read_text().startswith("# Benchmarks of the search")
     assert rows.read_text().count("5x2-fill50-1") == 10
     before = rows.read_bytes()
     again = run(*words, "--quiet")

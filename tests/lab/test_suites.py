@@ -93,12 +93,12 @@ def test_the_headline_counts_its_own_part_only() -> None:
 
 
 def test_tables_and_notes_have_the_words_of_the_suite() -> None:
-    suite = SUITES["replay"]
+    suite = SUITES["transformers-cpu"]
     said = {"ranks": 2, "call_us": 1.26, "stretch": 0.05}
     table = suite.table("ops", [("mul", 0.5, 0.1)], **said)
-    assert (table.name, table.columns[1]) == ("ops_2", ("share of replays", "share"))
+    assert (table.name, table.columns[1]) == ("ops_2", ("share of step", "share"))
     assert "1.3 us" in table.about
-    report = suite.report([], scores=[table, suite.table("models", [])], notes=["more"])
+    report = suite.report([], scores=[table, suite.table("steps", [])], notes=["more"])
     assert report.scores == (table,), "a table without rows is left out"
     assert report.notes[-1] == "more"
     assert report.headline == suite.headline

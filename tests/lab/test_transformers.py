@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.transformers import FAMILIES, TransformerShape, parse_shape
+from lab.transformers import (
+    FAMILIES,
+    Bucket,
+    GradientSync,
+    TrainingStep,
+    TransformerShape,
+    parse_shape,
+)
+from predictor.cost.ops.cpu_ops import BINS, Caches, OpModels, OpRow
 
 sizes = st.integers(min_value=1, max_value=5000)
 
@@ -42,3 +51,11 @@ def test_losses_of_the_models_fall() -> None:
         for _ in range(20):
             training.step()
         assert training.model(training.ids).item() < 0.8 * before
+
+
+def test_a_step_is_the_sum_of_its_ops_and_of_the_gradients_that_ranks_sum() -> None:
+    models = OpModels({"mul c>1": np.array([0, 0, 1.0, 0, 0, 0, 0])}, Caches(1e6, 1e8))
+    rows = tuple(OpRow("mul c>1", (1, ms, ms, 0), (0.0,) * BINS) for ms in (10, 20, 5))
+    step = TrainingStep(rows, (Bucket(2, 100), Bucket(3, 1000)))
+    assert step.ms(models, None) == pytest.approx(35)
+    assert step.ms(models, GradientSync(1.0, 0.5, 0.01)) == pytest.approx(35 + 2 + 5 * 0.5 + 11)

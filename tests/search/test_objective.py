@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from predictor.model.memory.ranks import plan_memory
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import STRATEGIES, ReplicaGroups
 from predictor.model.workload import Constraints
 from predictor.predict import predict
 from search.candidate import signature
+from search.objective import apply
 from tests.search.problems import (
+    H100,
     a_problem,
     a_table,
     a_workload,
@@ -40,6 +44,25 @@ def test_scores_are_those_of_predict_and_of_neighbours(seed: int) -> None:
     assert objective.evaluations == 12 + 12 + 11
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_score_does_not_depend_on_the_plans_beside(strategy: str) -> None:
+    """Copies of tables of some data types are averaged, by plans that have such tables sharded."""
+    either = Constraints(sharding_types=(ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL))
+    tables = [
+        a_table(f"t{i}", 500 * (i + 1), 64, data_type=kind, constraints=either)
+        for i, kind in enumerate(("fp32", "bf16", "fp16", "bf16"))
+    ]
+    workload = a_workload(*tables, replica_groups=ReplicaGroups(2, 1, True, strategy))
+    problem = a_problem(workload, workload.sharding_group(hosts(4, 2)))
+    objective, _ = objective_of(problem)
+    rng = random.Random(0)
+    plans = [random_plan(objective, rng) for _ in range(20)]
+    together = objective.score(plans)
+    for plan, ms in zip(plans, together, strict=True):
+        alone = predict(workload, problem.topology, H100, objective.sharding_plan(plan))
+        assert ms == pytest.approx(alone.iteration_ms, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_memory_is_that_of_the_plan(seed: int) -> None:
     problem = random_problem(seed)
@@ -50,6 +73,29 @@ def test_memory_is_that_of_the_plan(seed: int) -> None:
     assert objective.memory(plan) == pytest.approx(np.array(expected))
     apart = not objective.space.co_located([ranks for _, ranks in plan])
     assert objective.fits(plan) == (all(r.fits for r in ranks) and not apart)
+
+
+@pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])
+def test_memory_has_the_rows_of_caches_as_wide_as_their_launch(pipeline: str) -> None:
+    cached = Constraints(compute_kernels=(ComputeKernel.FUSED_UVM_CACHING,))
+    tables = [a_table(f"t{i}", 10_000 + i, 16 << i % 4, constraints=cached) for i in range(6)]
+    problem = a_problem(a_workload(*tables, train_pipeline=pipeline), hosts(2))
+    objective, _ = objective_of(problem)
+    rng = random.Random(0)
+    base, *others = [random_plan(objective, rng) for _ in range(6)]
+    used, more = objective.memory(base), 0.0
+    for other in others:
+        change = {t: other[t] for t in rng.sample(range(6), 3)}
+        changed = apply(base, change)
+        plan = objective.sharding_plan(changed)
+        ranks = plan_memory(problem.workload, problem.topology, plan)
+        memory = objective.memory(changed)
+        assert memory[0].tolist() == [r.hbm_bytes for r in ranks]
+        assert objective.memory_after(base, used, change).tolist() == memory.tolist()
+        shards = sum(objective.footprint(*choice) for choice in changed)
+        assert (shards <= memory).all()
+        more = max(more, float((memory - shards).max()))
+    assert (more > 1e6) == (pipeline == "base")
 
 
 def test_co_location_is_part_of_fitting() -> None:

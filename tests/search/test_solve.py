@@ -16,6 +16,7 @@ import pytest
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.plan_check import find_mean_problem
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload
 from predictor.predict import predict
@@ -26,7 +27,7 @@ from search.objective import Objective
 from search.problem import Problem, Result
 from search.propose.searchers import rescue
 from search.solve import SpaceSearcher, _starts, solve
-from search.space.enumerate import reduced_space
+from search.space.enumerate import reduced_space, whole_space
 from search.space.option import Space
 from search.stop import Stop
 from tests.search.problems import (
@@ -243,11 +244,34 @@ def test_pinned_ranks_bind_torchrecs_plan_too() -> None:
     assert "torchrec default" not in result.baselines
 
 
-def test_means_that_torchrec_would_miscompute_are_not_chosen() -> None:
-    tables = [a_table(f"t{i}", 4_000_000, 64, 20.0, pooling="mean") for i in range(2)]
-    result = solve(a_problem(a_workload(*tables), hosts(2)), Stop(effort=QUICK), 0, top_k=10)
-    kinds = {t.sharding_type for p in result.plans for t in p.plan.tables.values()}
-    assert not kinds & {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE}
+@pytest.mark.parametrize("kinds", [None, (ShardingType.TABLE_WISE, ShardingType.ROW_WISE)])
+def test_means_that_torchrec_would_miscompute_are_not_chosen(
+    kinds: tuple[ShardingType, ...] | None,
+) -> None:
+    """Rows of means are split where those of all tables of the module are: of the types named,
+    that is the fastest."""
+    mean = a_table("mean", 400, 192, 45.0, pooling="mean")
+    wants = Constraints(sharding_types=kinds)
+    tables = [replace(mean, constraints=wants), a_table("sum", 20_000, 128, 35.0)]
+    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4, 2))
+    result = solve(problem, Stop(effort=0.1), 0, top_k=10, tolerance=0.0)
+    for found in result.plans:
+        types = [found.plan.tables[name].sharding_type for name in ("mean", "sum")]
+        assert find_mean_problem({"mean": (types[0], "mean"), "sum": (types[1], "sum")}) is None
+    if kinds is not None:
+        by_row = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE}
+        assert {t.sharding_type for t in result.best.plan.tables.values()} <= by_row
+    assert 0.95 * result.best.iteration_ms < result.lower_bound_ms
+
+
+def test_a_mean_that_only_fits_by_rows_has_others_beside_it_by_rows() -> None:
+    wants = Constraints(sharding_types=(ShardingType.ROW_WISE,))
+    tables = [
+        a_table("mean", 4_000, 64, pooling="mean", constraints=wants),
+        a_table("sum", 4_000, 64),
+    ]
+    space = whole_space(a_problem(a_workload(*tables), hosts(2)))
+    assert all(option.by_row for option in space.every_option)
 
 
 # --- memory ------------------------------------------------------------------------------------

@@ -24,12 +24,14 @@ from predictor.errors import InputError
 from shardopt.formatting import percent
 
 PLANS, DRAWN = "plans", "random plans"
+FORETOLD = "foretold"
 """Parts of the rows: chosen plans, and those drawn at random."""
 NEAR = 0.05
 """Predicted and measured gain agree when they are at most so far apart."""
 WORDS = {
     OURS: "shardopt, machine calibrated",
     SHIPPED: "shardopt, shipped profile, where it gives another plan",
+    FORETOLD: "shardopt, shipped profile, as it foretells",
     DRAWN: "random plans",
 }
 ALL = "all"
@@ -54,6 +56,9 @@ def validate_against_torchrec(folder: Path) -> Report:
     groups = list(_groups(tasks))
     suite = SUITES["against-torchrec"]
     chosen = [(g, name, of) for name in (OURS, SHIPPED) for g in groups if (of := _of(g, name))]
+    told = [
+        (g, FORETOLD, of) for g in groups if (of := [[t.foretold] for t in g.tasks if t.foretold])
+    ]
     drawn = [(g, DRAWN, of) for g in groups if (of := [[*t.drawn] for t in g.tasks if t.drawn])]
     loaded = [f"{t.name} ({t.loaded} of {t.rounds + t.loaded} rounds)" for t in tasks if t.loaded]
     return suite.report(
@@ -61,7 +66,7 @@ def validate_against_torchrec(folder: Path) -> Report:
         skipped,
         scores=(
             suite.table("against TorchRec's planner", [_gain_line(*of) for of in chosen]),
-            suite.table("expected gains", [_expected_line(*of) for of in [*chosen, *drawn]]),
+            suite.table("expected gains", [_expected_line(*of) for of in [*chosen, *told, *drawn]]),
             suite.table(
                 "tasks",
                 [

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.statistics import within_noise
-from lab.tasks.against import THEIRS
+from lab.tasks.against import SHIPPED, THEIRS
 from lab.tasks.plans import PREFIX
-from lab.tasks.task_set import MeasuredTask, TaskSet, load_task_sets
+from lab.tasks.task_set import BASE, MeasuredTask, TaskSet, load_task_sets
 from lab.validate.tasks.task_prediction import TaskOfSet, TaskPrediction, predict_task
+from predictor.hardware.loader import load_hardware
 from search.expected_gain import ExpectedGain, expected_gain
 from search.problem import Problem
 from shardopt.bench.summary import PlanSummary, summaries
@@ -107,11 +108,13 @@ class TaskGains(TaskOfSet):
 
     Args:
         chosen: of the plans that were chosen, by name.
+        foretold: of the plan chosen with the shipped profile, as that profile foretells its gain.
         drawn: of random plans, in the order measured.
         rounds, loaded: counted, and left out as other work ran beside them; of the first part.
     """
 
     chosen: dict[str, Gain]
+    foretold: Gain | None
     drawn: tuple[Gain, ...]
     rounds: int
     loaded: int
@@ -179,15 +182,26 @@ def find_gains(batch: TaskSet, task: MeasuredTask) -> TaskGains:
             predicted.append(predict_task(batch, part))
             gains += _gains(batch, predicted[-1], whole)
     rounds = len(predicted[0].task.rows.rounds)
+    chosen = {gain.ours.name: gain for gain in gains if not gain.ours.name.startswith(PREFIX)}
     return TaskGains(
         batch,
         task,
-        {gain.ours.name: gain for gain in gains if not gain.ours.name.startswith(PREFIX)},
+        chosen,
+        _foretold(batch, chosen[SHIPPED]) if SHIPPED in chosen else None,
         tuple(gain for gain in gains if gain.ours.name.startswith(PREFIX)),
         rounds,
         len(task.rows.rounds) - rounds,
         tuple(predicted),
     )
+
+
+def _foretold(batch: TaskSet, gain: Gain) -> Gain:
+    """The gain as whoever does not calibrate is told it."""
+    part = gain.task.task
+    problem = Problem(part.workload, batch.ranks, load_hardware(BASE))
+    plan, baseline = part.plans[gain.ours.name], part.plans[THEIRS]
+    expected = expected_gain(problem, plan, baseline, THEIRS)
+    return replace(gain, predicted=expected.nominal, expected=expected)
 
 
 def _gains(batch: TaskSet, part: TaskPrediction, whole: MeasuredTask) -> Iterator[Gain]:

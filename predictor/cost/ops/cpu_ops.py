@@ -21,9 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor import units
 from predictor.errors import InputError
-from predictor.hardware.loader import CpuOps
 from predictor.model.op_calls import OpCall, Operand
 
 GRANULE = 16 * 1024
@@ -332,17 +330,6 @@ class OpModels:
     caches: Caches
     op_ms: float = 0.0
     stretch: float = 1.0
-
-    @classmethod
-    def of_group(cls, group: CpuOps, ranks: int) -> OpModels:
-        """The models stored with a profile, for a number of ranks that share a memory."""
-        coefficients = group.coefficients(ranks)
-        return cls(
-            {name: np.array(of) for name, of in coefficients.items()},
-            Caches(units.mib(group.near_cache_mib), units.mib(group.far_cache_mib)),
-            group.op_ms,
-            group.stretch,
-        )
 
     def has(self, kind: str) -> bool:
         """Whether ops of a kind can be priced."""

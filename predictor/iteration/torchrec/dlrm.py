@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from predictor.cost.dense import Bucket, GradientReturn, LookupCall, Segment, TableUpdate
 from predictor.cost.elementwise import copy_h2d_ms
 from predictor.cost.fixed_costs import HOST_OPS, FixedCosts
-from predictor.cost.loads import Load, LookupGroup
+from predictor.cost.loads import Load
 from predictor.cost.ops.position_weights import (
     OPS,
     PREPARE_BYTES,
@@ -55,6 +55,7 @@ from predictor.iteration.graph import (
     learned_graph,
 )
 from predictor.iteration.torchrec.sparse import LENGTH_BYTES, CostModel, Exchange, Size, exchanges
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.memory.peak import program_of
 from predictor.model.plan import ROW_SPLITS
 from predictor.model.workload import INDEX_BYTES
@@ -602,13 +603,14 @@ class DlrmBuilder:
     # --- optimizer -----------------------------------------------------------------------------
 
     def _optimizer_step(self) -> None:
-        """Dense parameters, and data-parallel tables as a whole: their gradient is dense."""
+        """Dense parameters, and all of the shards whose gradient is dense, on the ranks that have
+        them (`BatchedDenseEmbeddingBag`: no optimizer of its own)."""
         if not self.workload.training:
             return
         step = self.dense.optimizer
         step_ms = np.asarray(step.cost_ms)
         for exchange in self.exchanges:
-            if exchange.is_replicated:
+            if exchange.is_dense:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
         host_ms = self.costs.pipeline_host_ms()
         host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)

@@ -22,7 +22,6 @@ from predictor.cost.loads import (
     KERNELS,
     VARIANCES,
     Load,
-    LookupGroup,
     fused_backward_ms,
     fused_forward_ms,
 )
@@ -31,6 +30,7 @@ from predictor.cost.ops import position_weights
 from predictor.cost.stragglers import expected_excess
 from predictor.hardware.loader import load_runtime
 from predictor.iteration.graph import Mask
+from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ROW_SPLITS, ShardingType
 from predictor.model.workload import DATA_TYPE_BYTES, INDEX_BYTES
 
@@ -128,6 +128,11 @@ class Exchange:
     def is_replicated(self) -> bool:
         """Data-parallel tables: whole on every rank, with a dense gradient."""
         return self.sharding_type is ShardingType.DATA_PARALLEL
+
+    @property
+    def is_dense(self) -> bool:
+        """Some tables have dense gradients, which the dense optimizer steps."""
+        return not all(self.groups[m].fused for m in self.members)
 
     @property
     def is_local(self) -> bool:
@@ -358,7 +363,7 @@ class Exchange:
         return self.cost(model, busiest(Load.GRADIENTS, OUTPUT_BYTES))
 
     def optimizer_ms(self, model: CostModel) -> Array:
-        """What the dense optimizer adds for data-parallel tables, ``[plans, ranks]``.
+        """What the dense optimizer adds for tables with dense gradients, ``[plans, ranks]``.
 
         Args:
             model: takes elements, not bytes.

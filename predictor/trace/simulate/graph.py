@@ -8,7 +8,7 @@ The graph of several ranks has the nodes of each in order, and its collectives a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
@@ -26,7 +26,6 @@ COMMON = ("ProfilerStep", "autograd::", "torch::autograd::", "aten::", "## forwa
 """Prefixes of names that do not help to find what is waited for."""
 FEWEST_ALIKE = 6
 
-Factor = Callable[[RankTrace, DeviceEvent], float]
 """Predicted over traced duration of a kernel or copy of a rank."""
 HOST, COMPUTE, COLLECTIVE, COPY = "host", "compute", "collective", "copy"
 RESOURCES = {HOST: "overheads", COMPUTE: "kernels", COLLECTIVE: "collectives", COPY: "memcpy"}
@@ -65,7 +64,6 @@ class RankProgram:
             in which the host waited for something that no trace shows, such as data, is the step's
             own, like a kernel's time.
         own_host: all other host times are those that were measured in the step itself.
-        factor: of the durations of kernels and copies.
         start_us: when the step begins, after the first rank's.
 
     ``begin`` and ``end`` are the positions of the step's markers.
@@ -77,11 +75,10 @@ class RankProgram:
         overheads: Overheads,
         *,
         own_host: bool,
-        factor: Factor,
         start_us: float,
     ) -> None:
         self.trace, self.overheads, self.own_host = trace, overheads, own_host
-        self.factor, self.start_us = factor, start_us
+        self.start_us = start_us
         self.nodes: list[Node] = []
         self.begin = self.end = 0
         self.pending: dict[int, float] = {}
@@ -167,7 +164,6 @@ class RankProgram:
         """Work of a stream."""
         phase = COPY if event.kind != "kernel" else COMPUTE
         phase = phase if event.collective is None else COLLECTIVE
-        taken_us *= self.factor(self.trace, event)
         stream = self._stream(event.stream)
         op = Op(
             event.name,

@@ -20,7 +20,7 @@ from predictor.iteration.critical_path import Segment, critical_path
 from predictor.iteration.graph import Graph
 from predictor.iteration.timeline import Timeline, simulate_once
 from predictor.trace.events import RankTrace
-from predictor.trace.simulate.graph import Factor, RankProgram, join_ranks, latency_us
+from predictor.trace.simulate.graph import RankProgram, join_ranks, latency_us
 from predictor.trace.simulate.host import HostItem, Role, main_thread, walk_host
 from predictor.trace.simulate.overheads import Overheads, overheads_of
 from predictor.units import us
@@ -122,7 +122,6 @@ def simulate_trace(
     *,
     overheads: Overheads | None = None,
     own_host: bool = False,
-    factor: Factor = lambda trace, event: 1.0,
 ) -> SimulatedTrace:
     """Predict each step of each rank.
 
@@ -132,7 +131,6 @@ def simulate_trace(
             the other ranks.
         own_host: take the host's time between calls from the step itself; then only waiting is
             predicted.
-        factor: predicted over traced duration of each kernel and copy; 1: as traced.
     """
     hosts = TracedHosts.of(traces)
     if len(traces) == len(traces[0].steps) == 1 and overheads is None and not own_host:
@@ -152,7 +150,6 @@ def simulate_trace(
                 trace,
                 known[rank],
                 own_host=own_host,
-                factor=factor,
                 start_us=marked.start_us - begin,
             )
             # the work that earlier steps left on the device

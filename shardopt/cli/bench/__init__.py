@@ -1,4 +1,4 @@
-"""``shardopt bench``: commands that run something for real, or prepare and predict what runs."""
+"""``shardopt bench``: commands that run something for real, or prepare what runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,5 @@ for function, panel in (
     (search.search, PLANS),
     (generate.generate, TRACES),
     (replay.replay, TRACES),
-    (replay.predict, TRACES),
 ):
     app.command(function.__name__, rich_help_panel=panel)(command(function))

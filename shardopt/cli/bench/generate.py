@@ -16,7 +16,6 @@ def generate(
     strict: bool = False,
     join: bool = False,
     scale: str | None = None,
-    batch: int | None = None,
     doubled: Path | None = None,
     tables: Path | None = None,
     plan: Path | None = None,
@@ -26,12 +25,9 @@ def generate(
     Run it with `shardopt bench replay DIR` or `torchrun DIR/benchmark.py`. It holds no parameter
     values, ids, paths or names of hosts and users.
 
-    A Kineto trace alone (recorded with record_shapes=True) does not identify tensors, so ops use
-    tensors that are made beforehand; the last complete ProfilerStep is used.
-
     Arguments:
-        traces (TRACE...): Execution traces, with Kineto traces if there are any, or Kineto traces
-            alone: .json, .json.gz, .tar.gz, or folders of these; one of each per rank.
+        traces (TRACE...): Execution traces, with Kineto traces if there are any: .json, .json.gz,
+            .tar.gz, or folders of these; one of each per rank.
 
     Options:
         output (-o DIR): Folder for the benchmark; it is created.
@@ -41,9 +37,8 @@ def generate(
         strict: Stop with an error if an op of the trace would be left out.
         join: Treat each TRACE as a separate job (a folder if it has several ranks); an iteration
             runs one after the other.
-        scale (batch=N,tables=K): Multiply the batch of the trace by N; make K copies of each
-            embedding module, of which the dense part reads the first.
-        batch (N): Samples per rank in the trace, for --scale batch; needed if no lookup shows it.
+        scale (batch=N,tables=K): Multiply the batch of the trace by N, with --doubled; make K
+            copies of each embedding module, of which the dense part reads the first.
         doubled (TRACE): A trace of the same job at twice the batch, for --scale batch; it shows
             which sizes depend on the batch.
         tables (MODEL): Model file with the tables that the lookups read: rows, widths, pooling
@@ -58,7 +53,7 @@ def generate(
 
     check_indices(indices)
     check_folder(output)
-    scales = check_scale(scale, doubled, batch, join=join)
+    scales = check_scale(scale, doubled, join=join)
     check_tables(tables, plan, join=join)
     made = write(
         traces,
@@ -68,7 +63,6 @@ def generate(
         strict=strict,
         join=join,
         doubled=doubled,
-        samples=batch,
         scale=scales,
         tables=None if tables is None else load_tables(tables, plan),
     )

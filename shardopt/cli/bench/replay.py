@@ -1,4 +1,4 @@
-"""``shardopt bench replay`` and ``predict``: a generated benchmark, run for real or predicted."""
+"""``shardopt bench replay``: a generated benchmark, run for real."""
 
 from __future__ import annotations
 
@@ -98,21 +98,3 @@ def replay(
     with LineProgress(STARTING, on=not quiet) as status:
         result = run(status.replaying)
     return replay_view(result)
-
-
-def predict(
-    folder: Path,
-    hardware: str = "cpu-gloo",
-) -> View:
-    """Predict an iteration of a generated benchmark without running it.
-
-    Ops that no calibration model ran have no kernel model: their recorded times are used instead,
-    and they are listed.
-
-    Machine:
-        hardware (NAME|FILE): Profile of CPU ranks, whose collectives are used.
-    """
-    from shardopt.replay.predict import predict
-    from shardopt.report.bench.replay import prediction_view
-
-    return prediction_view(predict(folder, hardware))

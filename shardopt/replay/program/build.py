@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from shardopt.replay.program.program import (
     Slot,
     TensorSpec,
     Term,
+    free_when_dead,
     nested,
 )
 from shardopt.replay.program.schema import (
@@ -104,7 +105,7 @@ class _Builder:
         calls = _add_waits(self.calls, self.tensors, set(self.open.values()))
         return RankProgram(
             self.rank,
-            list(_free_when_dead(_drop_unused(calls), self.tensors)),
+            free_when_dead(_drop_unused(calls), self.tensors.made),
             self.tensors.made,
             self.legal.fills,
             self.left_out,
@@ -305,17 +306,6 @@ def _drop_unused(calls: Sequence[Call]) -> list[Call]:
     ]
 
 
-def _free_when_dead(calls: Sequence[Call], tensors: Tensors) -> Iterator[Call]:
-    """The calls, each of which frees the tensors that ops gave and that it is the last to use."""
-    last = {n: at for at, call in enumerate(calls) for n in (*call.reads(), *call.gives())}
-    frees: dict[int, list[int]] = defaultdict(list)
-    for number, at in sorted(last.items()):
-        if number not in tensors.made:
-            frees[at].append(number)
-    for at, call in enumerate(calls):
-        yield replace(call, frees=tuple(frees[at])) if at in frees else call
-
-
 KIND = re.compile(r"Split(?:NoBag)?LookupFunction_(\w+?)_Op")
 
 
@@ -373,16 +363,11 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "allgather_coalesced_": ("output_lists", "input_list"),
     "gather_": ("output_tensors", "input_tensors", "root_rank"),
     "scatter_": ("output_tensors", "input_tensors", "root_rank"),
-    "send": ("tensors", "dst", "tag"),
-    "recv_": ("tensors", "src", "tag"),
-    "recv_any_source_": ("tensors", "tag"),
     "barrier": (),
     "monitored_barrier_": (),
 }
 """Collective -> the arguments that `torch.distributed` takes, by c10d's names (`Ops.cpp`)."""
 SENT = ("input", "input_tensor", "input_tensors", "inputs", "input_list", "tensors")
-RECEIVED = frozenset({"recv_", "recv_any_source_"})
-"""Those whose ``tensors`` other ranks send."""
 
 
 def collective_call(
@@ -412,7 +397,7 @@ def collective_call(
             terms.append(value)
         else:
             raise UnwritableError(f"the trace does not hold its `{name}`")
-    sent = (named[name] for name in SENT if name in named and kind not in RECEIVED)
+    sent = (named[name] for name in SENT if name in named)
     size = sum(t.size_bytes for argument in sent for t in argument.tensors())
     return tuple(terms), size
 

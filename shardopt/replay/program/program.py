@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, cast
@@ -70,14 +71,6 @@ class TensorSpec:
     storage: int
     offset: int = 0
     host: bool = False
-
-    @property
-    def extent(self) -> int:
-        """Elements of its storage that it reaches, from the storage's start."""
-        if 0 in self.shape:
-            return self.offset
-        spans = zip(self.shape, self.strides, strict=True)
-        return self.offset + 1 + sum((size - 1) * step for size, step in spans)
 
 
 @dataclass(frozen=True)
@@ -198,16 +191,9 @@ class RankProgram:
         return found
 
 
-def nested(change: Callable[..., Any], of: Any, *others: Any) -> Any:
-    """What `change` makes of a value, or of each in nested tuples.
-
-    Args:
-        others: further values for each, nested alike; None where there are none for all of a tuple.
-    """
-    if not isinstance(of, tuple):
-        return change(of, *others)
-    columns = [[None] * len(of) if other is None else other for other in others]
-    return tuple(nested(change, *items) for items in zip(of, *columns, strict=False))
+def nested(change: Callable[[Any], Any], of: Any) -> Any:
+    """What `change` makes of a value, or of each in nested tuples."""
+    return tuple(nested(change, item) for item in of) if isinstance(of, tuple) else change(of)
 
 
 def leaves(of: Any) -> Iterator[Any]:
@@ -241,6 +227,16 @@ def number_outputs(outputs: Any, of: Any) -> Iterator[tuple[int, Any]]:
             yield from number_outputs(output, item if isinstance(item, tuple) else ())
         elif output is not None and item is not None:
             yield output, item
+
+
+def free_when_dead(calls: Sequence[Call], made: Container[int]) -> list[Call]:
+    """Let each call free the tensors that ops gave and that it is the last to use."""
+    last = {n: at for at, call in enumerate(calls) for n in (*call.reads(), *call.gives())}
+    frees: dict[int, list[int]] = defaultdict(list)
+    for number, at in sorted(last.items()):
+        if number not in made:
+            frees[at].append(number)
+    return [replace(call, frees=tuple(frees[at])) for at, call in enumerate(calls)]
 
 
 def join_jobs(jobs: Sequence[Sequence[RankProgram]]) -> list[RankProgram]:

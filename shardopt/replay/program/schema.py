@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_letters
 from typing import Any
@@ -17,7 +17,7 @@ from predictor.trace.execution import Argument, Node, Tensor
 from shardopt.replay.program.program import ITEMS, Term, Word
 
 HEAD = re.compile(r"([A-Za-z_]\w*::\w+)(?:\.(\w+))?\((.*)\)\s*->\s*(.*)$", re.ASCII)
-ARGUMENT = re.compile(r"(.+?)\s+([A-Za-z_]\w*)(?:=(.*))?$", re.ASCII)
+ARGUMENT = re.compile(r"(.+?)\s+([A-Za-z_]\w*)(?:=.*)?$", re.ASCII)
 ALIAS = re.compile(r"\([\w\s!|*>-]*\)")
 LONGEST = 20_000
 """Characters of a schema; those of FBGEMM have 3,000."""
@@ -33,14 +33,12 @@ class Parameter:
     Args:
         type: without alias marks, such as ``Tensor``, ``SymInt[]`` or ``ScalarType?``.
         keyword: it is given by name only.
-        default: as the schema spells it; None without one.
         written: the op changes it.
     """
 
     name: str
     type: str
     keyword: bool
-    default: str | None
     written: bool
 
     @property
@@ -56,13 +54,11 @@ class Schema:
     Args:
         name: ``namespace::op``.
         overload: ``default`` where the schema names none.
-        text: as PyTorch spells it.
     """
 
     name: str
     overload: str
     parameters: tuple[Parameter, ...]
-    text: str = field(compare=False)
 
 
 @lru_cache(maxsize=4096)
@@ -79,11 +75,11 @@ def parse_schema(text: str) -> Schema:
         raise InputError("not the schema of an op")
     first_keyword = parts.index("*") if "*" in parts else len(parts)
     parameters = tuple(
-        Parameter(of[2], ALIAS.sub("", of[1]), at >= first_keyword, of[3], "!" in of[1])
+        Parameter(of[2], ALIAS.sub("", of[1]), at >= first_keyword, "!" in of[1])
         for at, of in enumerate(fields)
         if of
     )
-    return Schema(match[1], match[2] or "default", parameters, text)
+    return Schema(match[1], match[2] or "default", parameters)
 
 
 def _split(text: str) -> list[str]:
@@ -145,8 +141,6 @@ DTYPES = {
 """c10's `ScalarType`."""
 LAYOUTS = {0: "strided", 1: "sparse_coo", 2: "sparse_csr"}
 FORMATS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
-TORCH = frozenset({*DTYPES.values(), *LAYOUTS.values(), *FORMATS.values()})
-NOT_FINITE = re.compile(r'float\("(-?inf|nan)"\)')
 WORDS = frozenset(
     {
         "sum", "mean", "max", "min", "amax", "amin", "prod", "add", "none", "tanh", "same", "valid",
@@ -194,28 +188,6 @@ def literal(value: Any, parameter: Parameter, op: str) -> Term:
         raise UnwritableError(f"`{parameter.name}` is a number of more than 64 bits")
     number: int | float = value
     return number
-
-
-def word_value(text: str) -> Any:
-    """What a `Word` stands for on a CPU.
-
-    Raises:
-        ValueError: it is no word that `literal` writes.
-    """
-    import torch
-
-    if text in (DEVICE.text, HOST.text):
-        return torch.device("cpu")
-    if text == STREAM.text:
-        return None
-    if text.startswith("torch.") and text.removeprefix("torch.") in TORCH:
-        return getattr(torch, text.removeprefix("torch."))
-    if (match := NOT_FINITE.fullmatch(text)) is not None:
-        return float(match[1])
-    inner = text[1:-1]
-    if text == repr(inner) and (inner in WORDS or EQUATION.fullmatch(inner)):
-        return inner
-    raise ValueError(f"{text!r:.40} is no word that ops take")
 
 
 def _scalar(value: Any, op: str) -> int | float | bool:

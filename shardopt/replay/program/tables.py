@@ -1,7 +1,8 @@
 """Which embedding tables each recorded lookup reads, out of a table summary and a plan.
 
 TorchRec runs the tables of a module and a sharding type that agree in data type, pooling and
-optimizer as one lookup (`predictor.cost.loads.group_of`), in the order of the module's tables.
+optimizer as one lookup (`predictor.model.lookup_group.group_of`), in the order of the module's
+tables.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from predictor.cost.loads import LookupGroup, group_of, shard_bins
+from predictor.cost.loads import shard_bins
 from predictor.errors import InputError
 from predictor.model.distribution import Uniform
+from predictor.model.lookup_group import LookupGroup, group_of
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.plan_json import load_plan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from .checks import COMMS, LOST, number_of, refuse
-from .matching import FROM_ANY, IN_PLACE, P2P, RECEIVE, ROOTED, SEND, CollectiveCall, Plan, plans
+from .matching import IN_PLACE, ROOTED, CollectiveCall, Plan, plans
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -36,7 +35,6 @@ class Collectives:
         self.rank = int(os.environ.get("RANK", "0"))
         self._calls: list[Callable[[Sequence[Any]], Any] | None] = []
         self._at = 0
-        self._batch = Batch(0)
         self._wanted = [tuple(group) for group in groups]
         self._groups: list[Any] = []
 
@@ -86,7 +84,7 @@ class Collectives:
                 LOST,
             )
 
-    def agree(self, calls: Mapping[int, dict[str, Any]], specs: Mapping[int | None, Any]) -> None:
+    def agree(self, calls: Mapping[int, dict[str, Any]], specs: Mapping[int, Any]) -> None:
         """Settle with the other ranks what runs; collective over all ranks.
 
         Args:
@@ -95,12 +93,11 @@ class Collectives:
         """
         groups = [call["keywords"]["group"] for call in calls.values()]
         told = [
-            describe(call, specs, self._wanted[group], self._here(self._wanted[group]))
+            describe(call, specs, self._here(self._wanted[group]))
             for call, group in zip(calls.values(), groups, strict=True)
         ]
         mine = plans(gather(told))[self.rank]
-        batches = _batches(told, mine, [*calls], groups)
-        for of, plan, at, group, size in zip(told, mine, calls, groups, batches, strict=True):
+        for of, plan, at, group in zip(told, mine, calls, groups, strict=True):
             if "even" in plan:
                 self.notes.append(
                     f"{of['kind']}: sizes of the ranks do not fit together; even parts instead"
@@ -108,28 +105,16 @@ class Collectives:
             if "skip" in plan:
                 self.not_run[at] = plan["skip"]
             self.bytes.append(of["bytes"])
-            self._calls.append(self._call(of["kind"], plan, self._groups[group], size))
+            self._calls.append(self._call(of["kind"], plan, self._groups[group]))
 
-    def _call(
-        self, kind: str, plan: Plan, group: Any, batch: int
-    ) -> Callable[[Sequence[Any]], Any] | None:
+    def _call(self, kind: str, plan: Plan, group: Any) -> Callable[[Sequence[Any]], Any] | None:
         """None if the collective runs as it was recorded, else what runs in its place."""
         if "skip" in plan:
             return lambda _: EndedCollective()
-        if kind == FROM_ANY:
-            return lambda arguments: from_any(arguments, plan, group)
-        if kind in P2P:
-            return lambda arguments: self._add(one_to_one(kind, arguments, plan, group), batch)
         if "even" not in plan:
             return None
         run = exchange_evenly(kind, plan, group, self.device)
         return lambda _: run()
-
-    def _add(self, op: Any, size: int) -> Batch:
-        """To the sends and receives that start together; `size` of the first, else 0."""
-        if size:
-            self._batch = Batch(size)
-        return self._batch.add(op)
 
 
 def gather(mine: Any) -> list[Any]:
@@ -137,28 +122,6 @@ def gather(mine: Any) -> list[Any]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
-
-
-def _batches(
-    every: Sequence[CollectiveCall],
-    found: Sequence[Plan],
-    places: Sequence[int],
-    groups: Sequence[int],
-) -> list[int]:
-    """Of the first of some sends and receives without any op between them how many they are."""
-    runs = [
-        at
-        for at, (of, plan) in enumerate(zip(every, found, strict=True))
-        if of["kind"] in P2P and of["kind"] != FROM_ANY and "skip" not in plan
-    ]
-    sizes = [0] * len(every)
-    first = -1
-    for before, at in pairwise([-2, *runs]):
-        apart = before < 0 or places[at] != places[before] + 1
-        if apart or groups[at] != groups[before]:
-            first = at
-        sizes[first] += 1
-    return sizes
 
 
 class EndedCollective:
@@ -175,70 +138,33 @@ class Works(dict[int, Any]):
         return EndedCollective()
 
 
-class Batch:
-    """Sends and receives that start one right after the other.
-
-    NCCL has to be given them together: one by one, two ranks that both send first wait for ever.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.missing = size
-        self.held: list[Any] = []
-        self.works: list[Any] = []
-
-    def add(self, op: dist.P2POp) -> Batch:
-        """All start with the last one."""
-        self.held.append(op)
-        self.missing -= 1
-        if self.missing == 0:
-            self._start()
-        return self
-
-    def wait(self) -> None:
-        """Until all that were added are done."""
-        self._start()
-        for work in self.works:
-            work.wait()
-        self.works = []
-
-    def _start(self) -> None:
-        if self.held:
-            self.works += dist.batch_isend_irecv(self.held)
-            self.held = []
-
-
 def describe(
     call: Mapping[str, Any],
-    specs: Mapping[int | None, Any],
-    group: tuple[int, ...],
-    here: Sequence[int],
+    specs: Mapping[int, Any],
+    group: Sequence[int],
 ) -> CollectiveCall:
     """What other ranks have to know of a collective: sizes in items, and who takes part.
 
     Args:
-        group: recorded ranks of its group; none stands for all.
-        here: those of them that run here, in the same way.
+        group: recorded ranks of its group that run here; none stands for all.
     """
     kind, arguments = call["op"].removeprefix(COMMS), call["arguments"]
     listed = [a if isinstance(a, list) else [a] for a in arguments]
-    tensors = [[specs[n] for n in map(number_of, of) if n in specs] for of in listed]
+    tensors = [
+        [specs[n] for n in map(number_of, of) if n is not None and n in specs] for of in listed
+    ]
     given, taken = _sent_and_received(kind, tensors)
     dtype = next((spec[2] for of in tensors for spec in of), "float32")
     plain = [a for a in arguments if isinstance(a, int)]
-    peer = plain[0] if kind in (SEND, RECEIVE) else None
-    if peer is not None and group:
-        peer = group[peer] if peer < len(group) else -1
     return {
         "kind": kind,
-        "group": list(here),
+        "group": list(group),
         "sent": [prod(spec[0]) for spec in given],
         "got": [prod(spec[0]) for spec in taken],
         "bytes": sum(prod(spec[0]) * getattr(torch, spec[2]).itemsize for spec in given),
         "dtype": dtype,
         "splits": arguments[2:4] if kind == "alltoall_base_" else None,
         "root": plain[0] if kind in ROOTED and plain else 0,
-        "peer": peer,
-        "tag": plain[-1] if kind in P2P and plain else 0,
     }
 
 
@@ -247,8 +173,6 @@ def _sent_and_received(kind: str, tensors: Sequence[list[Any]]) -> tuple[list[An
         return [], []
     if kind in IN_PLACE:
         return tensors[0], tensors[0]
-    if kind in P2P:
-        return (tensors[0], []) if kind == SEND else ([], tensors[0])
     return tensors[1], tensors[0]
 
 
@@ -272,24 +196,6 @@ def exchange_evenly(kind: str, plan: Plan, group: Any, device: torch.device) -> 
     elif kind not in ("broadcast_", "reduce_"):
         kind = "allreduce_"
     return lambda: CALLS[kind](arguments, group)
-
-
-def one_to_one(kind: str, arguments: Sequence[Any], plan: Plan, group: Any) -> dist.P2POp:
-    """A send or a receive; with a tensor of its own where the ranks' sizes do not fit."""
-    tensor = arguments[0][0]
-    if "even" in plan:
-        dtype = getattr(torch, plan["dtype"])
-        tensor = torch.zeros(plan["even"], dtype=dtype, device=tensor.device)
-    call = dist.isend if kind == SEND else dist.irecv
-    return dist.P2POp(call, tensor, plan["peer"], group, arguments[-1])
-
-
-def from_any(arguments: Sequence[Any], plan: Plan, group: Any) -> Any:
-    """A receive that names no sender, where the backend has such."""
-    if "even" in plan or dist.get_backend(group) != "gloo":
-        op = one_to_one(FROM_ANY, arguments, plan, group)
-        return dist.irecv(op.tensor, plan["peer"], group, op.tag)
-    return dist.irecv(arguments[0][0], None, group, arguments[-1])
 
 
 def _root(group: Any, root: int) -> int:

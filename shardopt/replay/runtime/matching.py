@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-SEND, RECEIVE, FROM_ANY = "send", "recv_", "recv_any_source_"
-P2P = frozenset({SEND, RECEIVE, FROM_ANY})
 IN_PLACE = frozenset({"allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_"})
 ROOTED = frozenset({"broadcast_", "reduce_", "gather_", "scatter_"})
 
 CollectiveCall = dict[str, Any]
 """What a rank says of one of its collectives; see `collectives.describe`."""
 Plan = dict[str, Any]
-"""How it runs: as recorded if empty; ``skip`` (why it does not), ``even`` (items of the largest
-part, in memory of its own, with ``dtype`` and ``root``), or ``peer`` (the other rank)."""
+"""How it runs: as recorded if empty; ``skip`` (why it does not), or ``even`` (items of the largest
+part, in memory of its own, with ``dtype`` and ``root``)."""
 
 
 def plans(every: Sequence[Sequence[CollectiveCall]]) -> list[list[Plan]]:
     """How the collectives of each rank run, in their order.
 
-    Those that go to all ranks of a group meet in the order in which the ranks have them. Sends
-    and receives meet by group, ranks and tag, in order. What meets nothing is not run, so that no
-    rank waits for one that does not come.
+    They meet in the order in which the ranks of a group have them. What meets nothing is not run,
+    so that no rank waits for one that does not come.
 
     Args:
         every: of each rank, its collectives in order.
@@ -34,11 +30,7 @@ def plans(every: Sequence[Sequence[CollectiveCall]]) -> list[list[Plan]]:
     for group in groups:
         members = group or tuple(range(len(every)))
         own = [
-            [
-                at
-                for at, call in enumerate(every[rank])
-                if tuple(call["group"]) == group and call["kind"] not in P2P
-            ]
+            [at for at, call in enumerate(every[rank]) if tuple(call["group"]) == group]
             for rank in members
         ]
         pairs = list(zip(members, own, strict=True))
@@ -53,8 +45,6 @@ def plans(every: Sequence[Sequence[CollectiveCall]]) -> list[list[Plan]]:
             plan = {} if fits(told) else _plan_even_parts(told)
             for rank, at in here:
                 found[rank][at] = plan
-    for rank, at, plan in _pairs(every):
-        found[rank][at] = plan
     return found
 
 
@@ -144,42 +134,3 @@ def _plan_even_parts(every: Sequence[CollectiveCall]) -> Plan:
         "dtype": every[0]["dtype"],
         "root": every[0]["root"] % len(every),
     }
-
-
-def _pairs(every: Sequence[Sequence[CollectiveCall]]) -> Iterator[tuple[int, int, Plan]]:
-    """The plans of sends and receives: rank, position, plan."""
-    sends: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
-    receives: list[tuple[Any, int, int]] = []
-    for rank, of in enumerate(every):
-        for at, call in enumerate(of):
-            if call["kind"] not in P2P:
-                continue
-            if call["kind"] == SEND:
-                sends[(*call["group"],), rank, call["peer"], call["tag"]].append((rank, at))
-            else:
-                receives.append((call, rank, at))
-    # who names a sender comes first: the others take what is left
-    receives.sort(key=lambda item: item[0]["kind"] == FROM_ANY)
-    for call, rank, at in receives:
-        sources = [call["peer"]] if call["kind"] == RECEIVE else list(range(len(every)))
-        keys = [((*call["group"],), source, rank, call["tag"]) for source in sources]
-        key = next((key for key in keys if sends[key] and key[1] != rank), None)
-        if key is None:
-            yield rank, at, {"skip": _alone(call, len(every))}
-            continue
-        other, place = sends[key].popleft()
-        sent = every[other][place]
-        same = (sent["sent"], sent["dtype"]) == (call["got"], call["dtype"])
-        size = {} if same else {"even": sum(sent["sent"]), "dtype": sent["dtype"]}
-        yield rank, at, {"peer": other, **size}
-        yield other, place, {"peer": rank, **size}
-    for left in sends.values():
-        for rank, at in left:
-            yield rank, at, {"skip": _alone(every[rank][at], len(every))}
-
-
-def _alone(call: CollectiveCall, ranks: int) -> str:
-    peer = call["peer"]
-    if peer is not None and peer >= ranks:
-        return f"its partner, rank {peer}, is not replayed"
-    return "no rank that is replayed has its partner"

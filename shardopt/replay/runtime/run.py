@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from .capture import capture
-from .checks import COMMS, LOST, REFUSED, parts_of, rank_data, read, refuse
+from .checks import COMMS, LOST, REFUSED, naming, parts_of, read, refuse
 from .collectives import Collectives, Works, gather
 from .ops import Op, Ops
 from .settings import HOME, data, device, is_selected, rank, reports, settings
-from .tensors import available_bytes, like, make_all, needed_bytes, specs_of, too_large
+from .tensors import available_bytes, like, make_all, needed_bytes, too_large
 
 INTERRUPTED = 130
 TEARDOWN_S = 0.3
@@ -41,9 +41,10 @@ def _now() -> float:
 
 def own_data() -> dict[str, Any]:
     """What this rank runs: its own recording, or another's if there is none."""
-    recorded = data["ranks"]
-    at = recorded.index(rank) if rank in recorded else rank % len(recorded)
-    return read(HOME / f"rank{at}.json", rank_data)
+    with naming("data.json"):
+        recorded = data["ranks"]
+        at = recorded.index(rank) if rank in recorded else rank % len(recorded)
+    return read(HOME / f"rank{at}.json") | {"file": f"rank{at}.json"}
 
 
 def main(iteration: Sequence[Any], ops: Ops) -> None:
@@ -100,14 +101,16 @@ def _main(iteration: Sequence[Any], ops: Ops) -> None:
         if device.index >= torch.cuda.device_count():
             refuse(f"rank {rank} has no GPU: there are {torch.cuda.device_count()}; try --ranks")
         torch.cuda.set_device(device)
-    together = any(map(is_comm, mine["calls"])) or int(os.environ.get("WORLD_SIZE", "1")) > 1
     with torch.no_grad():
-        if together:
-            ops.collectives = Collectives(mine["groups"], device)
-            ops.collectives.start()
-        replay = Replay(iteration, ops, mine)
-        _check(replay, together)
-        replay.make_tensors()
+        with naming(mine["file"]):
+            alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+            together = not alone or any(map(is_comm, mine["calls"]))
+            if together:
+                ops.collectives = Collectives(mine["groups"], device)
+                ops.collectives.start()
+            replay = Replay(iteration, ops, mine)
+            _check(replay, together)
+            replay.make_tensors()
         result = run(replay, together)
     if rank == 0:
         text = json.dumps(result, indent=1)
@@ -236,7 +239,7 @@ class Replay:
             )
         self.ran = [at for _, (start, end) in self.parts for at in range(start, end)]
         self.counted = [at for at in self.ran if is_selected(name_of(self.calls[at]))]
-        self.specs = specs_of(mine)
+        self.specs = {int(number): spec for number, spec in mine["specs"].items()}
         places: dict[str, list[int]] = defaultdict(list)
         for at in self.ran:
             places[name_of(self.calls[at])].append(at)

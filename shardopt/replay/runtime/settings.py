@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .checks import COMMS, common_data, read
+from .checks import COMMS, read
 
 HOME = Path(os.environ.get("BENCHMARK_FOLDER") or Path(__file__).resolve().parent.parent)
 
@@ -45,7 +45,7 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu 
 stream: Any = torch.cuda.Stream(device) if on_gpu else None
 reports = None if settings.report is None else Connection(settings.report, readable=False)
 # beside its data only where it was copied into a benchmark; in the library there is none to read
-data: dict[str, Any] = read(HOME / "data.json", common_data) if __package__ == "runtime" else {}
+data: dict[str, Any] = read(HOME / "data.json") if __package__ == "runtime" else {}
 
 
 def is_selected(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
-from math import gcd, prod
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +57,6 @@ def like(spec: Any, device: torch.device) -> Any:
         made = torch.empty_strided(spec[0], spec[1], dtype=getattr(torch, spec[2]), device=device)
         return made.fill_(0.01 if made.is_floating_point() else 0)
     return [like(item, device) for item in spec]
-
-
-def specs_of(mine: dict[str, Any]) -> dict[int | None, Any]:
-    """Number of a tensor -> its shape, strides and type, as far as a rank's data say."""
-    found: dict[int | None, Any] = {
-        int(number): [spec["shape"], spec["strides"], spec["dtype"]]
-        for number, spec in mine["made"].items()
-    }
-    left = [(call.get("targets"), call.get("outputs")) for call in mine["calls"]]
-    while left:
-        target, spec = left.pop()
-        if isinstance(target, list) and spec:
-            left += zip(target, spec, strict=False)
-        elif isinstance(target, int) and spec:
-            found[target] = spec
-    return found
 
 
 def difference(output: Any, specs: Any) -> str:
@@ -242,31 +226,7 @@ def needed_bytes(mine: dict[str, Any], calls: list[int]) -> int:
     touched = {str(number) for of in whole for number in of.get("reads", ())} & mine["made"].keys()
     specs = (mine["made"][number] for number in touched)
     extents = extents_of(spec for spec in specs if 0 not in spec["shape"])
-    held = sum(n * getattr(torch, dtype).itemsize for (_, dtype), n in extents.items())
-    return held + max(map(_given_bytes, ran), default=0)
-
-
-def _given_bytes(call: dict[str, Any]) -> int:
-    """Bytes of what an op gives; 0 for one that gives what it took, or may give a view of it."""
-    if not call.get("gives") or call["op"].startswith(VIEWS):
-        return 0
-    return sum(map(_spec_bytes, call.get("outputs", ())))
-
-
-VIEWS = (
-    "aten::view", "aten::expand", "aten::as_strided", "aten::reshape", "aten::broadcast", "aten::t",
-    "aten::_reshape_alias", "aten::slice", "aten::select", "aten::chunk", "aten::split",
-    "aten::unfold", "aten::detach", "aten::alias", "aten::permute", "aten::narrow",
-)  # fmt: skip
-
-
-def _spec_bytes(spec: Any) -> int:
-    if spec is None:
-        return 0
-    if len(spec) == 3 and isinstance(spec[2], str):
-        spans = zip(spec[0], spec[1], strict=True)
-        return prod(size for size, step in spans if step) * getattr(torch, spec[2]).itemsize
-    return sum(map(_spec_bytes, spec))
+    return sum(n * getattr(torch, dtype).itemsize for (_, dtype), n in extents.items())
 
 
 def available_bytes() -> int:

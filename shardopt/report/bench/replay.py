@@ -1,4 +1,4 @@
-"""A replayed or predicted benchmark."""
+"""A replayed benchmark."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def replay_view(result: Mapping[str, Any]) -> View:
         result: as `shardopt.replay.runtime.run.summary` makes it.
     """
     by = "of their recorded time" if result["coverage_by"] == "time" else "by count"
+    rank = f"{result['device'].upper()} rank"
     headline = (
-        f"{result['median_ms']:.3f} ms per iteration on {_ranks(result, result['device'])}; "
+        f"{result['median_ms']:.3f} ms per iteration on {plural(result['ranks'], rank)}; "
         f"{result['ops_replayed']:,} of {result['ops_total']:,} ops replayed, "
         f"{result['coverage']:.1%} {by}"
     )
@@ -29,29 +30,6 @@ def replay_view(result: Mapping[str, Any]) -> View:
         [f"{count:,} x {why}" for why, count in missing],
     )
     return View(result, [headline, *(f"  {note}" for note in result["notes"]), *listed], [headline])
-
-
-def prediction_view(result: Mapping[str, Any]) -> View:
-    """Predicted time; then the ops without a kernel model, by their share of the recorded time.
-
-    Args:
-        result: as `shardopt.replay.predict.predict` makes it.
-    """
-    headline = (
-        f"{result['predicted_ms']:.3f} ms per iteration predicted on {_ranks(result, 'cpu')}; "
-        f"{result['recorded_share']:.1%} of the ops' time is as recorded, without a kernel model"
-    )
-    untimed = f"  {result['untimed']:,} of these ops have no recorded time and count as 0"
-    without = (
-        ("" if of["share"] is None else f"{of['share']:6.1%}  ") + f"{of['count']:,} x {name}"
-        for name, of in result["without_law"].items()
-    )
-    listed = _listed("Ops without a kernel model, with their share of the recorded time:", without)
-    return View(result, [headline, *([untimed] if result["untimed"] else []), *listed], [headline])
-
-
-def _ranks(result: Mapping[str, Any], device: str) -> str:
-    return plural(result["ranks"], f"{device.upper()} rank")
 
 
 def _listed(title: str, lines: Iterable[str]) -> list[Block]:

@@ -18,17 +18,14 @@ from lab.pages.planners_page import (
     time_ms,
     without_plan,
 )
-from lab.planners.ablation import ABLATION, ABLATION_ROWS
 from lab.planners.rows import (
     NO_PLAN,
     RATED,
     RATED_SAME,
-    SEARCH_ROWS,
     SHARDOPT,
     TORCHREC,
     SearchRow,
 )
-from shardopt.measure.store import read_rows
 
 ROOT = Path(__file__).parents[3]
 ROWS, PAGE = ROOT / "configs/bench/search/rows.csv", ROOT / "docs/benchmarks.md"
@@ -139,9 +136,3 @@ def test_the_page_warns_where_rows_are_not_of_one_state_of_the_code() -> None:
 
 def test_the_page_of_no_rows_says_so() -> None:
     assert "## In short: 0 instances" in benchmarks_text([])
-
-
-@pytest.mark.skipif(not ROWS.exists(), reason="no rows are committed")
-def test_the_page_is_that_of_the_rows() -> None:
-    ablated = read_rows(ROWS.with_name(ABLATION), ABLATION_ROWS)
-    assert PAGE.read_text() == benchmarks_text(read_rows(ROWS, SEARCH_ROWS), ablated)

@@ -10,21 +10,21 @@ import pytest
 pytest.importorskip("torchrec")
 
 from lab.replay import compare
-from lab.replay.calls import FIT, TEST
 from lab.replay.compare import (
-    LISTED,
+    BLOCK,
+    DONE,
     MOST_FAVOURED,
+    TURNS,
     capture,
     folder_of,
     hasten_main,
     measure,
     prepare,
-    replays,
     side_by_side,
     time_rounds,
 )
 
-NAMES = ("mlp", "mlp a")
+NAMES = ("mlp", "mlp narrow")
 
 
 def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]:
@@ -33,7 +33,6 @@ def timed(original: float, replay: float, others: float = 0.0) -> dict[str, Any]
     return {
         "original_ms": [original, original + 1, original + 50],
         "replay_ms": [replay] * 3,
-        "calls_us": [replay * 100.0],
         "usage": [first, last],
         "coverage": {"total": 4, "us": 3.0, "total_us": 4.0, "reasons": {}},
     }
@@ -52,18 +51,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(f"measure {name}")
         return [timed(10.0, 5.0 + len(found))]
 
-    ops = [["mul c>1", [1, 8, 8, 0], [0.0] * 12]]
-    listed = {"calls": [[0, "aten::mul", 1.0, ops]], "events": [], "left_out": []}
     monkeypatch.setattr(compare, "capture", captured)
     monkeypatch.setattr(compare, "measure", measured)
-    monkeypatch.setattr(compare, "list_ranks", lambda _: [listed])
     return found
 
 
 def test_a_run_goes_on_where_one_before_it_ended(made: list[str], tmp_path: Path) -> None:
     (folder_of(tmp_path, "mlp") / "benchmark").mkdir(parents=True)
     assert list(prepare(NAMES, tmp_path)) == list(NAMES)
-    assert made == ["capture mlp", "capture mlp a"]
+    assert made == ["capture mlp", "capture mlp narrow"]
     assert not (folder_of(tmp_path, "mlp") / "benchmark").exists()
     first = next(time_rounds(NAMES, tmp_path, 2))
     made.clear()
@@ -76,7 +72,6 @@ def test_a_run_goes_on_where_one_before_it_ended(made: list[str], tmp_path: Path
 
 def test_rows_are_medians_over_rounds(made: list[str], tmp_path: Path) -> None:
     assert list(prepare(NAMES, tmp_path)) == list(NAMES)
-    assert not replays(NAMES, tmp_path)
     assert not side_by_side(NAMES, tmp_path)
     made.clear()
     for _ in time_rounds(("mlp",), tmp_path, 3):
@@ -87,14 +82,7 @@ def test_rows_are_medians_over_rounds(made: list[str], tmp_path: Path) -> None:
     assert row["ratio"] == pytest.approx(7 / 11)
     assert row["host_us_an_op"] == pytest.approx(1000.0)
     assert row["coverage"] == 0.75
-    (model,) = replays(NAMES, tmp_path)
-    assert model.part == TEST
-    assert model.replay_ms == (6.0, 7.0, 8.0)
-    assert model.ranks[0].calls[0].ms == pytest.approx(0.7)
-    for _ in time_rounds(("mlp a",), tmp_path, 1):
-        pass
-    assert [of.part for of in replays(NAMES, tmp_path)] == [TEST, FIT]
-    assert (folder_of(tmp_path, "mlp") / LISTED).is_file()
+    assert (folder_of(tmp_path, "mlp") / DONE).is_file()
 
 
 def test_rounds_that_other_work_disturbed_do_not_count(
@@ -110,11 +98,11 @@ def test_rounds_that_other_work_disturbed_do_not_count(
     rounds = time_rounds(("mlp",), tmp_path, 3)
     next(rounds)
     assert len(made) == compare.TRIES
-    (model,) = replays(("mlp",), tmp_path)
-    assert len(model.replay_ms) == 1
+    (row,) = side_by_side(("mlp",), tmp_path)
+    assert len(row["replay_samples_ms"]) == 1
     assert len(list(rounds)) == 2
-    (model,) = replays(("mlp",), tmp_path)
-    assert model.replay_ms == (11.0, 12.0)
+    (row,) = side_by_side(("mlp",), tmp_path)
+    assert row["replay_samples_ms"] == [11.0, 12.0]
 
 
 @pytest.mark.parametrize("refuse", [False, True])
@@ -136,11 +124,8 @@ def test_the_only_rank_is_real_time_and_others_stay_below_gloo(
 
 
 @pytest.mark.slow
-def test_each_call_of_a_replay_is_timed(tmp_path: Path) -> None:
-    capture("convnet a", tmp_path)
-    (of,) = measure("convnet a", tmp_path)
-    assert len(of["calls_us"]) == of["coverage"]["total"] == of["coverage"]["replayed"]
-    assert min(of["calls_us"]) >= 0
-    # timers take time of their own, which is subtracted
-    assert 0.5 < sum(of["calls_us"]) / 1e3 / min(of["replay_ms"]) < 2
-    assert of["original_ms"] == []
+def test_a_model_is_timed_beside_its_replay(tmp_path: Path) -> None:
+    capture("convnet small", tmp_path)
+    (of,) = measure("convnet small", tmp_path)
+    assert of["coverage"]["replayed"] == of["coverage"]["total"]
+    assert len(of["original_ms"]) == len(of["replay_ms"]) == TURNS * BLOCK

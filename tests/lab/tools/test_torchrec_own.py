@@ -17,6 +17,7 @@ from lab.tools.torchrec_own import (
     table,
     with_table,
 )
+from predictor.errors import InputError
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="torchrec.distributed.planner.tests.test_stats.TestStats" name="test_a"/>
@@ -52,6 +53,14 @@ def test_the_outcome_of_a_run_is_written_to_the_page() -> None:
     assert "| TorchRec 1.9.2 | passed | failed | skipped |" in written
     assert "| all | 1 | 2 | 1 |" in written
     assert read_differences(written) == read_differences(page), "the reasons stay"
+
+
+def test_a_folder_that_is_no_checkout_is_refused_before_tests_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrec_own, "run_tests", lambda *_, **__: pytest.fail("tests ran"))
+    with pytest.raises(InputError, match=r"version\.txt"):
+        torchrec_own.run_suites(tmp_path, "nowhere", theirs=False, write=False, only="")
 
 
 def test_the_commit_of_the_installed_torchrec_is_fetched(

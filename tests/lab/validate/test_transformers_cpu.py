@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.transformers import FAMILIES, gradient_sum, training_step
+from lab.transformers import FAMILIES, Bucket, TrainingStep
 from predictor.cost.ops.cpu_ops import BINS, OpRow
 from predictor.errors import InputError
-from predictor.iteration.op_graph import RankCalls
 from shardopt.measure.store import write_rows
 
 pytest.importorskip("scipy")
@@ -30,37 +29,35 @@ from lab.validate.transformers_cpu import (
 SLOWER = 1.1
 """Measured time over what the kernel models give, on targets."""
 SYNC_MS = 2.0
+PARTS = ("forward", "forward", "backward.0", "backward.0", "optimizer", "optimizer")
+"""That the rows of a made step are of."""
 
 
-def made(rng: random.Random) -> tuple[RankCalls, list[float]]:
+def made(rng: random.Random) -> tuple[TrainingStep, list[float]]:
     """A step, and the ms of each of its rows."""
     sizes = [(1, n, n, 0) for n in rng.sample(range(10**5, 10**6), 6)]
     rows = [OpRow("mul c>1", size, (8.0 * size[1], *[0.0] * (BINS - 1))) for size in sizes]
-    parts = {"forward": tuple(rows[:2]), "backward.0": tuple(rows[2:4]), "optimizer": (*rows[4:],)}
-    return training_step(parts, (gradient_sum(4, 10**6),)), [
-        0.01 + 1e-6 * size[1] for size in sizes
-    ]
+    return TrainingStep(tuple(rows), (Bucket(4, 10**6),)), [0.01 + 1e-6 * size[1] for size in sizes]
 
 
-def write_ops(folder: Path, steps: dict[str, RankCalls]) -> None:
+def write_ops(folder: Path, steps: dict[str, TrainingStep]) -> None:
     lines = [
         {
             "shape": name,
-            "part": part.op,
+            "part": part,
             "kind": row.kind,
             "sizes": " ".join(map(str, row.sizes)),
             "count": row.count,
             "reuse_kib": " ".join(f"{at}:{size / 1024}" for at, size in enumerate(row.reuse)),
         }
         for name, step in steps.items()
-        for part in step.calls
-        for row in part.rows
+        for part, row in zip(PARTS, step.rows, strict=True)
     ]
     write_rows(folder / OPS, OP, lines)
     buckets = [
         {"shape": name, "bucket": at, "gradients": of.gradients, "bytes": of.bytes}
         for name, step in steps.items()
-        for at, of in enumerate(step.collectives)
+        for at, of in enumerate(step.buckets)
     ]
     write_rows(folder / BUCKETS, BUCKET, buckets)
 
@@ -118,11 +115,11 @@ def test_ops_and_buckets_are_those_of_the_files(tmp_path: Path) -> None:
     )
     (tmp_path / BUCKETS).write_text("shape,bucket,gradients,bytes\none,0,3,400\n")
     steps = read_ops(tmp_path)
-    assert [call.op for call in steps["one"].calls] == ["forward", "backward.0"]
+    assert len(steps["one"].rows) == 2
     reuse = (1024.0, 0.0, 0.0, 2048.0, *[0.0] * (BINS - 4))
-    assert steps["one"].calls[0].rows == (OpRow("mul c>1", (1, 2, 3, 0), reuse, 2),)
-    assert steps["one"].collectives == (gradient_sum(3, 400),)
-    assert steps["two"].collectives == ()
+    assert steps["one"].rows[0] == OpRow("mul c>1", (1, 2, 3, 0), reuse, 2)
+    assert steps["one"].buckets == (Bucket(3, 400),)
+    assert steps["two"].buckets == ()
 
 
 ROUND = json.dumps(

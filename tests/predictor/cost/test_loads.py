@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from predictor.cost.loads import Load, ShardLoads, group_of
+from predictor.cost.loads import Load, ShardLoads
 from predictor.model.distribution import Empirical, EmpiricalByRange, Zipf
+from predictor.model.lookup_group import group_of
 from predictor.model.plan import ComputeKernel, ShardingType
-from predictor.model.workload import Feature, Table, Workload
+from predictor.model.workload import Constraints, Feature, Table, Workload
 from tests.builders import a_table, a_topology, a_workload, hardware, sharded, table_wise
 
 T, K = ShardingType, ComputeKernel
@@ -49,6 +50,13 @@ def test_a_replica_serves_its_own_batch_and_has_a_dense_gradient() -> None:
     assert found[:, Load.IDS] == pytest.approx([200] * 4)
     assert found[:, Load.OUTPUTS] == pytest.approx([100 * 64] * 4)
     assert found[:, Load.GRADIENTS] == pytest.approx([64_000] * 4)
+
+
+def test_a_shard_of_the_dense_kernel_has_a_dense_gradient_wherever_it_is() -> None:
+    named = Constraints(sharding_types=(T.TABLE_WISE, T.ROW_WISE), compute_kernels=(K.DENSE,))
+    workload = a_workload(a_table(rows=1000, constraints=named), batch_size=100)
+    assert load(workload, T.TABLE_WISE, K.DENSE)[:, Load.GRADIENTS].tolist() == [64_000]
+    assert load(workload, T.ROW_WISE, K.DENSE)[:, Load.GRADIENTS].tolist() == [16_000] * 4
 
 
 def test_low_ids_are_hot_in_frequency_order_alone() -> None:

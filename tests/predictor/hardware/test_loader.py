@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from predictor.cost.ops.cpu_ops import Caches, OpModels
 from predictor.errors import ProfileError
 from predictor.hardware.loader import (
     DEFAULT_HARDWARE,
     list_hardware,
     load_hardware,
-    load_op_models,
     parse_hardware,
 )
 
@@ -64,6 +62,21 @@ def test_unknown_name_lists_names_and_the_nearest() -> None:
         load_hardware("h100-smx")
     with pytest.raises(ProfileError, match="No such file"):
         load_hardware("nowhere/mine.yaml")
+
+
+def test_a_profile_that_became_a_network_names_both() -> None:
+    with pytest.raises(ProfileError) as error:
+        load_hardware("h100-sxm-tcpx")
+    assert "'h100-sxm'" in str(error.value)
+    assert "'network: tcpx'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "profile"),
+    [("h200", "h200-sxm"), ("H100 PCIe", "h100-pcie"), ("A100", "a100-80gb"), ("T4", "t4")],
+)
+def test_a_chip_may_be_named_as_people_do(given: str, profile: str) -> None:
+    assert load_hardware(given).name == profile
 
 
 def test_not_yaml_names_the_line() -> None:
@@ -117,19 +130,6 @@ def test_curve_bands_are_checked(valid: dict[str, object]) -> None:
     data = yaml.safe_load(text)
     data["collectives"]["intra"]["all_reduce"]["us_per_mib"] = [1]
     assert "one value per edge" in complaint(data)
-
-
-def test_models_of_several_ranks_replace_those_of_one() -> None:
-    group = load_op_models("cpu-gloo")
-    alone, together = group.coefficients(1), group.coefficients(2)
-    assert alone.keys() <= together.keys()
-    assert alone["gemm"] != together["gemm"] == group.several_ranks["gemm"]
-    assert OpModels.of_group(group, 2).caches == Caches(2.0**20, 24 * 2.0**20)
-
-
-def test_profiles_without_stored_models_are_refused() -> None:
-    with pytest.raises(ProfileError, match="'h100-sxm'"):
-        load_op_models("h100-sxm")
 
 
 def test_a_chip_on_another_host(tmp_path: Path) -> None:

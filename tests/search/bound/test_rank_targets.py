@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from ortools.sat.python import cp_model
 
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.workload import Constraints
 from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
 from search.reproducible import reproducible_solver, run
@@ -17,7 +20,15 @@ from tests.search.bound.plans_of_sets import (
     roomy_objective,
     sets_with_plans,
 )
-from tests.search.problems import every_plan
+from tests.search.problems import (
+    DENSE,
+    a_problem,
+    a_table,
+    a_workload,
+    every_plan,
+    hosts,
+    objective_of,
+)
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
@@ -50,6 +61,24 @@ def test_no_plan_is_faster_than_a_cut_at_its_loads(seed: int, share: float) -> N
             more = share * (theirs.max(axis=1) - mean)
             cut = relaxation.evaluate(mean, more, launched=share > 0)[1]
             assert cut.of_ranks().at(loads, launched) <= ms * (1 + 1e-9)
+
+
+def test_a_rank_steps_the_dense_optimizer_over_its_own_shards() -> None:
+    """One rank may look up while another steps: they do not wait for each other's mean."""
+    whole = (ShardingType.TABLE_WISE,)
+    dense, fused = (
+        Constraints(sharding_types=whole, compute_kernels=(k,))
+        for k in (ComputeKernel.DENSE, ComputeKernel.FUSED)
+    )
+    tables = [a_table("dense", 8_000_000, 64, 0.1, constraints=dense)]
+    tables += [a_table("fused", 500_000, 128, 100.0, constraints=fused)]
+    workload = a_workload(*tables, batch_size=65536)
+    workload = replace(workload, dense=replace(DENSE, optimizer="adam"))
+    objective, _ = objective_of(a_problem(workload, hosts(2)))
+    for one, plan, ms in sets_with_plans(objective, 0):
+        loads, launched = rank_loads(objective, one, plan)
+        cut = one.relaxation_of_ranks().evaluate(loads.mean(axis=1))[1]
+        assert cut.of_ranks().at(loads, launched) <= ms * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", quick_first(3, range(12)))

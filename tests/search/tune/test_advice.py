@@ -119,3 +119,31 @@ def test_advice_on_any_model(seed: int) -> None:
     check_times(case, first, plan)
     for machine in first.machines:
         assert machine.iteration_ms > 0
+
+
+def test_the_list_of_advice_does_not_depend_on_the_time_left() -> None:
+    case = sequences(copying(H100))
+    plan, ms = planned(case)
+    in_time = Advisor(case, plan, ms, effort=0.1).advise()
+    late = Advisor(case, plan, ms, effort=0.1, late=lambda: True).advise()
+
+    def listed(advised: Advised) -> list[tuple[list[str], float, ShardingPlan]]:
+        return [([step.label for step in a.steps], a.gain, a.plan) for a in advised.advice]
+
+    assert listed(late) == listed(in_time)
+    assert (late.tried, late.not_tried) == (in_time.tried, in_time.not_tried)
+
+
+def test_settings_without_a_price_are_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = sequences(copying(H100))
+    plan, ms = planned(case)
+    monkeypatch.setattr("search.tune.advice.ALWAYS_PRICED", 0)
+    late = Advisor(case, plan, ms, late=lambda: True)
+    advised = late.advise()
+    assert advised.tried == 0
+    assert {one.name for one in advised.not_tried} >= {step.label for step in late.steps()}
+    on_cpus = Advisor(replace(case, hardware=CPU), *planned(replace(case, hardware=CPU))).advise()
+    assert "index_dedup" in {one.name for one in on_cpus.not_tried}
+    assert all(one.why for one in on_cpus.not_tried)

@@ -33,7 +33,6 @@ from shardopt.bench.job import Job
 from shardopt.calibrate.points import REFERENCE_KERNELS
 from shardopt.cli.app import main
 from shardopt.ranks.launch import OnReport
-from shardopt.replay import predict as replay_predict
 from tests.hostile import NUMBERS, TEXTS, damage, mutate, scalar
 from tests.predictor.hardware.test_profile_fuzz import OVERLAY
 from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto
@@ -44,7 +43,6 @@ ALLOWED = frozenset({0, 2, 3, 4})
 STARTS_PROCESSES = (
     (bench_run, "run_ranks"),
     (bench_confirm, "run_ranks"),
-    (replay_predict, "list_ranks"),
 )
 """Functions that start processes; families put others in their place."""
 HANG_S = 60
@@ -250,31 +248,6 @@ def rows(rng: random.Random) -> Words:
     return [*_bench_words(), *json_or_not(rng)]
 
 
-BENCHMARK = ("b/rank0.json", "b/data.json", "b/benchmark.py")
-
-
-def _generate_words() -> Words:
-    return ["bench", "generate", put("et.json", execution(nested=True)), "-o", "b"]
-
-
-def _list_here(folder: Path) -> list[dict[str, Any]]:
-    """Without a process of its own, of which starting takes longest."""
-    from shardopt.replay.op_list import list_ops
-
-    found: list[dict[str, Any]] = json.loads(json.dumps(list_ops(folder)))
-    return found
-
-
-def benchmarks(rng: random.Random) -> Words:
-    """The data of a generated benchmark, which prediction reads."""
-    replay_predict.list_ranks = _list_here
-    Path("b").mkdir()
-    for name, content in first_of(_generate_words, *BENCHMARK).items():
-        changed = "rank" in name or ("data" in name and rng.random() < 0.3)
-        put(name, mutate(rng, json.loads(content), most=2) if changed else content)
-    return ["bench", "predict", "b", *json_or_not(rng)]
-
-
 def profiles(rng: random.Random) -> Words:
     """Profiles over a shipped one, as calibration writes them."""
     overlay = put("mine.yaml", mutate(rng, OVERLAY, most=1))
@@ -354,7 +327,7 @@ def confirms(rng: random.Random) -> Words:
 
 
 OF_ALL = (
-    plan_fields, names, traces, npy, npz, rows, benchmarks, profiles, storages, learned, confirms,
+    plan_fields, names, traces, npy, npz, rows, profiles, storages, learned, confirms,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {family.__name__: family for family in OF_ALL}
 

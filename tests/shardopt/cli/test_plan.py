@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from predictor.model.plan_json import load_plan
 from tests.shardopt.cli.conftest import said_as_json
@@ -190,3 +191,36 @@ def test_advice_that_is_applied_takes_as_long_as_foretold(as_json, refused, tmp_
     assert all(comment in text for comment in ("# ours", "# the histories", "# long"))
     refused("plan", given, *QUICK, "--apply", applied, "--advice", "99", says="99")
     refused("plan", given, *QUICK, "--advice", "1", says="--apply")
+
+
+@pytest.mark.usefixtures("advice")
+def test_advice_alone_prices_every_setting_and_writes_the_model(
+    as_json, refused, model: Path, tmp_path: Path
+) -> None:
+    flags = ("plan", model, "--gpus", 2, "--advice-only")
+    alone = as_json(*flags, "--apply", tmp_path / "changed.yaml")
+    assert alone["advice_considered"]["tried"] > 5
+    assert {"name", "why"} == {
+        key for one in alone["advice_considered"]["not_tried"] for key in one
+    }
+    first = alone["advice"][0]
+    assert first["gain"] > 0
+    again = as_json("plan", tmp_path / "changed.yaml", "--gpus", 2, "--advice-only")
+    assert first["name"] not in {a["name"] for a in again["advice"] if a["value"] == first["value"]}
+    refused(*flags, "-o", "plan.json", says="--output")
+
+
+def test_constraints_have_a_price(as_json, model: Path) -> None:
+    free = as_json("plan", model, "--gpus", 2, *QUICK)
+    assert (free["constraint_costs"], free["unconstrained"]) == ([], None)
+    tables = yaml.safe_load(model.read_text())
+    for table in tables["tables"]:
+        table["constraints"] = {"ranks": [0], "sharding_types": ["table_wise"]}
+    model.write_text(yaml.safe_dump(tables))
+    bound = as_json("plan", model, "--gpus", 2, *QUICK)
+    relaxed = bound["unconstrained"]
+    assert relaxed["iteration_ms"] < bound["iteration_ms"]
+    assert relaxed["plan"]["tables"].keys() == bound["plans"][0]["tables"].keys()
+    assert bound["constraint_costs"]
+    for one in bound["constraint_costs"]:
+        assert one.keys() == {"table", "constraint", "iteration_ms_without", "gain"}

@@ -55,6 +55,8 @@ def test_no_moves_rate_and_write_the_plan_as_it_is(
     [
         (("--gpus", 2, "--max-moves", 1), "flags: --max-moves, --from"),
         (("--from", "given.json", "--max-moves", -1), "max_moves is -1"),
+        (("--gpus", 2, "--renamed", "a=b"), "flags: --renamed, --from"),
+        (("--from", "given.json", "--renamed", "a"), "OLD=NEW"),
         (("--gpus", 2, "--horizon", 5), "flags: --horizon, --from"),
         (("--from", "given.json", "--max-gib", "nan"), "max_gib is nan"),
         (("--from", "given.json", "--horizon", 0), "horizon is 0"),
@@ -70,9 +72,21 @@ def test_bad_flags(refused, model: Path, plan: Path, flags: tuple[object, ...], 
 def test_a_plan_of_another_model(
     refused, model: Path, plan: Path, plan_data: dict[str, Any]
 ) -> None:
+    tables = {f"old_{key}": table for key, table in plan_data["tables"].items()}
+    plan.write_text(json.dumps({**plan_data, "tables": tables}))
+    refused("plan", model, "--from", plan, says="given.json: no table of it is in small")
+
+
+def test_tables_that_changed_since_are_told_and_planned(
+    run, as_json, model: Path, plan: Path, plan_data: dict[str, Any]
+) -> None:
     plan_data["tables"]["movies"] = plan_data["tables"].pop("items")
     plan.write_text(json.dumps(plan_data))
-    refused("plan", model, "--from", plan, says="given.json: table 'movies'")
+    told = run("plan", model, "--from", plan, *QUICK)
+    assert (told.code, told.err.count("since the plan was made")) == (0, 2)
+    data = as_json("plan", model, "--from", plan, "--renamed", "movies=items", *QUICK)
+    assert "movies" not in data["plans"][0]["tables"]
+    assert data["from"]["misfits"] == []
 
 
 def test_too_few_moves(refused, model: Path, plan: Path) -> None:

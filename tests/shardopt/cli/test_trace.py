@@ -119,17 +119,6 @@ def test_what_cannot_be_asked(refused, files: list[Path], tmp_path: Path) -> Non
     refused("trace", "nowhere.json", says="nowhere.json")
     refused("trace", says="FILE")
     refused("trace", *files, "--trace", files[0], says="is an input")
-    refused("trace", *files, "--hardware", "h100-sxm", says="(Some GPU)")
-    refused("trace", *files, "--batch-scale", -1, says="batch_scale is -1")
     dense = ("trace", *files, "--dense", tmp_path / "dense.yaml")
     refused(*dense, says="dense part")
     refused(*dense, "--batch-size", "0", says="--batch-size is 0")
-
-
-def test_what_if_says_what_was_changed_and_how(run, as_json, files: list[Path]) -> None:
-    slow = as_json("trace", *files, "--link-scale", 0.25)
-    assert slow["what_if"] == {"link_scale": 0.25}
-    assert any("scaled" in note for note in slow["notes"])
-    shown = run("trace", *files, "--link-scale", 0.25).out
-    assert "with link scale 0.25" in shown
-    assert "change" in shown

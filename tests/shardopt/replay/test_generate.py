@@ -140,6 +140,12 @@ def _shapes(shape: tuple) -> list:
     return [shape]
 
 
+def test_a_kineto_trace_alone_is_refused(traces: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rank0\.kineto\.json: .*execution trace"):
+        generate([traces / "rank0.kineto.json"], tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("here", [False, True])
 def test_a_trace_of_a_gpu_that_is_not_here_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool

@@ -196,7 +196,7 @@ def test_options_that_cannot_be_used(unkind: Path, flag: str, given: str, words:
 @pytest.mark.slow
 def test_calls_that_cannot_be_used(unkind: Path, tmp_path: Path) -> None:
     folder = changed(unkind, tmp_path, lambda data: data["calls"][0].pop("op"))
-    with pytest.raises(ReplayError, match=r"^rank0\.json: `calls\[0\]\.op` is missing; mend it"):
+    with pytest.raises(ReplayError, match=r"^rank0\.json: .* has no key 'op'; generate"):
         replay(folder, QUICK)
 
 

@@ -186,12 +186,6 @@ def test_no_secret_of_a_trace_is_written(
     assert all(re.fullmatch(r"annotation \d+", name) for name in sections)
 
 
-def test_the_same_holds_without_an_execution_trace(planted: list[Path], tmp_path: Path) -> None:
-    made = generate(planted[1:], tmp_path / "b")
-    assert_private(made, tmp_path / "b", str(tmp_path))
-    assert len(made.programs[0].calls) > 20
-
-
 def test_a_name_is_kept_only_if_asked(
     step_of_a_rank: Path, planted: list[Path], tmp_path: Path
 ) -> None:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+
+import numpy as np
 
 from predictor.cost.dense import Bucket
 from predictor.iteration.graph import Graph
 from predictor.iteration.plan_scorer import PlanScorer
-from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from predictor.model.workload import DcnV2, DenseArch, Workload
-from tests.builders import Candidate, a_table, a_topology, a_workload, device_bound, sharded
+from tests.builders import (
+    Candidate,
+    a_table,
+    a_topology,
+    a_workload,
+    data_parallel,
+    device_bound,
+    sharded,
+    table_wise,
+)
 
 T, K = ShardingType, ComputeKernel
 TOPOLOGY = a_topology(2)
@@ -205,3 +217,24 @@ def test_a_rank_alone_sends_nothing() -> None:
         # the host reads the lengths of a batch
         assert {op.stream for op in found.ops} <= {"compute", "copy", "host"}
         assert all(op.scope is None for op in found.ops)
+
+
+def test_the_dense_optimizer_steps_a_dense_shard_on_the_rank_that_has_it() -> None:
+    """`BatchedDenseEmbeddingBag` has no optimizer of its own: its gradient is dense, as a
+    replica's."""
+    workload = a_workload(a_table("t", 1_000_000))
+    hardware = device_bound("h100-sxm")
+
+    def step_ms(plan: TablePlan) -> list[float]:
+        batch = PlanScorer(workload, TOPOLOGY, hardware)
+        found = batch.graph(batch.totals([plan])[None])
+        cost_ms = found.ops[index(found, "optimizer step")].cost_ms
+        return [float(ms) for ms in np.broadcast_to(cost_ms, (1, 2))[0]]
+
+    shard = replace(table_wise(workload.tables[0], 1), compute_kernel=K.DENSE)
+    alone, own = step_ms(shard)
+    copies = step_ms(data_parallel(workload.tables[0], 2))
+    assert copies == [own, own]
+    assert own - alone > 3 * 4 * 64_000_000 / hardware.streaming
+    fused, _ = step_ms(table_wise(workload.tables[0], 1))
+    assert fused == alone

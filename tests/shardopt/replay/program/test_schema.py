@@ -35,13 +35,12 @@ def test_arguments_and_keywords() -> None:
     assert [p.keyword for p in schema.parameters] == [False, False, False, True]
     assert [p.written for p in schema.parameters] == [True, False, False, False]
     assert [p.base for p in schema.parameters] == ["Tensor", "Tensor", "int[2]", "Scalar"]
-    assert schema.parameters[2].default == "[1, 1]"
 
 
 def test_lists_that_are_written() -> None:
     schema = parse_schema("fbgemm::f(Tensor[](a!) weights) -> (Tensor, Tensor(a)[], Tensor?)")
     assert schema.overload == "default"
-    assert schema.parameters == (Parameter("weights", "Tensor[]", False, None, True),)
+    assert schema.parameters == (Parameter("weights", "Tensor[]", False, True),)
     assert parse_schema("a::b(Tensor x) -> ()").name == "a::b"
 
 
@@ -52,7 +51,7 @@ def test_what_is_no_schema(text: str) -> None:
 
 
 def of(kind: str) -> Parameter:
-    return Parameter("x", kind, keyword=False, default=None, written=False)
+    return Parameter("x", kind, keyword=False, written=False)
 
 
 def test_enumerations_and_lists() -> None:

@@ -12,16 +12,8 @@ Told = dict[str, Any]
 
 
 def told(kind: str, sent: list[int], got: list[int] | None = None, **more: Any) -> Told:
-    plain = {"group": [], "dtype": "float32", "root": 0, "peer": None, "tag": 0, "splits": None}
+    plain = {"group": [], "dtype": "float32", "root": 0, "splits": None}
     return {"kind": kind, "sent": sent, "got": sent if got is None else got, **plain, **more}
-
-
-def send(peer: int, size: int = 4, tag: int = 0) -> Told:
-    return told("send", [size], [], peer=peer, tag=tag)
-
-
-def receive(peer: int, size: int = 4, tag: int = 0) -> Told:
-    return told("recv_", [], [size], peer=peer, tag=tag)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +94,3 @@ def test_the_largest_part_is_exchanged_where_sizes_do_not_fit() -> None:
     assert found[0][0]["even"] == 4
     found = plans([[told("_reduce_scatter_base_", [10], [5])]] * 3)
     assert [of[0]["even"] for of in found] == [4, 4, 4]
-
-
-def test_sends_meet_receives_by_ranks_and_tag_in_order() -> None:
-    zero = [send(1, 4), send(1, 8), send(1, 6, tag=7)]
-    one = [receive(0, 6, tag=7), receive(0, 4), receive(0, 8)]
-    assert plans([zero, one]) == [[{"peer": 1}] * 3, [{"peer": 0}] * 3]
-
-
-def test_sizes_of_a_send_and_its_receive_that_differ() -> None:
-    zero, one = plans([[send(1, 4)], [receive(0, 9)]])
-    assert zero == [{"peer": 1, "even": 4, "dtype": "float32"}]
-    assert one == [{"peer": 0, "even": 4, "dtype": "float32"}]
-
-
-def test_a_receive_from_anyone_takes_what_no_other_asks_for() -> None:
-    anyone = told("recv_any_source_", [], [4])
-    found = plans([[anyone, receive(1)], [send(0)], [send(0)]])
-    assert found == [[{"peer": 2}, {"peer": 1}], [{"peer": 0}], [{"peer": 0}]]
-
-
-def test_sends_that_nobody_takes() -> None:
-    zero, one = plans([[send(5), send(0), send(1)], [receive(0, tag=2)]])
-    assert zero[0] == {"skip": "its partner, rank 5, is not replayed"}
-    assert ["no rank that is replayed" in of["skip"] for of in (*zero[1:], *one)] == [True] * 3

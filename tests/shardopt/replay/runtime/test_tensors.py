@@ -113,20 +113,6 @@ def test_views_count_once_and_tables_not_at_all() -> None:
     assert needed_bytes(mine, []) == 0
 
 
-def test_the_largest_result_counts_and_views_do_not() -> None:
-    result = {"outputs": [[[20, 5], [5, 1], "float64"]], "gives": [1]}
-    spread = {"outputs": [[[20, 5], [0, 1], "float64"]], "gives": [1]}
-    calls = [
-        {"op": "aten::mm", **result},
-        {"op": "aten::add_", **{**result, "gives": []}},
-        {"op": "aten::view", **result},
-        {"op": "aten::copy", **spread},
-    ]
-    assert needed_bytes({"made": {}, "calls": calls}, [0]) == 8 * 100
-    assert needed_bytes({"made": {}, "calls": calls}, [1, 2]) == 0
-    assert needed_bytes({"made": {}, "calls": calls}, [3]) == 8 * 5
-
-
 def test_ranks_of_a_machine_share_its_memory() -> None:
     assert not too_large([3 * GIB, 4 * GIB], 7 * GIB)
     said = too_large([3 * GIB, 5 * GIB], 7 * GIB)

@@ -1,0 +1,161 @@
+"""docs/api.md: the names that users import, from their docstrings; nothing is imported for it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"shardopt": "_HOME_OF", "shardopt.torchrec": "_HOMES"}
+"""Package that users import -> the table of its names and the modules that hold them."""
+HEAD = """# The Python API
+
+Made by `python -m lab pages` from the docstrings; do not edit this page. Names load on first use:
+`import shardopt` imports no torch.
+"""
+SECTION = re.compile(r"(Args|Returns|Raises|Yields|Example|Examples|Attributes|Keys):$")
+ENTRY = re.compile(r"([\w*, ]+?)(?: \(.*\))?: (.*)$")
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def api_text() -> str:
+    """The page."""
+    text = "\n".join([HEAD, *_lines()])
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def _lines() -> Iterator[str]:
+    known = {package: sorted(public_names(package).items()) for package in PACKAGES}
+    first = dict.fromkeys(name for name, _ in known["shardopt"])
+    for package, names in known.items():
+        yield f"## {package}\n"
+        for name, module in names:
+            if package != "shardopt" and name in first:
+                yield f"`{name}`: as `shardopt.{name}`.\n"
+                continue
+            yield from _entry(package, name, definition(module, name))
+
+
+def public_names(package: str) -> dict[str, str]:
+    """Name -> module, as the package's own table has them."""
+    for node in ast.walk(_tree(package)):
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        if any(isinstance(of, ast.Name) and of.id == PACKAGES[package] for of in targets):
+            assert isinstance(node, ast.Assign)
+            table: dict[str, str] = ast.literal_eval(node.value)
+            if package == "shardopt":
+                return table
+            return {name: module for module, names in table.items() for name in names.split()}
+    raise LookupError(f"{package} has no table {PACKAGES[package]}")
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    stem = ROOT.joinpath(*module.split("."))
+    file = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def definition(module: str, name: str) -> Definition:
+    """The function or class of a module, or of the module that it imports the name from."""
+    for node in _tree(module).body:
+        if isinstance(node, Definition) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return definition(node.module, alias.name)
+    raise LookupError(f"{module} does not define {name}")
+
+
+def _entry(package: str, name: str, found: Definition) -> Iterator[str]:
+    yield f"### {package}.{name}\n"
+    yield "```python"
+    yield _signature(found, name)
+    yield "```\n"
+    yield from _documented(ast.get_docstring(found))
+    if not isinstance(found, ast.ClassDef):
+        return
+    for method in found.body:
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
+            words = (ast.get_docstring(method) or "").partition("\n\n")[0]
+            is_value = any(ast.unparse(d).endswith("property") for d in method.decorator_list)
+            shown = method.name if is_value else _one_line(_signature(method, method.name))
+            shown = shown.replace("( ", "(").replace(", )", ")")
+            yield f"- `{shown}`: {_markdown(_one_line(words))}"
+    yield ""
+
+
+def _signature(found: Definition, name: str) -> str:
+    """The call as it is written: parameters with types and defaults, without ``self``."""
+    if isinstance(found, ast.ClassDef):
+        made = [m for m in found.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]
+        if made:
+            return _signature(made[0], name)
+        fields = [ast.unparse(of) for of in found.body if isinstance(of, ast.AnnAssign)]
+        return _wrapped(name, fields, "")
+    arguments = ast.unparse(found.args)
+    listed = [part for part in _parts(arguments) if part != "self"]
+    returns = "" if found.returns is None else f" -> {ast.unparse(found.returns)}"
+    return _wrapped(name, listed, returns)
+
+
+def _parts(arguments: str) -> list[str]:
+    """The parameters of a list, split at commas outside brackets."""
+    parts, depth = [""], 0
+    for letter in arguments:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _wrapped(name: str, parts: list[str], returns: str) -> str:
+    line = f"{name}({', '.join(parts)}){returns}"
+    if len(line) <= 96:
+        return line
+    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){returns}"])
+
+
+def _documented(text: str | None) -> Iterator[str]:
+    """A docstring as Markdown: its sections are lists."""
+    lines = inspect.cleandoc(text or "").splitlines()
+    section, entry = "", ""
+    for line in lines:
+        started = SECTION.match(line)
+        if started:
+            section = started[1]
+            yield from _flushed(entry)
+            entry = ""
+            yield f"\n{section}:\n"
+        elif not section:
+            yield _markdown(line)
+        elif ENTRY.match(line.strip()) and line.startswith("    ") and line[4:5] != " ":
+            yield from _flushed(entry)
+            entry = line.strip()
+        else:
+            entry = f"{entry} {line.strip()}".strip()
+    yield from _flushed(entry)
+    yield ""
+
+
+def _flushed(entry: str) -> Iterator[str]:
+    if not entry:
+        return
+    found = ENTRY.match(entry)
+    yield f"- `{found[1]}`: {_markdown(found[2])}" if found else f"- {_markdown(entry)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _markdown(text: str) -> str:
+    return text.replace("``", "`")

@@ -1,0 +1,173 @@
+"""Tables of what our plans gain over those of TorchRec's planner: every measured set, good or bad.
+
+Three sources, all committed rows: the suite against-torchrec (docs/accuracy), the tasks of
+``python -m lab confirm`` (configs/bench/confirmed), and what a clock outside this project measured
+(configs/bench/outside).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.pages.tables import percent, read_csv, scores_file, table_head
+from lab.statistics import mean_interval
+from lab.suites import COMMITTED
+
+CONFIRMED = COMMITTED / "confirmed"
+"""Rows of `python -m lab confirm`."""
+OUTSIDE = COMMITTED / "outside" / "gains.csv"
+SUITE, GAIN, EXPECTED = "against-torchrec", "against TorchRec's planner", "expected gains"
+CALIBRATED = "shardopt, machine calibrated"
+SHIPPED = "shardopt, shipped profile, where it gives another plan"
+FORETOLD = "shardopt, shipped profile, as it foretells"
+SETTINGS = (
+    ("shipped profile, of another machine", SHIPPED, FORETOLD),
+    ("machine calibrated", CALIBRATED, CALIBRATED),
+)
+"""What users do to get these plans, and whose measured and expected gains they have in the suite;
+in the order of the story."""
+
+
+@dataclass(frozen=True)
+class GainRow:
+    """One measured set of models; gains are fractions of the time of TorchRec's plan.
+
+    Args:
+        setting: what was done before the plans were chosen.
+        mean: with its 95 % interval; the ends are None where they are not known.
+        expected: mean gain that was foretold; None where it is not recorded.
+        words: what else there is to say of it.
+    """
+
+    setting: str
+    models: int
+    mean: float
+    interval: tuple[float, float] | None
+    expected: float | None
+    words: str
+
+
+def gain_rows(folder: Path, models: Sequence[str] = ("all",)) -> Iterator[GainRow]:
+    """Every set, from the shipped profile to confirmed plans, those of the outside clock last.
+
+    Args:
+        folder: docs/accuracy.
+        models: families of models that have a row of their own.
+    """
+    yield from _against(folder, models)
+    yield from _confirmed()
+    yield from _outside()
+
+
+def _against(folder: Path, models: Sequence[str]) -> Iterator[GainRow]:
+    def of(plans: str, name: str) -> dict[str, Mapping[str, str]]:
+        return {
+            row["models"]: row
+            for row in read_csv(folder / scores_file(SUITE, name))
+            if (row["plans of"], row["runtime"], row["task set"]) == (plans, "plain", "all")
+        }
+
+    for setting, plans, foretold in SETTINGS:
+        measured, expected = of(plans, GAIN), of(foretold, EXPECTED)
+        for family in (name for name in models if name in measured):
+            row = measured[family]
+            faster, equal, slower = (int(row[verdict]) for verdict in ("faster", "equal", "slower"))
+            kind = "" if family == "all" else f", {family} models"
+            yield GainRow(
+                f"{setting}{kind}",
+                int(row["tasks"]),
+                float(row["mean gain"]),
+                (float(row["from"]), float(row["to"])),
+                float(expected[family]["mean expected"]),
+                f"{_verdicts(faster, equal, slower)}; {percent(row['least'], '+')} at worst",
+            )
+
+
+def _verdicts(faster: int, equal: int, slower: int) -> str:
+    return f"{faster} faster, {equal} equal, {slower} slower"
+
+
+def _confirmed() -> Iterator[GainRow]:
+    """Gains of plans from what one trace taught, and of those that were confirmed."""
+    tasks = [json.loads(path.read_text()) for path in sorted(CONFIRMED.glob("task_*.json"))]
+    tasks = [task for task in tasks if "left_out" not in task]
+    kinds = (
+        ("learned", "learned from one trace", lambda t: t["expected"]["value"]),
+        ("confirmed", "learned, then `--confirm`", lambda t: t["confirmed_gain"][0]),
+    )
+    for name, setting, expected in kinds:
+        gains = [task["gain"][name] for task in tasks]
+        mean, low, high = mean_interval([gain["value"] for gain in gains])
+        faster = sum((gain["low"] or 0) > 0 for gain in gains)
+        slower = sum((gain["high"] or 0) < 0 for gain in gains)
+        worst = percent(min(gain["value"] for gain in gains), "+")
+        verdicts = _verdicts(faster, len(gains) - faster - slower, slower)
+        yield GainRow(
+            setting,
+            len(gains),
+            mean,
+            (low, high),
+            statistics.fmean(map(expected, tasks)),
+            f"{verdicts}; {worst} at worst",
+        )
+
+
+def _outside() -> Iterator[GainRow]:
+    for row in read_csv(OUTSIDE):
+        gains = [float(gain) for gain in row["gains"].split()]
+        ends = (row["low"], row["high"])
+        words = [" ".join(f"{100 * gain:+.1f}" for gain in gains) + " %"] if gains else []
+        if row["itself"]:
+            words.append(f"TorchRec's plan against itself {percent(row['itself'])}")
+        if row["held"]:
+            words.append(f"interval held in {row['held']} of {row['models']}")
+        yield GainRow(
+            f"outside clock: {row['setting']}",
+            int(row["models"]),
+            statistics.fmean(gains) if gains else float(row["mean"]),
+            (float(ends[0]), float(ends[1])) if all(ends) else None,
+            float(row["expected"]),
+            "; ".join(words),
+        )
+
+
+def gain_table(rows: Sequence[GainRow]) -> Iterator[str]:
+    """The rows as a table, with what was foretold beside what was measured."""
+    yield from table_head("plans chosen with", "models", "mean gain", "foretold", "what else")
+    for row in rows:
+        ends = row.interval and tuple(percent(end, "+") for end in row.interval)
+        between = f" ({ends[0]} to {ends[1]})" if ends else ""
+        told = "-" if row.expected is None else percent(row.expected, "+")
+        yield (
+            f"| {row.setting} | {row.models} | {percent(row.mean, '+')}{between} | {told} "
+            f"| {row.words} |"
+        )
+
+
+def optimism(folder: Path) -> str:
+    """Sentences on how much too high foretold gains are, from the rows of both profiles."""
+    found = {
+        row["plans of"]: row
+        for row in read_csv(folder / scores_file(SUITE, EXPECTED))
+        if (row["runtime"], row["models"], row["task set"]) == ("plain", "all", "all")
+    }
+    ours, shipped = found[CALIBRATED], found[FORETOLD]
+
+    def points(*columns: str) -> str:
+        value, low, high = (f"{100 * float(ours[column]):.1f}" for column in columns)
+        return f"{value} ({low} to {high})"
+
+    measured, told = float(ours["mean measured"]), float(ours["mean expected"])
+    return (
+        "*Foretold* is the expected gain that `plan` prints. With the machine calibrated it is "
+        f"{points('expected - measured', 'from', 'to')} points too high, and the gain of "
+        "the predicted times alone "
+        f"{points('optimism', 'optimism from', 'optimism to')}: {100 * measured / told:.0f} % of "
+        "what is foretold is measured, and 90 % intervals hold "
+        f"{percent(ours['in the interval'])} of the gains. With the shipped profile of another "
+        f"machine they hold {percent(shipped['in the interval'])}."
+    )

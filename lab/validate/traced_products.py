@@ -1,0 +1,77 @@
+"""Matrix products of a trace, with their shapes and the kernels that ran them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from predictor.cost.gemm import batched_ms
+from predictor.hardware.device_names import profile_of_device
+from predictor.hardware.loader import load_hardware
+from predictor.hardware.schema import HardwareProfile
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, said_around
+
+GEMM_KERNEL = re.compile(r"gemm|splitKreduce|cutlass|s884|s1688|gemv", re.IGNORECASE)
+TENSOR_FLOAT = re.compile(r"tf32|s1688gemm(?!_f?16)", re.IGNORECASE)
+DATA_TYPES = {"float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16"}
+FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Operator -> position of the left factor among its inputs (PyTorch native_functions.yaml)."""
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """``count`` products ``[m, k] @ [k, n]`` and the kernels that ran them."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+    data_type: str
+    kernels: tuple[DeviceEvent, ...]
+
+    def predicted_ms(self, hw: HardwareProfile) -> float:
+        return batched_ms(hw, self.count, self.m, self.n, self.k, self.data_type)
+
+
+def gemm_calls(trace: RankTrace) -> list[GemmCall]:
+    """Multiplications with shapes and kernels, in the order of the program."""
+    found = {id(op): (op, shape) for op in trace.host if (shape := _shape(op)) is not None}
+    kernels: dict[int, list[DeviceEvent]] = defaultdict(list)
+    for correlation, ops in said_around(trace.host, {at: at for at in found}).items():
+        for event in trace.launched.get(correlation, ()):
+            if GEMM_KERNEL.search(event.name):
+                for around in ops:
+                    kernels[around].append(event)
+    calls = []
+    for at, (op, shape) in found.items():
+        ran = tuple(kernels[at])
+        data_type = _data_type(op, ran)
+        if ran and data_type is not None:
+            calls.append(GemmCall(*shape, data_type, ran))
+    return calls
+
+
+def _shape(op: HostEvent) -> tuple[int, int, int, int] | None:
+    first = FIRST_FACTOR.get(op.name)
+    if op.kind != "op" or first is None or op.shapes is None or len(op.shapes) < first + 2:
+        return None
+    left, right = op.shapes[first], op.shapes[first + 1]
+    if len(left) != len(right) or len(left) not in (2, 3) or not all((*left, *right)):
+        return None
+    count = left[0] if len(left) == 3 else 1
+    return count, left[-2], right[-1], left[-1]
+
+
+def _data_type(op: HostEvent, kernels: tuple[DeviceEvent, ...]) -> str | None:
+    first = FIRST_FACTOR[op.name]
+    data_type = DATA_TYPES.get(op.dtypes[first]) if op.dtypes else None
+    if data_type == "fp32" and any(TENSOR_FLOAT.search(kernel.name) for kernel in kernels):
+        return "tf32"
+    return data_type
+
+
+def traced_profile(trace: RankTrace) -> HardwareProfile | None:
+    """The profile of the device that a trace was taken on, None if no profile describes it."""
+    name = profile_of_device(trace.device_name or "")
+    return None if name is None else load_hardware(name)

@@ -1,0 +1,189 @@
+"""The price of constraints: the best plan without them, and what dropping each of them saves.
+
+The problem without constraints is searched like any other. Its plan names the tables whose
+constraints bind: those that it shards as their constraints forbid. Starting from the constrained
+plan, the table whose change saves most takes its sharding from the free plan, again and again; the
+time saved by each step is the cost of that table's constraint, given that those before it are
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from predictor.errors import InfeasibleError
+from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Constraints, Table
+from search.in_use.plan import find_broken_constraint
+from search.problem import Problem
+from search.solve import solve
+from search.stop import Stop
+
+RELAXED = ("ranks", "sharding_types", "compute_kernels", "min_partition", "co_locate")
+"""Constraints that are dropped: those that a user states as a preference. What a sharder offers,
+sizes of caches and the demand for device memory stay."""
+MOST_SHIFTS = 16
+"""Places that are tried for a table whose constraint is dropped."""
+MOST_NAMED = 10
+"""Constraints that are priced one by one."""
+LEAST_GAIN = 0.005
+"""Share of the iteration below which constraints cost nothing."""
+LEAST_STEP = 1e-3
+"""Share of the iteration below which dropping one more constraint is not named."""
+
+
+@dataclass(frozen=True)
+class ConstraintCost:
+    """The cost of one constraint, once those before it in the list are dropped.
+
+    Args:
+        table: key of the table; None for all constraints that are left together.
+        constraint: its name and value, as in the model file.
+        iteration_ms_without: predicted time once it is dropped as well.
+        gain: share of the constrained plan's time that this step saves.
+    """
+
+    table: str | None
+    constraint: str
+    iteration_ms_without: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class ConstraintCosts:
+    """The cost of all constraints of a model.
+
+    Args:
+        plan: the best plan found without them.
+        iteration_ms: its predicted time.
+        gain: share of the constrained plan's time that it saves.
+        costs: of single constraints, in the order in which dropping them saves most.
+    """
+
+    plan: ShardingPlan
+    iteration_ms: float
+    gain: float
+    costs: tuple[ConstraintCost, ...]
+
+
+def price_constraints(
+    problem: Problem, plan: ShardingPlan, iteration_ms: float, stop: Stop, seed: int
+) -> ConstraintCosts | None:
+    """Search without constraints, and price each constraint that binds.
+
+    Args:
+        plan: the best plan under the constraints.
+        iteration_ms: its predicted time.
+        stop: budget of the search.
+
+    Returns:
+        None where no table is constrained, or the best plan found without constraints saves less
+        than `LEAST_GAIN`.
+    """
+    free = relaxed(problem)
+    if free is None:
+        return None
+    try:
+        best = solve(free, stop, seed, top_k=1, scenarios=()).best
+    except InfeasibleError:
+        return None
+    gain = 1 - best.iteration_ms / iteration_ms
+    if gain < LEAST_GAIN:
+        return None
+    binding = _binding_constraints(problem, plan, best.plan)
+    steps = list(_greedy(problem, plan, best.plan, iteration_ms, binding))
+    left = [key for key in binding if key not in {step.table for step in steps}]
+    rest = gain - sum(step.gain for step in steps)
+    if left and rest > LEAST_GAIN:
+        # they save only together, with tables that nothing constrains
+        alone = left[0] if len(left) == 1 else None
+        words = "all others together" if alone is None else binding[alone]
+        steps.append(ConstraintCost(alone, words, best.iteration_ms, rest))
+    return ConstraintCosts(best.plan, best.iteration_ms, gain, tuple(steps))
+
+
+def relaxed(problem: Problem) -> Problem | None:
+    """The problem without the constraints that a user can drop; None where there are none."""
+    workload = problem.workload
+    tables = tuple(
+        replace(table, constraints=replace(table.constraints, **dict.fromkeys(RELAXED)))
+        for table in workload.tables
+    )
+    if tables == workload.tables:
+        return None
+    return replace(problem, workload=replace(workload, tables=tables))
+
+
+def _greedy(
+    problem: Problem,
+    plan: ShardingPlan,
+    free: ShardingPlan,
+    iteration_ms: float,
+    binding: Mapping[str, str],
+) -> Iterator[ConstraintCost]:
+    """The constraints that bind, each time the one whose end saves most."""
+    scorer, keys = problem.scorer, problem.workload.keys
+    left = dict(binding)
+    current, now_ms = plan, iteration_ms
+    for _ in range(min(MOST_NAMED, len(binding))):
+        changed = [
+            (key, replace(current, tables={**current.tables, key: table}))
+            for key in left
+            for table in _placements(free.tables[key], problem.topology)
+        ]
+        times = scorer.score([tuple(one.tables[k] for k in keys) for _, one in changed]).tolist()
+        gaining = sorted(
+            (ms, place)
+            for place, ms in enumerate(times)
+            if ms <= now_ms - LEAST_STEP * iteration_ms
+        )
+        best_ms, place = next(
+            (one for one in gaining if problem.fits(changed[one[1]][1])), (now_ms, None)
+        )
+        if place is None:
+            return
+        key, current = changed[place]
+        saved = (now_ms - best_ms) / iteration_ms
+        yield ConstraintCost(key, left.pop(key), float(best_ms), saved)
+        now_ms = best_ms
+
+
+def _placements(table: TablePlan, topology: Topology) -> Iterator[TablePlan]:
+    """The table's shards where they are, and shifted by the same number of ranks; by whole hosts
+    where its sharding type asks for it. The other tables lie otherwise than in the free plan, so
+    the ranks that were best there need not be here."""
+    world, step = topology.world_size, 1
+    if table.sharding_type not in (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE):
+        step = topology.local_world_size
+    everywhere = len(set(table.ranks)) == world
+    for shift in range(0, 1 if everywhere else min(world, MOST_SHIFTS * step), step):
+        shards = tuple(replace(s, rank=(s.rank + shift) % world) for s in table.shards)
+        yield replace(table, shards=shards)
+
+
+def _binding_constraints(
+    problem: Problem, plan: ShardingPlan, free: ShardingPlan
+) -> dict[str, str]:
+    """Key of each table whose constraint the free plan breaks -> that constraint."""
+    pairs = zip(problem.workload.keys, problem.workload.tables, strict=True)
+    found = {key: _binding(table, free.tables[key], plan.tables[key]) for key, table in pairs}
+    return {key: words for key, words in found.items() if words}
+
+
+def _binding(table: Table, free: TablePlan, bound: TablePlan) -> str:
+    """The constraint of a table that its sharding in the free plan breaks, as the model file has
+    it; empty where the two plans shard it alike or no constraint is broken."""
+    if free == bound:
+        return ""
+    if not find_broken_constraint(table, free):
+        group = table.constraints.co_locate
+        return f"co_locate: {group}" if group and set(free.ranks) != set(bound.ranks) else ""
+    for name in RELAXED:
+        value = getattr(table.constraints, name)
+        alone = replace(table, constraints=replace(Constraints(), **{name: value}))
+        if value is not None and find_broken_constraint(alone, free):
+            shown = f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else value
+            return f"{name}: {shown}"
+    return ""

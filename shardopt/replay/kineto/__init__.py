@@ -1,1 +1,0 @@
-"""Benchmarks out of Kineto traces that come without an execution trace; imports `program`."""

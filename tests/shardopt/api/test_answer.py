@@ -1,0 +1,64 @@
+"""The answer: TorchRec's plan is kept unless another gains something for certain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from predictor.model.workload import Workload
+from search.baselines.starting_plans import TORCHREC
+from search.expected_gain import ExpectedGain
+from search.problem import RankedPlan, Result
+from search.solve import solve
+from search.stop import Stop
+from shardopt.api import answer
+from shardopt.api.setting import Setting
+from tests.search.problems import H100, a_table, a_workload, hosts
+
+TOPOLOGY = hosts(4)
+
+
+def setting() -> Setting:
+    workload: Workload = a_workload(*(a_table(f"t{i}", 10_000, 64, 5.0 + i) for i in range(4)))
+    return Setting(workload, TOPOLOGY, TOPOLOGY, H100, "h100-sxm", "default")
+
+
+@pytest.mark.parametrize(
+    ("mean", "interval", "verdict"),
+    [
+        (0.10, (0.006, 0.20), "use"),
+        (0.01, (0.006, 0.02), "use"),
+        (0.10, (0.004, 0.20), "measure"),
+        (0.04, (0.004, 0.08), "keep"),
+        (-0.004, (-0.01, 0.002), "keep"),
+    ],
+)
+def test_one_threshold_decides(
+    mean: float, interval: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain = ExpectedGain(TORCHREC, mean, interval, mean, 128)
+    assert gain.verdict == verdict
+    monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
+    given = setting()
+    result: Result = solve(given.problem(), Stop(0.02), 0, scenarios=())
+    theirs = result.baseline_plans[TORCHREC]
+    other = next(plan for name, plan in result.baseline_plans.items() if plan != theirs)
+    ours = RankedPlan(other, result.best.iteration_ms, "ours")
+    made = answer.answer_of(given, Result(**{**vars(result), "plans": (ours,)}), {})
+    assert (made.result.best.plan == theirs) == (verdict == "keep")
+    assert made.best.iteration_ms == given.predict(made.result.best.plan).iteration_ms
+    assert len(made.predictions) == len(made.result.plans) == 1
+    assert made.verdict.split()[0] != "Use" or verdict == "use"
+
+
+def test_a_plan_of_torchrec_that_breaks_constraints_is_never_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gain = ExpectedGain(TORCHREC, 0.0, (0.0, 0.0), 0.0, 128)
+    monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
+    monkeypatch.setattr(answer, "broken", lambda plan, setting: ["it breaks a constraint"])
+    given = setting()
+    result = solve(given.problem(), Stop(0.02), 0, scenarios=())
+    made = answer.answer_of(given, result, {})
+    assert made.result.best == result.best
