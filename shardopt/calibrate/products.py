@@ -221,7 +221,8 @@ def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Meas
     single = [
         torch.ones(batch, dim, device=timer.device, requires_grad=True) for _ in range(vectors)
     ]
-    dot = Dot(vectors, torch.device(timer.device))
+    width = dim + vectors * (vectors - 1) // 2
+    dot = Dot(vectors, torch.device(timer.device), "index", width)
     forward, inputs = {
         "bmm": (lambda: torch.bmm(stacked, stacked.transpose(1, 2)), [stacked]),
         "dot": (lambda: dot(single), single),

@@ -456,6 +456,8 @@ class DenseSection(Section):
         "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
         "compiled": "forward and backward are compiled (`torch.compile`)",
         "cuda_graphs": "the device runs them as captured CUDA graphs",
+        "pairs": "how `dot` takes pairs out of all products: by `index` as TorchRec's DLRM, by "
+        "`gather`, or `all` of them; the last two pad to a multiple of 8 columns",
     }
 
     refused = {
