@@ -68,21 +68,6 @@ def test_the_search_predicts_what_predict_does() -> None:
     assert result.best.iteration_ms <= min(result.baselines.values()) * (1 + 1e-9)
 
 
-def test_what_torchrec_computes_wrong_is_never_chosen() -> None:
-    """Means of tables in rows, beside others in their module: TorchRec's planner proposes them, and
-    they are the fastest, as two tables do not fill eight ranks."""
-    made = [a_table(f"t{i}", 4_000_000, 64, 80.0, pooling="mean") for i in range(2)]
-    result = short(a_problem(a_workload(*made, batch_size=16384), hosts(8)))
-    wrong = {
-        name
-        for name, plan in result.baseline_plans.items()
-        if any(t.sharding_type == ShardingType.ROW_WISE for t in plan.tables.values())
-    }
-    assert any(result.baselines[name] < result.best.iteration_ms for name in wrong)
-    kinds = {t.sharding_type for p in result.plans for t in p.plan.tables.values()}
-    assert ShardingType.ROW_WISE not in kinds
-
-
 def test_a_plan_that_ties_is_never_slower_than_a_baseline() -> None:
     """However much slower than the fastest plan it may be."""
     problem = several_lookups(3)
