@@ -235,6 +235,7 @@ def test_the_dense_optimizer_steps_a_dense_shard_on_the_rank_that_has_it() -> No
     alone, own = step_ms(shard)
     copies = step_ms(data_parallel(workload.tables[0], 2))
     assert copies == [own, own]
-    assert own - alone > 3 * 4 * 64_000_000 / hardware.streaming
+    # of its bytes the L2 may still hold a part
+    assert own - alone > 0.95 * 3 * 4 * 64_000_000 / hardware.streaming
     fused, _ = step_ms(table_wise(workload.tables[0], 1))
     assert fused == alone
