@@ -25,6 +25,7 @@ from shardopt.formatting import (
     gap_of,
     hbm_use,
     interval,
+    memory_title,
     ms,
     number,
     percent,
@@ -49,6 +50,8 @@ from shardopt.report.prediction import (
     tables_object,
 )
 
+OPTIMAL = 1e-9
+"""Gap that is rounding alone."""
 SHOWN_CONSTANTS = 3
 SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
@@ -75,10 +78,10 @@ def advice_view(answer: Answer) -> View:
     data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
     blocks: list[Block] = [
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         f"Priced at a plan that was not searched for: that of {where}.",
     ]
-    return View({**data, **advice_object(answer.advised)}, blocks)
+    return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
 
 
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
@@ -94,7 +97,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         *_constraints(answer),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
@@ -179,7 +182,8 @@ def _ranking(answer: Answer) -> list[Block]:
         mix = "" if plan is None else type_mix(plan)
         above = _above(theirs, result)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
-    columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
+    kind = memory_title(answer.best.memory)
+    columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
         Grid(columns, rows, strong=0),
@@ -250,11 +254,17 @@ def _claim(best_ms: float, result: Result) -> str:
         which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
     if gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
-    if gap <= 1e-9:
-        return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
+    return proved_text("plan 1", best_ms, result.lower_bound_ms, which)
+
+
+def proved_text(plan: str, time_ms: float, bound_ms: float, which: str = "no plan") -> str:
+    """What a positive lower bound proves of a plan."""
+    gap = time_ms / bound_ms - 1
+    if gap <= OPTIMAL:
+        return f"Proved: {which} is predicted to be faster; {plan} is optimal."
     return (
-        f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
-        f"plan 1 is {at_most(gap)} from optimal."
+        f"Proved: {which} is predicted to be faster than {ms(bound_ms)}; "
+        f"{plan} is {at_most(gap)} from optimal."
     )
 
 
