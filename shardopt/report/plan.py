@@ -18,6 +18,7 @@ from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
+from shardopt.explain.host import host_bound, host_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
@@ -86,6 +87,9 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
+    waits = host_bound(best, answer.setting.hardware)
+    if waits is not None:
+        lead.append(host_words(waits))
     return [
         *(Line(text, "bold") for text in lead),
         "",
@@ -438,6 +442,8 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
             cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
         sharding_matters: false where sane plans are alike.
         verdict: what to do, the first line of the console.
+        host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
+            ``why`` and ``remedy``.
         advice, together, advice_considered, other_machines: `advice_object`.
         constraint_costs: constraints that bind, in the order in which dropping them saves most:
             ``table`` (null for all that are left), ``constraint``, ``iteration_ms_without`` (it and
@@ -461,6 +467,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         deciding: `deciding_object`.
     """
     result, best, fastest = answer.result, answer.best, answer.result.fastest
+    waits = host_bound(best, answer.setting.hardware)
     passed_over = result.passed_over
     if passed_over is not None and result.aim == REGRET:
         passed_over -= 1
@@ -485,6 +492,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "expected_gain": None if answer.gain is None else asdict(answer.gain),
         "sharding_matters": answer.stakes is None or answer.stakes.matters,
         "verdict": answer.verdict,
+        "host_bound": waits and asdict(waits),
         **advice_object(answer.advised),
         **_constraints_object(answer),
         "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),

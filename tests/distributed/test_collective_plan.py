@@ -49,7 +49,6 @@ def plan_in_trouble() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_errors_reach_all_ranks_and_a_missing_rank_is_named() -> None:
     """TorchRec leaves the others waiting for a plan."""

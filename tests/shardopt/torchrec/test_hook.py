@@ -104,7 +104,6 @@ def test_the_reservation_is_kept_free() -> None:
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 
 
-@pytest.mark.timeout(120)
 def test_a_table_beyond_all_memory_is_refused_before_its_shards_are_counted() -> None:
     """To count them takes far longer."""
     model, kept = Model(bag("huge", 1_000_000, 10_000_000)), FixedAbsoluteStorageReservation
