@@ -85,7 +85,9 @@ KINDS = {
     "TCPX": "tcpx",
     "SLINGSHOT": "slingshot",
     "ROCE": "roce",
-    "EFA": "efa",
+    "EFA 4X100G": "efa-v1",
+    "EFA 8X400G": "efa-v3",
+    "EFA": "efa-v2",
     "INFINIBAND NDR": "ib-ndr",
 }
 """Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""

@@ -31,13 +31,17 @@ class Network:
             )
         found = load_table("networks")[self.kind]
         usual = found["per_gpu_gbps"]
-        about = {key: found[key] for key in ("rel_error", "provenance")}
-        if "inter" in found:
-            inter = Inter(nic_gbit_s=usual, **about, **found["inter"])
-        else:
-            own = load_hardware(found["curves"]).collectives.inter.at(usual)
-            tree_cost = hardware.collectives.inter.tree_cost
-            inter = Inter(**own.model_dump() | about | {"tree_cost": tree_cost})
+        about = {
+            key: found[key]
+            for key in ("rel_error", "small_rel_error", "provenance")
+            if key in found
+        }
+        about["tree_cost"] = hardware.collectives.inter.tree_cost
+        own = found.get("inter", {})
+        if "curves" in found:
+            curves = load_hardware(found["curves"]).collectives.inter.at(usual)
+            own = curves.model_dump() | own
+        inter = Inter(**own | about | {"nic_gbit_s": usual})
         rate = self.per_gpu_gbps or usual
         inter = inter.at(rate / found.get("slower", 1.0)).model_copy(update={"nic_gbit_s": rate})
         links = hardware.collectives.model_copy(update={"inter": inter})
