@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predictor.errors import InputError
+from predictor.errors import InputError, did_you_mean
 from predictor.hardware.loader import load_hardware, load_table
 from predictor.hardware.schema import HardwareProfile, Inter
+
+MOST_GBPS = 1e6
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,27 @@ class Network:
     kind: str
     per_gpu_gbps: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind not in list_networks():
+            raise InputError(
+                f"network '{self.kind}' is unknown{did_you_mean(self.kind, list_networks())}; "
+                f"kinds are {', '.join(list_networks())}",
+                inputs=("network",),
+            )
+        rate = self.per_gpu_gbps
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate <= MOST_GBPS):
+            raise InputError(
+                f"network {self.kind}: per_gpu_gbps is {rate!r}; give Gbit/s of NIC for each GPU, "
+                f"above 0 and at most {MOST_GBPS:g}"
+            )
+
     def joins(self, hardware: HardwareProfile) -> HardwareProfile:
         """The profile in hosts that this network joins."""
         if hardware.inline:
             raise InputError(
                 f"network {self.kind} joins GPUs, and hardware {hardware.name} is of CPU ranks; "
                 "leave it out",
-                inputs=("cluster",),
+                inputs=("network", "cluster"),
             )
         found = load_table("networks")[self.kind]
         usual = found["per_gpu_gbps"]
