@@ -256,7 +256,8 @@ def _nvlink_size(
     what the sizes of the levels around it leave; None where ``nvlink_domain`` says it.
 
     TorchRec splits tables within groups of one size (``Topology.intra_group_size``), so of parts of
-    unlike size the domain is the largest group of whole hosts that divides them all.
+    unlike size the domain is the largest group of whole hosts that divides them all, as TorchRec's
+    ``resolve_pod_size`` has it (pull request 4768).
     """
     named = _named_parts(level, 0, section.hosts, problems)
     if named:

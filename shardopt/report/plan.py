@@ -480,8 +480,8 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         from, move: `move_object`, with a plan in use.
         deciding: `deciding_object`.
         between_hosts: null where NICs join no ranks, or ``stage`` (the longest that a slower
-            network prolongs, null: none), ``stage_ms`` and ``others`` (kind -> iteration_ms of this plan over
-            it, empty where the network was named).
+            network prolongs, null: none), ``stage_ms`` and ``others`` (kind -> iteration_ms of this
+            plan over it, empty where the network was named).
     """
     result, best, fastest = answer.result, answer.best, answer.result.fastest
     passed_over = result.passed_over
