@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-lab coverage test-slow test-torchrec test-torchrec-own check lines wheel clean
+.PHONY: help setup demo test test-ranks test-lab coverage test-nightly test-torchrec test-torchrec-own check lines wheel clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -41,16 +41,30 @@ demo: setup ## plan MLPerf DLRM-DCNv2 on 8 GPUs
 # tests of one file share what they set up; who is done takes over half of what the other has left.
 # Compiled code is kept even where the machine's settings say otherwise: many tests start processes.
 # PyTorch's threads, of which each worker has as many as there are cores, only wait for each other.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+  --dist worksteal --durations 10 --durations-min 1
 
-test: setup ## the quick tests of the product
-	$(PYTEST) -m "not slow" --ignore=tests/lab
+test: setup ## the tests of the product, but for those on several ranks
+	$(PYTEST) -m "not slow and not distributed" --ignore=tests/lab
 
-test-lab: setup ## the quick tests of the laboratory
+test-ranks: setup ## the tests of the product on several ranks
+	$(PYTEST) -m "not slow and distributed" --ignore=tests/lab
+
+test-lab: setup ## the tests of the laboratory
 	$(PYTEST) -m "not slow" tests/lab
 
+# SEED repeats a day. A run that was stopped goes on: what passed for this commit and seed is listed
+# in .nightly and left out.
+SEED ?= $(shell date -u +%Y%m%d)
+NIGHTLY := SHARDOPT_SEED=$(SEED) $(PYTEST) -p tests.nightly --hypothesis-seed=$(SEED)
+test-nightly: setup ## the slow tests of both, coverage, other TorchRecs; seeds change by the day
+	$(NIGHTLY) -m slow
+	@$(MAKE) --no-print-directory test-torchrec PYTEST='$(NIGHTLY)'
+	done=$$(SHARDOPT_SEED=$(SEED) $(BIN)/python -m tests.nightly)/coverage; test -e $$done || \
+	  { $(MAKE) --no-print-directory coverage && touch $$done; }
+
 # Takes twice as long as `make test`. Processes that tests start or fork are not counted.
-coverage: setup ## the quick tests of the product, and what share of lines and branches they run
+coverage: setup ## the tests of the product, and the share of lines and branches that they run
 	$(PYTEST) -m "not slow" --ignore=tests/lab --cov --cov-report=
 	@for room in predictor search shardopt; do \
 	  printf '%-10s %3s %%\n' $$room \
@@ -59,18 +73,14 @@ coverage: setup ## the quick tests of the product, and what share of lines and b
 	@printf '%-10s %3s %%   files: .venv/bin/python -m coverage report\n' all \
 	  "$$($(BIN)/python -m coverage report --format=total)"
 
-test-slow: setup ## the slow tests of both: larger cases, more seeds, the public data in full
-	$(PYTEST) -m slow
-
 # Each version lies in a folder of its own, before the pinned one on the path.
 test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldest and newest version
 	for version in $(OTHER_TORCHRECS); do \
 	  folder=$(VENV)/torchrec-$$version; \
 	  test -d $$folder || $(PIP) --no-deps --target $$folder torchrec==$$version; \
-	  echo "torchrec $$version"; \
-	  PYTHONPATH=$$folder $(BIN)/python -m pytest -m "not slow" \
-	    tests/shardopt/torchrec tests/torchrec_parity tests/distributed/test_training.py \
-	    tests/distributed/test_optimizers.py; \
+	  echo "torchrec $$version"; export PYTHONPATH=$$folder; \
+	  $(PYTEST) -m "not slow" tests/shardopt/torchrec tests/torchrec_parity \
+	    tests/distributed/test_training.py tests/distributed/test_optimizers.py; \
 	done
 
 # Fetches the commit that the installed torchrec names; docs/hook.md says what comes of it.
@@ -87,7 +97,7 @@ check: setup ## ruff, mypy, and the order of imports
 	@$(MAKE) --no-print-directory lines
 
 # Printed, not enforced: what a reader can survey is a judgement.
-ROOMS := predictor=13000 search=10000 shardopt=32000 shardopt/replay=7000 lab=13000 tests=30000
+ROOMS := predictor=15500 search=10000 shardopt=32500 shardopt/replay=4500 lab=15000 tests=32000
 lines: ## lines of Python by room, beside what a reader can survey
 	@printf '%-16s %7s %6s %10s\n' room lines files survey
 	@for room in $(ROOMS); do \
@@ -116,5 +126,5 @@ wheel: setup ## build the wheel, install it in a clean environment and use it th
 	$(BIN)/python -m lab try-wheel "$$tmp/venv/bin/shardopt"
 
 clean: ## remove what building, testing and checking leave behind (not .venv)
-	rm -rf build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist .coverage .nightly .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find shardopt predictor search lab tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -490,6 +490,17 @@ def try_wheel(program: Path) -> None:
     raise typer.Exit(try_all(program.absolute()))
 
 
+@_command(TOOLS)
+def mutants(*, only: str = "") -> None:
+    """Break the product on purpose, and see that a test notices each of `lab/tools/mutants.yaml`.
+
+    Ends with 1 if a mutant survives. A run that was stopped goes on.
+    """
+    from lab.tools.mutants import run_mutants
+
+    raise typer.Exit(run_mutants(only, _noted(quiet=False)))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing that a user can cause raises."""
     return product.main(argv, app, "python -m lab")

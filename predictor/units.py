@@ -6,6 +6,8 @@ second), "GiB" (2^30 bytes), microseconds, with the unit written out in the key.
 
 from __future__ import annotations
 
+import math
+
 GIB = 1024**3
 MIB = 1024**2
 
@@ -30,10 +32,17 @@ def tflops(value: float) -> float:
     return value * 1e9
 
 
-def format_bytes(value: float) -> str:
-    """Human-readable size with a binary unit, e.g. ``61.3 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+def format_bytes(value: float, *, round_up: bool = False) -> str:
+    """Human-readable size with a binary unit, e.g. ``61.3 GiB``.
+
+    Args:
+        round_up: to the next digit shown: of what is missing, so that the figure is enough.
+    """
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+            break
+        value, unit = value / 1024, larger
+    digits = 0 if unit == "B" else 1
+    value = math.ceil(value * 10**digits) / 10**digits if round_up else value
+    return f"{value:.{digits}f} {unit}"

@@ -16,9 +16,9 @@ from search.in_use.align import rename_ranks
 from search.in_use.plan import PlanInUse, candidates_in_use
 from search.in_use.worth import prefer_worthwhile, share_of_move
 from search.objective import Assignment, Objective
+from search.params import SearchParams
 from search.prefer import DESCENT, TOLERANCE, prefer
 from search.problem import ScenarioTimes, TieSummary
-from search.propose.rounding import LARGE
 from search.scenarios.scenario import Scenario, ScenarioScorer
 from search.scenarios.scored import MEAN, REGRET, RatedPlans, scenario_times
 from search.stop import Stop
@@ -182,7 +182,7 @@ def _timed(nominal: Objective, found: Sequence[Candidate]) -> list[Candidate]:
 def _work(objective: Objective, default: int, stop: Stop) -> int:
     """A budget, smaller where a plan takes long to score."""
     size = len(objective.space.options) * objective.problem.topology.world_size
-    return stop.work(round(default * min(1.0, LARGE / size)))
+    return stop.work(round(default * min(1.0, SearchParams.large / size)))
 
 
 def check_aim(aim: str, scenarios: Sequence[Scenario] | None) -> None:

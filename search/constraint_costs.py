@@ -17,7 +17,6 @@ from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Table
 from search.in_use.plan import find_broken_constraint
-from search.peak import fits_at_peak
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
@@ -141,7 +140,7 @@ def _greedy(
             if ms <= now_ms - LEAST_STEP * iteration_ms
         )
         best_ms, place = next(
-            (one for one in gaining if fits_at_peak(problem, changed[one[1]][1])), (now_ms, None)
+            (one for one in gaining if problem.fits(changed[one[1]][1])), (now_ms, None)
         )
         if place is None:
             return

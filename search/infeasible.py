@@ -178,6 +178,8 @@ def drop_demands(problem: Problem, dropped: Iterable[Demand]) -> Problem:
         topology = replace(topology, hbm_cap_bytes=endless)
     if (DDR, "") in gone:
         topology = replace(topology, ddr_cap_bytes=endless)
+    if (DDR if problem.hardware.device == "cpu" else HBM, "") in gone and topology.limit_bytes:
+        topology = replace(topology, limit_bytes=endless)
     return replace(problem, workload=replace(workload, tables=tables), topology=topology)
 
 
@@ -241,7 +243,12 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
     found = find_conflict(oracle)
     text, inputs, lines = str(error), error.inputs, []
     if found is not None:
-        head = "These demands alone cannot be met together; with any one of them dropped, they can:"
+        head = (
+            "This demand alone cannot be met; with it dropped, a plan is possible:"
+            if len(found) == 1
+            else "These demands alone cannot be met together; with any one of them dropped, they "
+            "can:"
+        )
         lines += [head, *(f"  {demand.words}" for demand in found)]
     told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
     if told:
@@ -314,7 +321,7 @@ def _extra_bytes(oracle: Oracle, demand: Demand) -> Remedy | None:
     extra, least = least_extra_bytes(oracle.problem, space, kind, oracle.work)
     if not extra:
         return None
-    size = f"{'' if least else 'at most '}{extra} bytes ({format_bytes(extra)})"
+    size = f"{'' if least else 'at most '}{format_bytes(extra, round_up=True)}"
     return Remedy(f"{size} more {demand.what} for tables on every rank", INPUTS[demand.what])
 
 
@@ -346,12 +353,17 @@ def _larger(topology: Topology) -> Iterator[Topology]:
     for world, host in sorted(sizes)[:SIZES]:
         for domain in (topology.nvlink_domain if hosts > 1 else 0, 0):
             try:
-                yield Topology.uniform(
+                larger = Topology.uniform(
                     world,
                     host,
                     hbm_bytes=topology.hbm_cap_bytes[0],
                     ddr_bytes=topology.ddr_cap_bytes[0],
                     nvlink_domain=domain,
+                )
+                yield replace(
+                    larger,
+                    installed_bytes=topology.installed_bytes[:1] * world,
+                    limit_bytes=topology.limit_bytes[:1] * world,
                 )
             except InputError:
                 continue
@@ -363,9 +375,12 @@ def missing_memory(objective: Objective, known: Feasibility) -> InfeasibleError:
     topology = objective.problem.topology
     need = sum(min(sum(map(sum, o.bytes_of)) for o in table) for table in objective.space.options)
     hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
+    short = known.missing
+    if known.assignment is not None:  # its shards fit, its peak does not
+        short = objective.missing(known.assignment)
     lines = [
-        f"\n  rank {rank} is short of {size} bytes ({format_bytes(size)}) of {kind}"
-        for rank, sizes in enumerate(known.missing)
+        f"\n  rank {rank} is short of {format_bytes(size, round_up=True)} of {kind}"
+        for rank, sizes in enumerate(short)
         for kind, size in zip((HBM, DDR), sizes, strict=True)
         if size
     ]

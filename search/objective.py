@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain, starmap
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.model.memory.caches import CachedShard, cached_shards, sharing_bytes
+from predictor.model.memory.ranks import RankMemory
 from predictor.model.plan import ComputeKernel, ShardingPlan, TablePlan
 from search.problem import Problem
 from search.side_by_side import CutPiece, side_by_side
@@ -20,6 +21,9 @@ from search.space.option import AllowedPlacements, Choice, Option, Space, place
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
+AMPLE = 0.5
+"""Share of the limits up to which shards leave room for all else that a plan takes; a plan that is
+returned is simulated in any case (`search.peak`)."""
 Ranks = tuple[int, ...]
 Assignment = tuple[Choice, ...]
 """One plan: a choice for every table, in the workload's order."""
@@ -48,7 +52,17 @@ class PlacedOption:
 
 
 class Objective:
-    """Predicted iteration time and memory of assignments; counts what it evaluates."""
+    """Predicted iteration time and memory of assignments; counts what it evaluates.
+
+    What shards add to the peak of a rank at least (`ShardMemory`) adds up, and no plan fits where
+    that exceeds the limits. Whether another one does, the simulated peak says (`fits`).
+
+    Attributes:
+        limits: bytes ``[hbm or ddr, ranks]`` that the shards of a plan that fits do not exceed.
+        caps: bytes that shards are placed within, likewise.
+        in_flight: shards count with what is in flight for them, which plans are placed by that
+            take much of the memory (`beside`); a guide, no bound.
+    """
 
     def __init__(self, problem: Problem, space: Space) -> None:
         self.problem = problem
@@ -57,15 +71,20 @@ class Objective:
         self.caps = np.array(
             [problem.topology.hbm_cap_bytes, problem.topology.ddr_cap_bytes], dtype=np.float64
         )
+        self.limits, self.in_flight = self.caps, False
         self.evaluations = 0
         self.place = lru_cache(maxsize=1 << 16)(place)
         self.number = lru_cache(maxsize=1 << 18)(self._number)
         self.legal = lru_cache(maxsize=1 << 16)(self._legal)
         self.is_legal = lru_cache(maxsize=1 << 16)(self._is_legal)
-        self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
-        self.placed = lru_cache(maxsize=1 << 16)(self._placed)
         self.in_cache = lru_cache(maxsize=1 << 16)(self._in_cache)
         self.has_caches = problem.hardware.device != "cpu"
+        self._remember_bytes()
+        self.fits_at_peak = lru_cache(maxsize=1 << 14)(self._fits_at_peak)
+
+    def _remember_bytes(self) -> None:
+        self.footprint = lru_cache(maxsize=1 << 16)(self._footprint)
+        self.placed = lru_cache(maxsize=1 << 16)(self._placed)
 
     def over(self, space: Space) -> Objective:
         """The same objective over another space of the problem."""
@@ -134,7 +153,7 @@ class Objective:
 
     def _placed(self, option: Option) -> PlacedOption:
         """Where the shards of an option may lie, as arrays."""
-        memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory], dtype=np.float64)
+        memory = np.array(self.bytes_of(option), dtype=np.float64).T
         legal = self.legal(option)
         single = all(unit and len(unit[0]) == 1 for unit in legal.units)
         allowed = None
@@ -158,10 +177,19 @@ class Objective:
     def _footprint(self, option: Option, ranks: Ranks) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that one table takes."""
         used = np.zeros_like(self.caps)
-        for rank, memory in zip(ranks, option.memory, strict=True):
-            used[0, rank] += memory.hbm_bytes
-            used[1, rank] += memory.ddr_bytes
+        for kind, sizes in enumerate(self.bytes_of(option)):
+            np.add.at(used[kind], list(ranks), sizes)
         return used
+
+    def bytes_of(self, option: Option) -> tuple[list[int], list[int]]:
+        """Bytes of HBM and of host memory that every shard of an option counts."""
+        hbm, ddr = option.bytes_of
+        if not self.in_flight:
+            return hbm, ddr
+        flight = [memory.flight_bytes for memory in option.memory]
+        if self.problem.hardware.device == "cpu":
+            return hbm, [a + b for a, b in zip(ddr, flight, strict=True)]
+        return [a + b for a, b in zip(hbm, flight, strict=True)], ddr
 
     def _in_cache(self, option: Option, ranks: Ranks) -> tuple[CachedShard, ...]:
         """The shards of a table that have rows in a cache; launches are numbered as lookup groups
@@ -171,7 +199,7 @@ class Objective:
         plan, workload = self.place(option, ranks), self.problem.workload
         group = self.scorer.group_index(option.table, plan)
         shards = cached_shards(workload.tables[option.table], plan, workload.train_pipeline)
-        return tuple(replace(shard, launch=(group, shard.launch[1])) for shard in shards)
+        return tuple(replace(shard, launch=group) for shard in shards)
 
     def memory(self, choices: Sequence[Choice]) -> Array:
         """Bytes ``[hbm or ddr, ranks]`` that a plan, or some of its tables, take."""
@@ -194,10 +222,56 @@ class Objective:
         return np.asarray(used + sum(added))
 
     def fits(self, assignment: Assignment) -> bool:
-        """It is within every cap and within the limit on moves; co-located tables lie together."""
+        """Every rank has what it takes at its peak, it is within the limit on moves, co-located
+        tables lie together, and TorchRec computes its means right."""
         together = self.space.co_located([ranks for _, ranks in assignment])
         near = self.space.in_use is None or self.space.in_use.allows(assignment)
-        return near and together and bool((self.memory(assignment) <= self.caps).all())
+        right = self.space.divides_right([option for option, _ in assignment])
+        used = self.memory(assignment)
+        if not (near and together and right) or (used > self.limits).any():
+            return False
+        if not self.problem.topology.limit_bytes:
+            return True
+        typical = self.typical.memory(assignment)
+        ample = not self.problem.thorough and bool((typical <= AMPLE * self.limits).all())
+        return ample or self.fits_at_peak(assignment)
+
+    @cached_property
+    def typical(self) -> Objective:
+        """The same with shards that count what is in flight for them."""
+        other = copy(self)
+        other.in_flight = True
+        other._remember_bytes()
+        return other
+
+    def _fits_at_peak(self, assignment: Assignment) -> bool:
+        return self.problem.fits(self.sharding_plan(assignment))
+
+    def beside(self, assignment: Assignment) -> Objective:
+        """The same for placing plans like this one where they take much of the memory: shards count
+        what is in flight for them, and of the caps goes off what the plan's peak shows to be amiss
+        with their sums; a plan that fits is within them."""
+        base = self.typical if self.problem.topology.limit_bytes else self
+        used = base.memory(assignment)
+        if base is self or (used <= AMPLE * self.limits).all():
+            return self
+        peaks = [r.peak for r in self._memory_of(assignment) if r.peak is not None]
+        free = np.array([peak.limit_bytes - peak.reserved_bytes for peak in peaks])
+        other, kind = copy(base), int(self.problem.hardware.device == "cpu")
+        beyond = float((self.limits[kind] - used[kind] - free).max())
+        other.caps = self.limits.copy()
+        other.caps[kind] -= beyond
+        if (free >= 0).all():
+            other.caps[kind] = np.maximum(other.caps[kind], used[kind])
+        return other
+
+    def missing(self, assignment: Assignment) -> tuple[tuple[int, int], ...]:
+        """Bytes ``(hbm, ddr)`` that every rank lacks at its peak."""
+        ranks = self._memory_of(assignment)
+        return tuple((rank.missing_hbm_bytes, rank.missing_ddr_bytes) for rank in ranks)
+
+    def _memory_of(self, assignment: Assignment) -> Sequence[RankMemory]:
+        return self.problem.memory_of(self.sharding_plan(assignment))
 
 
 class RatedObjective(Objective):

@@ -42,7 +42,7 @@ class GreedyPartitioner:
     def _units(self, option: Option) -> list[tuple[slice, NDArray[np.intp], Array]]:
         """Of every run of shards that is placed together: which they are, the alternatives
         ``[alternatives, shards]``, and their bytes ``[hbm or ddr, shards]``."""
-        memory = np.array([[m.hbm_bytes, m.ddr_bytes] for m in option.memory]).T
+        memory = np.array(self.objective.bytes_of(option))
         where: dict[int, NDArray[np.intp]] = {}
         found, start = [], 0
         for alternatives in self.objective.legal(option).units:
@@ -69,7 +69,7 @@ class GreedyPartitioner:
             options: one per table, in the workload's order.
         """
         work = [float(self.costs.phases(o).sum(axis=0) @ self.weights) for o in options]
-        memory = [sum(m.hbm_bytes + m.ddr_bytes for m in o.memory) for o in options]
+        memory = [sum(map(sum, self.objective.bytes_of(o))) for o in options]
         free = [not self._is_forced(option) for option in options]  # the others come first
         by_work, by_memory = (
             sorted(range(len(options)), key=lambda t: (free[t], -keys[t], t))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.errors import HOST, GivenErrors
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.predict import predict
 from search.candidate import Candidate, signature
 from search.improve.local_search import LocalSearch
@@ -101,6 +101,7 @@ class _Preference:
 
     Attributes:
         tied: plans that tie, with what the search minimises.
+        by_rules: the preferred one, before its caches take the memory left over.
         near: plans within the limit, whose devices may take too long.
         device_range_ms: what their devices take alone, as far as that was looked at.
         device_limit: the most that the devices of a plan that ties take alone, in ms.
@@ -131,6 +132,7 @@ class _Preference:
         )
         self.device_limit = np.inf
         self.tied = {start: fastest.iteration_ms}
+        self.by_rules = start
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
         """What the devices of plans within the limit take alone, ``[plans]``."""
@@ -174,7 +176,8 @@ class _Preference:
         least = self._best()
         simple = TiedPlans(self, self._pieces, self.fullest(least))
         self._descend(simple, least, descent, ended)
-        best = self._table_wise(self._best())
+        self.by_rules = self._table_wise(self._best())
+        best = self._fill_caches(self.by_rules)
         if best == self.fastest.assignment:
             return self.fastest
         return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
@@ -234,6 +237,24 @@ class _Preference:
         self.tied[found] = float(measures[0])
         return found
 
+    def _fill_caches(self, plan: Assignment) -> Assignment:
+        """The plan with caches as large as the memory left over allows, the largest tables first:
+        what a cache does not take would lie idle."""
+        for table in sorted(range(len(plan)), key=lambda t: -sum(plan[t][0].bytes_of[1])):
+            option, ranks = plan[table]
+            if option.compute_kernel is not ComputeKernel.FUSED_UVM_CACHING:
+                continue
+            same = (o for o in self.nominal.space.options[table] if o.way[:4] == option.way[:4])
+            for larger in sorted(same, key=lambda o: -o.bytes_of[0][0]):
+                if larger is option:
+                    break
+                filled = apply(plan, {table: (larger, ranks)})
+                measures = self.search.objective.score([filled])
+                if self.nominal.fits(filled) and self.lateness(measures, [filled])[0] <= 1:
+                    plan, self.tied[filled] = filled, float(measures[0])
+                    break
+        return plan
+
     def _crowding(self, plan: Assignment, memory: Array) -> float:
         """Large where some rank is full."""
         return float(np.linalg.norm(self.shares(memory), NORM))
@@ -267,11 +288,14 @@ class _Preference:
 
     def ties(self, chosen: Candidate) -> TieSummary:
         """What tied, and which rule decided between the chosen plan and the fastest one."""
-        two = [chosen.assignment, self.fastest.assignment]
+        two = [self.by_rules, self.fastest.assignment]
+        ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in two]
         decided = None
-        if two[1] not in self.tied:
+        if ways[0] == ways[1]:  # but for caches, which take what is left over
+            two[0] = chosen.assignment
+        elif two[1] not in self.tied:
             decided = DEVICE_TIME
-        elif two[0] != two[1]:
+        else:
             decided = next((rule for rule, kept in self._kept() if two[1] not in kept), None)
         shares = np.array([self.fullest(plan) for plan in two])
         mine, fastest = (shares * self.most_bytes).round().astype(int).tolist()

@@ -15,6 +15,8 @@ from predictor.cost.posterior import errors_left
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.perturbed import PerturbedScorer
 from predictor.iteration.plan_scorer import PlanScorer
+from predictor.model.memory.peak import PeakMemory
+from predictor.model.memory.ranks import RankMemory, fits, plan_memory
 from predictor.model.plan import Shard, ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
@@ -28,6 +30,8 @@ class Problem:
         errors: one draw of the costs' errors, which every cost then has; None for none.
         loads: those of the shards of another problem that has the same but for the errors; None to
             compute them.
+        thorough: the peak of every plan is simulated, also where its shards take little of the
+            memory.
     """
 
     workload: Workload
@@ -35,6 +39,7 @@ class Problem:
     hardware: HardwareProfile
     errors: CostErrors | None = field(default=None, compare=False, repr=False, kw_only=True)
     loads: ShardLoads | None = field(default=None, compare=False, repr=False, kw_only=True)
+    thorough: bool = field(default=False, compare=False, repr=False, kw_only=True)
 
     @cached_property
     def scorer(self) -> PlanScorer:
@@ -44,6 +49,22 @@ class Problem:
             return PlanScorer(*inputs, shards=self.loads)
         loads = DrawnLoads(self.loads or ShardLoads(*inputs), self.errors)
         return PlanScorer(*inputs, FixedCosts(*inputs, self.errors), loads)
+
+    @cached_property
+    def peaks(self) -> PeakMemory:
+        """What simulates the memory of plans; those of like ranks are simulated once."""
+        return PeakMemory(self.workload, self.topology, self.hardware.device)
+
+    def memory_of(self, plan: ShardingPlan) -> list[RankMemory]:
+        """What a plan needs on every rank: at its peak, or, where the topology does not say what a
+        process may take, what its shards add at least."""
+        if self.topology.limit_bytes:
+            return self.peaks.of(plan)
+        return plan_memory(self.workload, self.topology, plan, self.hardware.device)
+
+    def fits(self, plan: ShardingPlan) -> bool:
+        """Every rank has what the plan needs: the one notion of what fits."""
+        return fits(self.memory_of(plan))
 
     @cached_property
     def _factors(self) -> FactorErrors | None:

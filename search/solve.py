@@ -3,11 +3,11 @@
 space         the options of every table, with what was left out and why   (search.space)
 baselines     what other methods would choose, as first candidates         (search.baselines)
 plan in use   a candidate too, and how far the search may move from it     (search.in_use)
-candidates    proposed by the bound's programs, packing, CP-SAT, Optuna    (search.propose)
+candidates    of the lowest sets of exchanges, annealed; on request by CP-SAT, Optuna
 improvement   the best candidates, on the full timeline                    (search.improve)
 choice        by time or over scenarios; of plans that tie, the preferred  (search.choose)
 bound         no plan of the space is predicted to be faster               (search.bound)
-host memory   only where device memory does not do                         (here)
+host memory   only where device memory does not do, behind a cache         (here)
 peak          plans that fit by the sum of their parts, checked whole      (search.peak)
 no plan       which demands exclude each other, and what would help        (search.infeasible)
 
@@ -21,8 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
+from predictor.cost.errors import HOST, GivenErrors
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
+from predictor.model.plan import ComputeKernel
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
@@ -43,25 +47,21 @@ from search.in_use.plan import (
 from search.in_use.worth import prefer_worthwhile
 from search.infeasible import explain_infeasible, explain_no_plan
 from search.objective import Assignment, Objective
+from search.params import DEFAULT, SearchParams
 from search.peak import search_within_peak
-from search.prefer import TOLERANCE, tolerance_of
+from search.prefer import NO_TIME, TOLERANCE, tolerance_of
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.propose.feasibility import Feasibility
-from search.propose.rounding import LARGE
-from search.propose.searchers import BOUND_STEPS, SEARCHERS, Proposer, rescue
+from search.propose.searchers import SEARCHERS, Proposer, rescue
 from search.scenarios.scenario import Scenario, draw_scenarios
 from search.side_by_side import CutPiece
 from search.space.enumerate import whole_space
-from search.space.filters import AMPLE, drop_uvm, is_sound
+from search.space.filters import AMPLE, drop_uncached, drop_uvm, find_simplest
+from search.space.host_memory import memory_notes
 from search.space.option import Space
 from search.stop import Late, Stop
 from search.surrogate import Surrogate
 
-# Work at effort 1, sized so that 26 tables on 8 ranks take a few seconds.
-EVALUATIONS = 40_000
-BEYOND = 0.05
-"""Share of it where a plan takes long to score and one change gains little: packing has the time
-(docs/decisions/0028-plans-from-the-bound.md)."""
 STARTS, TURNS, LAST = 4, 2, 2
 """Candidates that local search starts from; its turns, which share the budget; and the best of the
 first turn that the second goes on from."""
@@ -93,6 +93,7 @@ def solve(
     prove: bool = False,
     aim: str = NOMINAL,
     scenarios: Sequence[Scenario] | None = None,
+    params: SearchParams = DEFAULT,
     progress: Progress = silent,
 ) -> Result:
     """Search the sharding plans of a problem.
@@ -114,6 +115,7 @@ def solve(
             scenarios, or the largest regret in them.
         scenarios: what else could be true; None for sixteen draws of the errors that the profile
             states.
+        params: how plans are made.
         progress: called with every stage of the search.
 
     Raises:
@@ -126,7 +128,7 @@ def solve(
     check_aim(aim, scenarios)
     others = draw_scenarios(problem) if scenarios is None else scenarios
     wanted = PlanGoal(aim, others, tolerance)
-    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, prove, progress)
+    settings = SearchSettings(stop, seed, top_k, searchers, in_use, wanted, prove, params, progress)
     return search_within_peak(problem, stop, lambda p: _search(p, settings), top_k)
 
 
@@ -141,6 +143,7 @@ class SearchSettings:
     in_use: PlanInUse | None
     wanted: PlanGoal
     prove: bool
+    params: SearchParams
     progress: Progress
 
 
@@ -157,20 +160,26 @@ def _search(problem: Problem, settings: SearchSettings) -> Result:
         assert one.nearest is not None
         raise explain_no_plan(one.objective, one.nearest, settings.in_use, stop, settings.seed)
     if space is not spaces[-1]:
-        found, host = _compare_host_memory(found, problem, spaces[-1], settings)
+        found, host = _compare_host_memory(found, problem, space, spaces[-1], settings)
     settings.progress("done", 1.0, found.best.iteration_ms, found.lower_bound_ms)
-    notes = tuple(filter(None, (host, *found.bound_notes, _size_note(problem))))
+    memory = memory_notes(problem, found.best.plan)
+    size = _size_note(problem, settings.params)
+    notes = tuple(filter(None, (*memory, host, *found.bound_notes, size)))
     return replace(found, bound_notes=notes, stopped_by=stop.reason, search_seconds=stop.elapsed_s)
 
 
 def _spaces(problem: Problem, stop: Stop, in_use: PlanInUse | None) -> list[Space]:
-    """The options without host memory if their bytes fit, and all options if those are more."""
+    """The options without host memory if their bytes fit, those with a cache wherever they use it,
+    and all options, each if it has more than the one before."""
     try:
         whole = whole_space(problem, stop.check_start)
     except InfeasibleError as error:
         raise explain_infeasible(problem, error, stop) from None
-    reduced = drop_uvm(whole, problem.topology, 1.0)
-    spaces = [reduced] if reduced.size == whole.size else [reduced, whole]
+    cached = drop_uncached(whole)
+    spaces = [whole]
+    for narrower in (cached, drop_uvm(cached, problem.topology, 1.0)):
+        if narrower.size < spaces[0].size:
+            spaces.insert(0, narrower)
     return spaces if in_use is None else [space_near(s, problem, in_use) for s in spaces]
 
 
@@ -193,11 +202,14 @@ class SpaceSearcher:
         stop, seed, progress = settings.stop, settings.seed, settings.progress
         progress("baselines", 0.0, None, None)
         baselines = self._baselines()
-        # what TorchRec would run with wrong results is shown, but never chosen
-        self.valid = [c for c in baselines if self._is_valid(c)]
-        known = [*self.valid, *filter(self._is_valid, candidates_in_use(objective))]
+        # what lies outside the space that the bound is of is shown, but never chosen
+        self.valid = [c for plan in baselines if (c := self._in_space(plan))]
+        in_use = candidates_in_use(objective)
+        known = [*self.valid, *(c for c in in_use if objective.fits(c.assignment))]
         able = pick_searchers(objective.space, settings.searchers)
-        proposer = Proposer(objective, self.surrogate, stop, seed, self.bound, progress)
+        proposer = Proposer(
+            objective, self.surrogate, stop, seed, self.bound, progress, settings.params
+        )
         found = proposer.propose(able, known)
         limit = objective.space.in_use
         known += [c for c in found if objective.fits(c.assignment)]
@@ -225,12 +237,22 @@ class SpaceSearcher:
             Candidate(plan, ms, name) for (name, plan), ms in zip(plans.items(), times, strict=True)
         ]
 
-    def _is_valid(self, candidate: Candidate) -> bool:
-        """It fits, and TorchRec computes it right."""
-        problem = self.objective.problem
-        workload, device = problem.workload, problem.hardware.device
-        sound = all(is_sound(option, workload, device) for option, _ in candidate.assignment)
-        return sound and self.objective.fits(candidate.assignment)
+    def _in_space(self, candidate: Candidate) -> Candidate | None:
+        """The candidate as a plan of the space, whose simplest options stand for others that put
+        the same bytes on the same ranks; None if it fits not, or lies outside."""
+        objective, plan = self.objective, candidate.assignment
+        space, topology = objective.space, objective.problem.topology
+        options = [find_simplest(space, option, topology) for option, _ in plan]
+        same = tuple(
+            (option, ranks[: option.num_shards])
+            for option, (_, ranks) in zip(options, plan, strict=True)
+            if option is not None
+        )
+        if len(same) < len(plan) or not objective.fits(same):
+            return None
+        if same == plan:
+            return candidate
+        return replace(candidate, assignment=same, iteration_ms=float(objective.score([same])[0]))
 
     def _improve(self, search: LocalSearch, starts: Sequence[Candidate]) -> list[Candidate]:
         """Local search: half of the budget over the best few, half over the best of those."""
@@ -238,10 +260,11 @@ class SpaceSearcher:
         limit = objective.space.in_use
         if limit is not None and not limit.max_moves:
             return []
-        share = min(1.0, LARGE / self.size)
+        params = self.settings.params
+        share = min(1.0, params.large / self.size)
         if share < 1.0 and (limit is None or not limit.is_limited):
-            share *= BEYOND
-        budget = stop.work(round(EVALUATIONS * share)) // TURNS
+            share *= params.large_share
+        budget = stop.work(round(params.evaluations * share)) // TURNS
         improved: list[Candidate] = []
         late = stop.part(LOCAL_TIME)
         for turn in range(TURNS):
@@ -324,10 +347,14 @@ class SpaceSearcher:
         Where time was up before the bound of a large problem began, nothing is proven.
         """
         stop = self.settings.stop
-        if stop.remaining_s <= 0 and self.size > LARGE and not self.bound.has_begun:
+        if (
+            stop.remaining_s <= 0
+            and self.size > self.settings.params.large
+            and not self.bound.has_begun
+        ):
             return 0.0
         try:
-            steps = 0 if stop.is_interrupted else stop.work(BOUND_STEPS)
+            steps = 0 if stop.is_interrupted else stop.work(self.settings.params.bound_steps)
             return self.bound.tighten(
                 steps,
                 best_ms,
@@ -385,22 +412,28 @@ def _starts(ranked: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _compare_host_memory(
-    found: Result, problem: Problem, whole: Space, settings: SearchSettings
+    found: Result, problem: Problem, space: Space, whole: Space, settings: SearchSettings
 ) -> tuple[Result, str]:
-    """The plans with tables in host memory where they gain more than the stated error of lookups
-    could hide, else those found without; and what there is to say of that.
+    """The plans with more tables in host memory, or without a cache there, where they gain more
+    than the stated error of lookups could hide, else those found; and what there is to say of that.
 
-    Where device memory is ample, or a search takes long, they are not looked at.
+    Where device memory is ample, or a search takes long, they are not looked at. A cache that only
+    a slow host cannot keep up with stays: without it, the devices have more to do.
+
+    Args:
+        found: the plans of ``space``, which has fewer options than the ``whole``.
     """
     stop = settings.stop
     error = problem.hardware.embedding.rel_error
     best_ms = (found.fastest or found.best).iteration_ms
     enough_ms = best_ms / (1 + error)
-    large = len(whole.options) * problem.topology.world_size > LARGE
-    ample = drop_uvm(whole, problem.topology, AMPLE).size < whole.size
-    if ample:
+    large = len(whole.options) * problem.topology.world_size > settings.params.large
+    whole = drop_uvm(whole, problem.topology, AMPLE)
+    if whole.size == space.size:
         return found, ""
-    left_out = "Plans with tables in host memory (UVM kernels) are left out, of the bound too"
+    cached = space.size == drop_uncached(whole).size
+    where = "in host memory " + ("without a cache" if cached else "(UVM kernels)")
+    left_out = f"Plans with tables {where} are left out, of the bound too"
     if large or stop.remaining_s <= 0:
         return found, f"{left_out}: they were not looked at, as a plan fits without"
     late = stop.part(HOST_TIME)
@@ -409,22 +442,36 @@ def _compare_host_memory(
     if least_ms >= enough_ms:
         return found, f"{left_out}: none is more than {error:.0%} faster, the error of lookups"
     other = SpaceSearcher(problem, whole, settings).find()
-    if other is not None and other.best.iteration_ms < enough_ms:
-        tables = sum(t.compute_kernel in UVM_KERNELS for t in other.best.plan.tables.values())
-        return other, (
-            f"{tables} tables are in host memory, whose kernels are not validated: that is "
-            f"{best_ms / other.best.iteration_ms - 1:.0%} faster than the best plan without, more "
-            f"than the {error:.0%} that lookups may be wrong by"
+    if other is None or other.best.iteration_ms >= enough_ms:
+        return found, f"{left_out}: none was found that is more than {error:.0%} faster"
+    if cached and _devices_ms(problem, other) > _devices_ms(problem, found):
+        return found, (
+            f"{left_out}: the devices would have more to do, though a host that sets the pace "
+            f"launches less in {other.best.iteration_ms:.4g} ms"
         )
-    return found, f"{left_out}: none was found that is more than {error:.0%} faster"
+    kernels = (ComputeKernel.FUSED_UVM,) if cached else UVM_KERNELS
+    tables = sum(t.compute_kernel in kernels for t in other.best.plan.tables.values())
+    return other, (
+        f"{tables} tables are {where}, whose kernels are not validated: that is "
+        f"{best_ms / other.best.iteration_ms - 1:.0%} faster than the best plan without, more "
+        f"than the {error:.0%} that lookups may be wrong by"
+    )
 
 
-def _size_note(problem: Problem) -> str:
+def _devices_ms(problem: Problem, result: Result) -> float:
+    """What the devices of the best plan would take with a host that needs no time."""
+    plan = [result.best.plan.tables[key] for key in problem.workload.keys]
+    numbers = [problem.scorer.number(table, one) for table, one in enumerate(plan)]
+    alone = problem.perturbed(problem.scorer, GivenErrors({HOST: NO_TIME}))
+    return float(alone.score_numbered(np.array([numbers]))[0, 0])
+
+
+def _size_note(problem: Problem, params: SearchParams) -> str:
     """That the problem is so large that the search does less of what it does for others."""
     tables, ranks = len(problem.workload.tables), problem.topology.world_size
-    if tables * ranks <= LARGE:
+    if tables * ranks <= params.large:
         return ""
     return (
-        f"With {tables} tables on {ranks} ranks (over {LARGE:,} tables times ranks) plans are "
-        "packed more and searched locally less"
+        f"With {tables} tables on {ranks} ranks (over {params.large:,} tables times ranks) plans "
+        "are searched locally less"
     )

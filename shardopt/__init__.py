@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from predictor.hardware.loader import load_hardware
     from shardopt.calls import explain, plan, predict
     from shardopt.config import load_model
-    from shardopt.plan import load_plan
+    from shardopt.plan import load_plan, save_plan
     from shardopt.torchrec.convert import from_torchrec, to_torchrec
     from shardopt.torchrec.hook import ShardoptPlanner
     from shardopt.torchrec.model_file import to_yaml
@@ -30,6 +30,7 @@ __all__ = [
     "load_plan",
     "plan",
     "predict",
+    "save_plan",
     "to_torchrec",
     "to_yaml",
 ]
@@ -43,6 +44,7 @@ _HOME_OF = {
     "load_plan": "shardopt.plan",
     "plan": "shardopt.calls",
     "predict": "shardopt.calls",
+    "save_plan": "shardopt.plan",
     "to_torchrec": "shardopt.torchrec.convert",
     "to_yaml": "shardopt.torchrec.model_file",
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from predictor.errors import InputError, did_you_mean
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction
+from shardopt import formatting
 from shardopt.api import answer, given_plans
 from shardopt.api.cache import ResultCache, versions
 from shardopt.api.request import MADE, Machine, PlanRequest
@@ -78,16 +79,32 @@ class Answered:
         """The page that ``shardopt explain --html`` writes: one file, without a network."""
         return page(self.setting, self.explained(), versions())
 
+    def __repr__(self) -> str:
+        ranks, hardware = self.setting.topology.world_size, self.setting.hardware.name
+        best = formatting.ms(self.iteration_ms)
+        return f"<{type(self).__name__}: {best} per iteration on {ranks} x {hardware}>"
+
+    def __str__(self) -> str:
+        """`rows` as a table."""
+        lines = [list(self.rows[0]), *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
     def _repr_html_(self) -> str:
         """`rows`, as Jupyter shows them."""
-        lines = [
+        return text_of(grid(Grid([f"<{name}" for name in self.rows[0]], self._cells())))
+
+    def _cells(self) -> list[list[str]]:
+        return [
             [
                 f"{v:.4g}" if isinstance(v, float) else str("" if v is None else v)
                 for v in row.values()
             ]
             for row in self.rows
         ]
-        return text_of(grid(Grid([f"<{name}" for name in self.rows[0]], lines)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,14 +212,14 @@ def predict(
     """
     _known(options, Machine)
     several: Sequence[Any] = plans if isinstance(plans, list | tuple) else [plans]
-    given = [one.plan if isinstance(one, Planned) else one for one in several]
+    given = [_given_plan(one) for one in several]
     with TemporaryDirectory() as folder:
         files = [] if stats is None else [stats]
         path = _model_file(model, Path(folder), files, options.get("batch_size"), capture)
         machine = Machine(**{**_as_paths(options), "gpus": gpus})
         setting, found = given_plans.predict_plans(
             path,
-            [one if isinstance(one, ShardingPlan) else Path(one) for one in given],
+            given,
             machine,
             stats=[Path(file) for file in files] if isinstance(model, str | PathLike) else [],
         )
@@ -232,6 +249,20 @@ def explain(
     changes += [(one.change, one.iteration_ms) for one in found.what_if]
     rows = [{"change": words, "iteration_ms": ms} for words, ms in changes]
     return Answered(setting, rows, explain_object(found, setting.facts()), lambda: found)
+
+
+def _given_plan(plan: Any) -> ShardingPlan | Path:
+    """A plan that `predict` was given, or the path of its file."""
+    if isinstance(plan, Planned):
+        return plan.plan
+    if isinstance(plan, ShardingPlan):
+        return plan
+    if isinstance(plan, str | PathLike):
+        return Path(plan)
+    raise InputError(
+        f"a plan is given as a {type(plan).__name__}; give a plan file, what plan or load_plan "
+        "gave, or a plan of TorchRec as shardopt.from_torchrec(plan, module)"
+    )
 
 
 def _row(key: str, name: str, prediction: Prediction) -> dict[str, Any]:

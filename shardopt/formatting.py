@@ -155,6 +155,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """``'a', 'b', 'c' and 167 more``: what a message names of many things."""
+    shown = list(names)
+    more = f" and {len(shown) - most:,} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more
+
+
 def range_lines(found: Iterable[OutOfRange]) -> list[str]:
     """One short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
     by_group: dict[str, list[str]] = {}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_json import load_plan as read_plan
+from predictor.model.plan_json import plan_text, plan_to_dict
+from shardopt.files import atomic_write_text
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["LoadedPlan", "load_plan"]
+__all__ = ["LoadedPlan", "load_plan", "save_plan"]
 
 
 class LoadedPlan(ShardingPlan):
@@ -39,3 +42,12 @@ def load_plan(path: str | PathLike[str]) -> LoadedPlan:
     """
     plan = read_plan(path)
     return LoadedPlan(plan.tables, plan.world_size, plan.local_world_size, plan.meta)
+
+
+def save_plan(plan: ShardingPlan, path: str | PathLike[str]) -> None:
+    """Write a plan file, such as of what `shardopt.from_torchrec` made.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    atomic_write_text(Path(path), plan_text(plan_to_dict(plan)))

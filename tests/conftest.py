@@ -12,17 +12,19 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-# On a busy machine any example may be slow; time says nothing about correctness. CI repeats the
-# same examples every time, runs elsewhere look for new ones.
+from tests.quick import SEED
+
+# On a busy machine any example may be slow; time says nothing about correctness. The check repeats
+# the same examples, nightly runs look for new ones.
 settings.register_profile(
     "shardopt",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=SEED == 0,
 )
 settings.load_profile("shardopt")
 
-SLOW_TIMEOUT_S = 1200
+NIGHTLY_TIMEOUT_S = 1200
 CACHES = pytest.StashKey[TemporaryDirectory[str]]()
 TESTS = count()
 
@@ -44,10 +46,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests may take longer than the time limit of the others."""
+    """Nightly tests may take longer than the time limit of the others."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+            item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
 
 
 class Done(NamedTuple):

@@ -12,17 +12,6 @@ TEXT = {".py", ".toml", ".yaml", ".yml", ".md", ".cff", ".sh", ""}
 
 MACHINE_PATH = re.compile(r"(?<![\w./~$}-])/(work|root|farm|home/\w+|Users/\w+|tmp/\w+)/")
 """A directory of one machine: at the start of a path, not inside a longer one or an address."""
-FLAG = re.compile(r"(?<![\w-])--[a-z]")
-HAVE_FLAGS = (
-    "shardopt/cli/",
-    "shardopt/api/request.py",  # what `shardopt plan` was asked, in its words
-    "shardopt/explain/deciding.py",  # the command that measures a constant, to be pasted
-    "shardopt/replay/",  # generated benchmarks are programs with flags of their own
-    "shardopt/extras.py",  # pip's
-    "shardopt/bench/planners.py",  # runs `shardopt plan` as a process
-)
-SLEEP = re.compile(r"\btime\.sleep\(([^)]*)")
-POLL_S, HANG_S = 0.2, 10
 
 
 def files(*folders: str, suffixes: set[str]) -> Iterator[Path]:
@@ -54,25 +43,6 @@ def test_no_path_of_one_machine() -> None:
     assert not hits, "paths that exist on one machine only:\n" + "\n".join(hits)
 
 
-def test_flags_are_named_by_the_command_line_alone() -> None:
-    """Scripts and the TorchRec hook raise the same errors: `ShardoptError.inputs` names what to
-    change, and `shardopt.cli` shows the flags."""
-    hits = []
-    for path in files(*PACKAGES, suffixes={".py"}):
-        source = path.read_text(encoding="utf-8")
-        if relative(path).startswith(HAVE_FLAGS) or not FLAG.search(source):
-            continue
-        nodes = list(ast.walk(ast.parse(source)))
-        docstrings = [node.value for node in nodes if isinstance(node, ast.Expr)]
-        hits += [
-            f"{relative(path)}:{node.lineno}: {node.value!r}"
-            for node in nodes
-            if isinstance(node, ast.Constant) and node not in docstrings
-            if isinstance(node.value, str) and FLAG.search(node.value)
-        ]
-    assert not hits, "flags outside shardopt/cli:\n" + "\n".join(hits)
-
-
 def test_every_package_says_it_is_typed() -> None:
     assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
 
@@ -85,31 +55,6 @@ def test_a_folder_says_what_lives_there() -> None:
         if not init.is_file() or not ast.get_docstring(ast.parse(init.read_text("utf-8"))):
             silent.append(relative(folder))
     assert not silent, f"no __init__.py with a docstring: {sorted(silent)}"
-
-
-def test_tests_mirror_the_sources() -> None:
-    """A folder of tests has the name of the folder, or of the module, that it tests."""
-    astray = {
-        relative(folder)
-        for package in (*PACKAGES, "lab")
-        for folder in {p.parent for p in (ROOT / "tests" / package).rglob("test_*.py")}
-        if not (source := ROOT / folder.relative_to(ROOT / "tests")).is_dir()
-        and not source.with_suffix(".py").is_file()
-    }
-    assert not astray, f"move these with what they test: {sorted(astray)}"
-
-
-def test_tests_do_not_sleep_for_what_may_take_longer() -> None:
-    """A test waits for what it needs: it polls, or hangs until it is killed. Any other sleep
-    carries a comment that says why no slow machine breaks it."""
-    found = []
-    for at, line in lines_with(SLEEP, files("tests", suffixes={".py"})):
-        for seconds in SLEEP.findall(line):
-            literal = re.fullmatch(r"[\d.]+", seconds)
-            short_or_long = literal and not POLL_S < float(seconds) < HANG_S
-            if not short_or_long and "#" not in line:
-                found.append(at)
-    assert not found, "sleeps without a reason:\n" + "\n".join(found)
 
 
 def test_the_makefile_installs_what_the_extras_pin() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from lab.pages.accuracy import accuracy_text
 from lab.pages.api import api_text
 from lab.pages.commands import flag_lines
+from lab.pages.figure import figure_of_rows
 from lab.pages.gains import gain_rows, gain_table, optimism
 from lab.pages.model_file import model_file_text
 from lab.pages.planners_page import benchmarks_text
@@ -20,7 +21,6 @@ from lab.pages.readme import readme_text, replace_block
 from lab.pages.sample import with_sample
 from lab.planners.ablation import ABLATION, ABLATION_ROWS
 from lab.planners.rows import SEARCH_ROWS
-from lab.tools.figure import figure_of_rows
 from predictor.errors import InputError
 from shardopt.files import atomic_write_text, decode, read_bytes
 from shardopt.measure.store import read_rows

@@ -24,10 +24,10 @@ from search import solve as spine
 from search.bound import lower_bound
 from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound
+from search.params import SearchParams
 from search.problem import Problem, RankedPlan
-from search.propose import searchers
-from search.propose.rounding import Rounding
-from search.propose.searchers import BOUND_STEPS, SEARCHERS
+from search.propose.annealed import AnnealedPlans
+from search.propose.searchers import SEARCHERS
 from search.solve import SpaceSearcher
 from search.space.option import Space
 from search.stop import Stop
@@ -37,7 +37,7 @@ ABLATION = "ablation.csv"
 """File of its rows beside those of the planners."""
 WHOLE = "all"
 """The search with all that it has."""
-OPTUNA = "with optuna"
+CPSAT, OPTUNA = "with cpsat", "with optuna"
 Change = tuple[object, str, object]
 """An object, the name in it, and what it has there without a stage."""
 
@@ -47,13 +47,12 @@ def _nothing(*_: Any, **__: Any) -> list[Any]:
 
 
 PROPOSING: Mapping[str, Sequence[Change]] = {
-    "rounding": [(Rounding, "propose", _nothing)],
-    "packing": [(searchers, "pack_plans", _nothing)],
-    "neighbourhoods": [(searchers.Proposer, "_placed_anew", _nothing)],
+    "annealing": [(AnnealedPlans, "propose", _nothing)],
     "local search": [(SpaceSearcher, "_improve", _nothing)],
+    CPSAT: [],
     OPTUNA: [],
 }
-"""What is changed without a stage that proposes plans; the last one comes on top."""
+"""What is changed without a stage that proposes plans; the last two come on top."""
 BOUNDING: Mapping[str, Sequence[Change]] = {
     "whole options": [(lower_bound, "CHOOSING", 0.0)],
     "patterns": [(ExchangeSet, "_is_coarse", lambda self: False)],
@@ -143,7 +142,7 @@ def _rows(instance: Instance, effort: float) -> Iterator[AblationRow]:
         bound_ms, seconds = _bounded(problem, space, changes, found.iteration_ms, effort)
         yield AblationRow(instance.name, name, *best, bound_ms, seconds)
     for name, changes in PROPOSING.items():
-        proposers = (*SEARCHERS, "optuna") if name == OPTUNA else SEARCHERS
+        proposers = (*SEARCHERS, *(name.split()[1:] if name in (CPSAT, OPTUNA) else ()))
         start = time.process_time()
         try:
             other, _, seconds = _searched(problem_of(instance), changes, effort, proposers)
@@ -182,7 +181,7 @@ def _bounded(
     problem: Problem, space: Space, changes: Sequence[Change], best_ms: float, effort: float
 ) -> tuple[float, float]:
     """What is proven, and the processor's seconds."""
-    start, steps = time.process_time(), Stop(effort).work(BOUND_STEPS)
+    start, steps = time.process_time(), Stop(effort).work(SearchParams.bound_steps)
     with _changed(*changes):
         bound = LowerBound(problem, space, problem.scorer, effort)
         bound.solve(steps, best_ms)

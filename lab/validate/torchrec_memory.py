@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lab.validate.tables import ranks_of
 from predictor.hardware.loader import context_bytes, load_hardware
 from predictor.model.dlrm_program import OpWriter, free_after_last_use
-from predictor.model.memory.peak import rank_peaks
+from predictor.model.memory.peak import PeakMemory
 from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table, Workload
@@ -30,7 +30,8 @@ def memory_of(workload: Workload, profile: str, ranks: int, plan: ShardingPlan) 
     """What the fullest rank of a run is predicted to need."""
     hardware = load_hardware(profile)
     program = _Benchmark(workload).write()
-    peaks = rank_peaks(workload, ranks_of(hardware, ranks, ranks), plan, program, hardware.device)
+    topology = ranks_of(hardware, ranks, ranks)
+    peaks = PeakMemory(workload, topology, hardware.device, program).peaks(plan)
     return StepMemory(
         max(peak.allocated_bytes for peak in peaks),
         max(peak.reserved_bytes for peak in peaks),

@@ -7,7 +7,7 @@ rare sets of groups share one graph in which the operations that a plan does not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -222,9 +222,29 @@ class PlanScorer:
             else:
                 rare.append(plans)
         if rare:
-            used = self._sort_groups(np.arange(len(self.groups)))
-            found.append(_Alike(used, np.concatenate(rare), whole=False))
+            found += self._share_graphs(np.concatenate(rare), present)
         return found
+
+    def _share_graphs(self, plans: Ints, present: NDArray[np.bool_]) -> Iterator[_Alike]:
+        """Plans with rare sets of lookup groups, those together that average copies of tables of
+        the same data types: what that takes the host is not of single groups.
+
+        Args:
+            present: lookup groups that all plans use, ``[plans, groups]``.
+        """
+        kinds = [g.data_type if self._averages and g.fused else "" for g in self.groups]
+        names = sorted({*kinds} - {""})
+        averaged = np.array([[kind == name for name in names] for kind in kinds], dtype=bool)
+        uses = present[plans] @ averaged.reshape(len(kinds), len(names))
+        for row in np.unique(uses, axis=0):
+            some = {"", *(name for name, one in zip(names, row.tolist(), strict=True) if one)}
+            used = self._sort_groups(np.flatnonzero([kind in some for kind in kinds]))
+            yield _Alike(used, plans[(uses == row).all(axis=1)], whole=False)
+
+    @property
+    def _averages(self) -> bool:
+        """Tables have copies on other ranks of the job."""
+        return self.topology.job is not None and self.workload.training
 
     def _used_groups(self, job: _Job) -> NDArray[np.bool_]:
         """Lookup groups that plans use, ``[plans, groups]``."""

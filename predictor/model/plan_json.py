@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from os import PathLike
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,12 @@ from predictor.model.plan import (
 
 SCHEMA = "shardopt.plan/1"
 MODEL_FILE = re.compile(r"^(tables|dense):", re.MULTILINE)
+PRINTED = re.compile(r"param +\| +sharding type|--- Planner Statistics ---")
+"""In what TorchRec prints of a plan, and of planning."""
+TO_READ = (
+    "this is what TorchRec prints of a plan, which nobody reads back; in the script, "
+    "shardopt.save_plan(shardopt.from_torchrec(plan, module), 'plan.json') writes it as a file"
+)
 SWAPPED = "is a model file, not a plan; the model comes first, then the plans"
 _OWN = ("schema", "world_size", "local_world_size", "tables")
 # The order that people read: what the plan is for, then what it promises.
@@ -114,6 +121,18 @@ def plan_to_dict(plan: ShardingPlan) -> dict[str, Any]:
     return {**first, **known, "tables": tables}
 
 
+def plan_text(data: Mapping[str, Any]) -> str:
+    """The text of a plan file: a line a table, so that plans can be read and compared by eye."""
+
+    def compact(value: object) -> str:
+        return json.dumps(value, allow_nan=False)
+
+    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
+    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
+    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def _table_to_dict(table: TablePlan) -> dict[str, Any]:
     return {
         "sharding_type": table.sharding_type.value,
@@ -128,6 +147,8 @@ def _table_to_dict(table: TablePlan) -> dict[str, Any]:
 
 def load_plan(path: str | PathLike[str]) -> ShardingPlan:
     """Read a plan file."""
+    if PRINTED.search(str(path)):
+        raise PlanError(f"in place of a plan file: {TO_READ}")
     try:
         text = read_whole(path).decode("utf-8")
     except FileNotFoundError:
@@ -171,6 +192,8 @@ def _parse(text: str, where: str) -> Any:
             parse_int=fits,
         )
     except json.JSONDecodeError as error:
+        if PRINTED.search(text):
+            raise PlanError(f"{where}: {TO_READ}") from None
         if MODEL_FILE.search(text):
             raise PlanError(f"{where}: {SWAPPED}") from None
         raise PlanError(

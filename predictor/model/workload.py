@@ -96,7 +96,7 @@ class Feature:
 
     Args:
         name: key in the KeyedJaggedTensor.
-        pooling_factor: mean ids per sample and pooling, > 0.
+        pooling_factor: mean ids per sample and pooling, >= 0.
         num_poolings: objects per sample (VBE), >= 1 in ordinary models.
         distribution: how the ids spread over the table's rows.
         id_order: ``random`` (hot ids anywhere) or ``frequency`` (low ids are the hot ones).

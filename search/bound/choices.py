@@ -6,7 +6,7 @@ a shard is certain to fetch, however many rows others lend it, counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -25,7 +25,7 @@ from predictor.cost.lookup.shared_cache import (
 )
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.lookup_group import LookupGroup
-from predictor.model.plan import ComputeKernel, TablePlan
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
 from search.bound.rank_excess import MAX_CHOICES, ONE_A_RANK, everywhere, longest_shard
 from search.bound.relaxation import KnownHulls
 from search.problem import Problem
@@ -37,6 +37,7 @@ Ints = NDArray[np.intp]
 GIB = float(1 << 30)
 Exchange = tuple[str, str]
 """Module and sharding type."""
+BY_ROW = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
 def exchange_of(group: LookupGroup) -> Exchange:
@@ -135,6 +136,7 @@ class BoundChoices:
         without_longest: there are too many choices to look at longest shards; these are 0 then.
         groups: lookup group, ``[choices]``.
         exchanges: module and sharding type, ``[choices]``.
+        mean_by_row: a mean that is split by rows beside other tables of its module, ``[choices]``.
         needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
         caps: what all ranks together have of these, ``[2 or 3]``.
         hulls: of every exchange, the same for all sets of exchanges.
@@ -161,6 +163,8 @@ class BoundChoices:
             self.longest[:] = 0.0
         self.groups = np.array([c.group for c in self.all])
         self.exchanges = [exchange_of(scorer.groups[c.group]) for c in self.all]
+        means = {table for some, _ in space.means for table in some}
+        self.mean_by_row = np.array([c.option.by_row and c.option.table in means for c in self.all])
         needs = [[sum(each) / GIB for each in c.option.bytes_of] for c in self.all]
         caps = [sum(topology.hbm_cap_bytes) / GIB, sum(topology.ddr_cap_bytes) / GIB]
         if space.in_use is not None and space.in_use.is_limited:
@@ -213,6 +217,13 @@ class BoundChoices:
         if choice.certain_ms is not None:
             loads[:, filling_column(self.problem.workload)] += choice.certain_ms
         return loads
+
+    def beside(self, index: Ints, used: Iterable[Exchange]) -> NDArray[np.bool_]:
+        """Which of some choices a plan that uses exchanges can have: means are split by rows where
+        all tables of their module are."""
+        others = {module for module, kind in used if kind not in BY_ROW}
+        apart = np.array([self.exchanges[i][0] in others for i in index.tolist()], dtype=bool)
+        return np.asarray(~(apart & self.mean_by_row[index]))
 
     def undominated(self, index: Ints) -> NDArray[np.bool_]:
         """Of some choices, which ones a fractional plan needs: no other of the same table and

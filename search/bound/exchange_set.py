@@ -245,14 +245,16 @@ class ExchangeSet:
         return {one: float(self.shares[[n == one for n in self.names]].sum()) for one in every}
 
     def parts(self) -> Iterator[ExchangeSet]:
-        """Two sets that hold all of its plans between them: with the exchange that the last optimum
+        """Sets that hold all of its plans between them: with the exchange that the last optimum
         uses most of those that plans may do without, and, if tables have others, without it."""
         shares = self.exchange_shares()
         chosen = max(sorted(self.exchanges - self.used), key=shares.__getitem__)
-        yield ExchangeSet(self.known, self.index, self.used | {chosen}, self.needed)
-        kept = np.array([name != chosen for name in self.names])
-        if np.logical_or.reduceat(kept, self.first).all():
-            yield ExchangeSet(self.known, self.index[kept], self.used, self.needed[kept])
+        every = np.array([name != chosen for name in self.names])
+        for used, able in ((self.used | {chosen}, ~every | every), (self.used, every)):
+            kept = able & self.known.beside(self.index, used)
+            there = {name for name, one in zip(self.names, kept.tolist(), strict=True) if one}
+            if np.logical_or.reduceat(kept, self.first).all() and used <= there:
+                yield ExchangeSet(self.known, self.index[kept], used, self.needed[kept])
 
     def fill_ranks(self, upper_ms: float, work: int, stop: Callable[[], bool]) -> tuple[float, int]:
         """The bound once it is known what single ranks can hold, where that can help, and the
@@ -294,7 +296,7 @@ class ExchangeSet:
                 self.index,
                 self.group,
                 self.relaxation_of_ranks(),
-                self._mean_load(),
+                self.mean_load(),
                 self.rank_excess.floor,
                 self.larger,
             )
@@ -335,7 +337,7 @@ class ExchangeSet:
             RankChoice.of(one.option, group, mean, slack, known.shards(one), topology)
             for one, group, mean, slack in each
         ]
-        relaxation, load = self.relaxation_of_ranks(), self._mean_load()
+        relaxation, load = self.relaxation_of_ranks(), self.mean_load()
         return RankTargets(choices, known.scorer, self.numbers, relaxation, topology, load)
 
     def relaxation_of_ranks(self) -> Relaxation:
@@ -352,7 +354,7 @@ class ExchangeSet:
     def _items(self, upper_ms: float) -> RankItems | None:
         """What ranks can hold, under the cycle that is critical where ranks are so uneven that the
         time comes to ``upper_ms``."""
-        load, relaxation = self._mean_load(), self._relax({}, BUSIEST)
+        load, relaxation = self.mean_load(), self._relax({}, BUSIEST)
         for more in SLOWER:
             ms, cut = relaxation.evaluate(load, more * load)
             if ms >= upper_ms:
@@ -365,14 +367,14 @@ class ExchangeSet:
         of = self.known.shards, self.group, self.loads
         return rank_items(self.choices, *of, cut, ceiling, caps)
 
-    def _mean_load(self) -> Array:
+    def mean_load(self) -> Array:
         """Of the program's last optimum, ``[groups, COLUMNS]``."""
         return np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
 
     def _cut(self) -> bool:
         """Add what the program's optimum violates (or first of all, the even mix)."""
         assert self.relaxation is not None
-        load = self._mean_load()
+        load = self.mean_load()
         # where floors are paid another cycle may be the longest
         for launched in (False, True):
             cut = self.relaxation.evaluate(load, launched=launched)[1]

@@ -332,6 +332,7 @@ class LowerBound:
         for last in range(1, len(order) + 1):
             kept = set(order[:last])
             mine = np.flatnonzero([exchange in kept for exchange in choices.exchanges])
+            mine = mine[choices.beside(mine, kept)]
             if len(np.unique(choices.table[mine])) < choices.tables:
                 continue
             one = ExchangeSet(choices, mine)
@@ -366,6 +367,9 @@ class LowerBound:
         found = []
         for kept in chain.from_iterable(combinations(kinds, n) for n in range(1, len(kinds) + 1)):
             mine = np.flatnonzero([exchange in kept for exchange in exchanges])
+            mine = mine[choices.beside(mine, kept)]
+            if len({exchanges[i] for i in mine.tolist()}) < len(kept):
+                continue
             if len(np.unique(choices.table[mine])) == choices.tables:
                 found.append(ExchangeSet(choices, mine, needed=needed[mine]))
         return found

@@ -27,9 +27,9 @@ from search.bound.relaxation import Cut
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-MAX_CHOICES = 1000
-"""With more choices, longest shards are ignored: programs stay small, and one shard of many is a
-small part of what a rank has."""
+MAX_CHOICES = 10_000
+"""With more choices, longest shards are ignored: programs stay small. Looking at the 4,253 of 500
+tables on 64 ranks takes 1.5 s more."""
 WORTH = 1e-4
 """Rows that raise a segment by less than this share of the time are not added."""
 ROWS = 4

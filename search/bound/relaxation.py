@@ -125,7 +125,7 @@ class Hulls:
     Args:
         ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
         most: load ``[columns]`` that no plan exceeds on any rank.
-        least: loads ``[2, columns]`` that every plan has on average, and on its busiest rank.
+        least: loads ``[2, columns]`` that every plan has on average, and in its longest shard.
         reach: multiple of the ceiling's sizes up to which hulls of shared sizes lie below the
             costs.
     """
@@ -133,7 +133,9 @@ class Hulls:
     def __init__(self, ceiling: Array, most: Array, least: Array, reach: float) -> None:
         self.ceiling = ceiling[None, None]
         self.most = most[None, None]
-        mean, peak = least
+        mean, longest = least
+        # of many shards, even the longest has less than the mean rank
+        peak = np.maximum(mean, longest)
         self.least = np.stack([peak, 2 * mean - peak])[None]
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
         self.reach = reach

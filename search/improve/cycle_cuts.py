@@ -31,32 +31,42 @@ PROBED = [c for c in range(LONGEST.start) if c not in (Load.SHARDS, Load.ROWS)]
 
 def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | None:
     """The cut that is tight at a plan; None if nothing but the host sets its pace."""
+    return judge(objective, assignment)[1]
+
+
+def judge(objective: Objective, assignment: Assignment) -> tuple[float, CycleCut | None]:
+    """The time of a plan in ms, and its `critical_cut`."""
     scorer = objective.scorer
+    objective.evaluations += 1
     totals = scorer.totals(objective.table_plans(assignment))
     graph = scorer.graph(totals[None])
-    found = critical_cycle(graph, simulate(graph, keep_steps=True))
+    timeline = simulate(graph, keep_steps=True)
+    ms = float(timeline.iteration_ms[0])
+    found = critical_cycle(graph, timeline)
     if found is None or not found[0]:
-        return None
+        return ms, None
     ops, length, iterations = found
     used = np.flatnonzero(totals[..., Load.SHARDS].any(axis=1))
-    slopes, at = _slopes(objective, totals, used)
+    slopes, launches, at = _probed(objective, totals, used)
     shape = (len(scorer.groups), COLUMNS)
     even = np.zeros(shape)
-    segments = []
+    segments, floors = [], []
     for run in _runs(graph, ops):
-        segment = np.zeros(shape)
+        segment, floor = np.zeros(shape), np.zeros(shape[0])
         for op in run:
             per_rank = graph.ops[op].cost_ms.shape[-1] > 1 or _is_collective(graph, op)
             target = segment if per_rank else even
             np.add.at(target, at, slopes[:, op] / iterations)
+            floor[used] += launches[:, op] / iterations
         if segment.any():
             segments.append(segment)
+            floors.append(floor)
     many = np.array(segments).reshape(-1, *shape)
-    times = np.einsum("sgc,grc->sr", many, totals)
+    launching = np.array(floors).reshape(many.shape[:2])
+    times = np.einsum("sgc,grc->sr", many, totals) + launching @ (totals[..., Load.SHARDS] > 0)
     constant = length / iterations - float(times.max(axis=1).sum())
     constant -= float((even * totals.mean(axis=1)).sum())
-    floors = np.zeros(many.shape[:2])  # the constant has those of groups that the plan launches
-    return CycleCut(constant, even, many, floors, frozenset(used.tolist()))
+    return ms, CycleCut(constant, even, many, launching, frozenset(used.tolist()))
 
 
 def _runs(graph: Graph, ops: Sequence[int]) -> list[list[int]]:
@@ -76,24 +86,41 @@ def _is_collective(graph: Graph, op: int) -> bool:
     return graph.ops[op].resource == "collectives"
 
 
-def _slopes(
+def _probed(
     objective: Objective, totals: Array, used: NDArray[np.intp]
-) -> tuple[Array, tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """What every operation takes more of per unit of load on every rank, mean over the ranks that
-    have any, ``[probes, ops]``, and which group and column each probe raises."""
+) -> tuple[Array, Array, tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """How the costs of operations follow from the loads.
+
+    Returns:
+        What every operation takes more of per unit of load on every rank, mean over the ranks that
+        have any, ``[probes, ops]``; what it takes less of on a rank that is rid of a group, beyond
+        what its loads there take, where ranks differ, ``[used, ops]``; and which group and column
+        each probe raises.
+    """
     sizes = totals.mean(axis=1)
     pairs = [(g, c) for g in used.tolist() for c in PROBED if sizes[g, c] > 0]
     steps = np.array([STEP * sizes[pair] for pair in pairs])
-    probes = np.repeat(totals[None], 1 + len(pairs), axis=0)
+    probes = np.repeat(totals[None], 1 + len(pairs) + len(used), axis=0)
     there = totals[..., Load.SHARDS] > 0
-    for i, (group, column) in enumerate(pairs):
-        probes[1 + i, group, there[group], column] += steps[i]
-    costs = [op.cost_ms for op in objective.scorer.graph(probes).ops]
-    slopes = np.empty((len(pairs), len(costs)))
-    for op, cost in enumerate(costs):
-        found = np.broadcast_to(cost, (len(probes), cost.shape[-1]))
-        slopes[:, op] = (found[1:] - found[0]).sum(axis=1) / steps / cost.shape[-1]
-        if cost.shape[-1] > 1:
-            slopes[:, op] /= np.maximum(there[[g for g, _ in pairs]].mean(axis=1), 1e-9)
+    for i, (group, column) in enumerate(pairs, 1):
+        probes[i, group, there[group], column] += steps[i - 1]
+    rid = totals[used, :, Load.SHARDS].argmax(axis=1)
+    last = 1 + len(pairs)
+    probes[last + np.arange(len(used)), used, rid] = 0.0
+    graph = objective.scorer.graph(probes)
+    slopes = np.empty((len(pairs), len(graph.ops)))
+    floors = np.zeros((len(used), len(graph.ops)))
     groups, columns = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
-    return slopes, (groups, columns)
+    share = np.maximum(there[groups].mean(axis=1), 1e-9)
+    here = [groups == group for group in used.tolist()]
+    loads = [totals[groups[m], rank, columns[m]] for m, rank in zip(here, rid, strict=True)]
+    for op, one in enumerate(graph.ops):
+        found = np.broadcast_to(one.cost_ms, (len(probes), one.cost_ms.shape[-1]))
+        slopes[:, op] = (found[1:last] - found[0]).sum(axis=1) / steps / found.shape[1]
+        if found.shape[1] > 1:
+            slopes[:, op] /= share
+        if found.shape[1] > 1 and not _is_collective(graph, op):
+            for row, (mine, load, rank) in enumerate(zip(here, loads, rid, strict=True)):
+                less = found[0, rank] - found[last + row, rank]
+                floors[row, op] = max(0.0, less - float(slopes[mine, op] @ load))
+    return slopes, floors, (groups, columns)

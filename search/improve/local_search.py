@@ -120,11 +120,12 @@ class LocalSearch:
             times = self.objective.score_neighbours(base, part)
             order = np.argsort(times, kind="stable")
             better = [part[i] for i in order if times[i] < base_ms * (1 - 1e-9)]
-            if better:
-                joint = self._join(base, better)
-                times = self.objective.score_neighbours(base, joint)
-                best = int(np.argmin(times))
-                return apply(base, joint[best]), float(times[best])
+            joint = [*self._join(base, better), *better[1:JOINED]] if better else []
+            times = self.objective.score_neighbours(base, joint)
+            for best in np.argsort(times, kind="stable").tolist():
+                found = apply(base, joint[best])
+                if times[best] < base_ms and self.objective.fits(found):
+                    return found, float(times[best])
             if self.spent >= limit or stop(base_ms):
                 break
         return None
@@ -202,12 +203,13 @@ class LocalSearch:
     def _fits(self, base: Assignment, used: np.ndarray, change: Change) -> bool:
         if (self.objective.memory_after(base, used, change) > self.objective.caps).any():
             return False
-        groups = self.objective.space.co_locate
-        if not groups and self.in_use is None:
+        space = self.objective.space
+        if not space.co_locate and not space.means and self.in_use is None:
             return True
         joint = apply(base, change)
         near = self.in_use is None or self.in_use.allows(joint)
-        return near and self.objective.space.co_located([ranks for _, ranks in joint])
+        right = space.divides_right([option for option, _ in joint])
+        return near and right and space.co_located([ranks for _, ranks in joint])
 
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
         """One unit of the table elsewhere; like units of a table are moved once."""

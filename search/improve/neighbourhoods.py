@@ -76,9 +76,10 @@ class Neighbourhoods:
         now = best = start
         best_ms = float(self.objective.score([start])[0])
         self._learn(start)
+        within = self.objective.beside(start)
         while work > 0 and self.cuts and not stop(best_ms):
             limit_ms = best_ms * (1 + SLOWER)
-            plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds())
+            plan, spent = self.find(now, limit_ms, *self._neighbourhood(now), seconds(), within)
             work -= spent
             if plan is None or plan == now or not self.objective.fits(plan):
                 continue
@@ -126,6 +127,7 @@ class Neighbourhoods:
         free: frozenset[int],
         tables: Sequence[int],
         seconds: float,
+        within: Objective | None = None,
     ) -> tuple[Assignment | None, float]:
         """The best plan under the cuts, None if none was found that is as fast as asked for; and
         the deterministic time that took.
@@ -135,8 +137,11 @@ class Neighbourhoods:
             free: ranks whose tables may change.
             tables: which tables may change, of those that have shards on these ranks.
             seconds: wall time left.
+            within: counts the bytes that shards are placed within; as the plan's own if None.
         """
-        objective, surrogate, space = self.objective, self.surrogate, self.objective.space
+        objective, surrogate = self.objective, self.surrogate
+        space = objective.space.beside([option for option, _ in base])
+        counted = within or objective
         topology, every = objective.problem.topology, frozenset(range(self.world))
         own, wide = self._groups_of(base), self.random.random() < WIDE
         groups, rest = own, sorted(self.groups - own)
@@ -179,10 +184,11 @@ class Neighbourhoods:
             free=free,
             legal=where,
             numbers=tables,
+            bytes_of=counted.bytes_of,
         )
         if space.in_use is not None:
             model.limit_moves(space, len(set(space.in_use.moved(base)) - set(tables)))
-        model.limit_memory(objective.caps - (objective.memory(kept) if kept else 0.0))
+        model.limit_memory(counted.caps - (counted.memory(kept) if kept else 0.0))
         for cut in cuts:
             model.add_cut(cut)
         model.model.minimize(TIME * len(cuts) * model.time + sum(model.here))

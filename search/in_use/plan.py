@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from predictor.errors import InputError
-from predictor.model.memory.peak import memory_of_plan
-from predictor.model.memory.ranks import UVM_KERNELS, missing, plan_memory
+from predictor.model.memory.ranks import UVM_KERNELS, missing
 from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table
@@ -21,7 +20,7 @@ from search.in_use.moves import table_memory
 from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective
 from search.problem import Problem, RatedPlanInUse
-from search.space.filters import is_sound
+from search.space.filters import miscomputes
 from search.space.option import Choice, ChoicesInUse, Option, Space, place
 
 NAME = "given plan"
@@ -86,15 +85,21 @@ def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
     """
     options = [list(table) for table in space.options]
     choices: list[Choice | None] = []
+    plans = [in_use.plan.tables[key] for key in space.keys]
+    used = [
+        space.option_of(index, plan) or option_in_use(index, plan, problem)
+        for index, plan in enumerate(plans)
+    ]
+    mixed = {*space.wrong_means(used)}
     for index, (key, table) in enumerate(zip(space.keys, problem.workload.tables, strict=True)):
-        plan = in_use.plan.tables[key]
-        option = space.option_of(index, plan) or option_in_use(index, plan, problem)
+        plan, option = plans[index], used[index]
         fixed = in_use.allows is not None and not in_use.allows(key, plan)
         if fixed or not option.is_legal(plan.ranks, problem.topology):
             option = replace(option, pinned=plan.ranks)
-        if find_broken_constraint(table, plan) or not is_sound(
-            option, problem.workload, problem.hardware.device
-        ):
+        wrong = miscomputes(option, problem.workload, problem.hardware.device)
+        wrong &= option not in space.options[index]  # unless the table has nothing else
+        wrong |= index in mixed
+        if find_broken_constraint(table, plan) or wrong:
             choices.append(None)
             continue
         choices.append((option, plan.ranks))
@@ -178,10 +183,7 @@ def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str
             found.append(f"table '{key}' cannot stay: {why}")
     if not space.co_located([tables[key].ranks for key in space.keys]):
         found.append("tables that constraints.co_locate ties lie on different ranks")
-    of = workload, problem.topology, in_use.plan, problem.hardware.device
-    short = missing(plan_memory(*of))
-    if not short and problem.topology.limit_bytes:
-        short = missing(memory_of_plan(*of))
+    short = missing(problem.memory_of(in_use.plan))
     return (*found, short) if short else tuple(found)
 
 

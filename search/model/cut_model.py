@@ -110,8 +110,9 @@ class CutModel(PlacementModel):
         free: frozenset[int] = frozenset(),
         legal: Callable[[Option], AllowedPlacements] | None = None,
         numbers: Sequence[int] | None = None,
+        bytes_of: Callable[[Option], tuple[list[int], list[int]]] = lambda option: option.bytes_of,
     ) -> None:
-        super().__init__(topology, options, legal, numbers)
+        super().__init__(topology, options, legal, numbers, bytes_of)
         self.loads = {placed.option: loads_of(placed.option) for placed in self.placed}
         self.kept, self.proving, self.free = kept, proving, free
         self.most = math.ceil(most_ms * UNITS_PER_MS)

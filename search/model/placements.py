@@ -79,6 +79,7 @@ class PlacementModel:
     Args:
         options: what every table may choose from; those that can lie nowhere are left out.
         legal: where the shards of an option may lie; all that the ranks allow if None.
+        bytes_of: what its shards count of HBM and of host memory.
         numbers: of these tables in the space; all of it if None.
     """
 
@@ -88,7 +89,9 @@ class PlacementModel:
         options: Sequence[Sequence[Option]],
         legal: Callable[[Option], AllowedPlacements] | None = None,
         numbers: Sequence[int] | None = None,
+        bytes_of: Callable[[Option], tuple[list[int], list[int]]] = lambda option: option.bytes_of,
     ) -> None:
+        self.bytes_of = bytes_of
         self.numbers = range(len(options)) if numbers is None else numbers
         self.topology = topology
         self.legal = legal or (lambda option: option.legal_ranks(topology))
@@ -161,7 +164,7 @@ class PlacementModel:
 
     def used(self, kind: int) -> list[list[Term]]:
         """Bytes that every rank takes of a kind of memory (0: HBM, 1: DDR)."""
-        sizes = {placed.option: placed.option.bytes_of[kind] for placed in self.placed}
+        sizes = {placed.option: self.bytes_of(placed.option)[kind] for placed in self.placed}
         return self.per_rank(lambda placed, shard: sizes[placed.option][shard])
 
     def limit_memory(self, caps: Array, kinds: Sequence[int] = (0, 1)) -> None:
@@ -187,6 +190,17 @@ class PlacementModel:
                     most = sum(len(u.runs) for p in self.tables[table] for u in p.units)
                     self.model.add(weighted(counts) >= used)
                     self.model.add(weighted(counts) <= most * used)
+
+    def divide_right(self, space: Space) -> None:
+        """Rows of means are split only where those of all tables of the module are."""
+        for means, tables in space.means:
+            split = self.model.new_bool_var("")
+            for table in tables:
+                for placed in self.tables[table]:
+                    if not placed.option.by_row:
+                        self.model.add(sum(placed.chosen) <= 1 - split)
+                    elif table in means:
+                        self.model.add(sum(placed.chosen) <= split)
 
     def limit_moves(self, space: Space, others: int = 0) -> None:
         """No more tables differ from the plan in use than may.

@@ -1,4 +1,4 @@
-"""Candidates: plans for the local search to start from.
+"""Candidates: annealed plans of the lowest sets of exchanges; on request CP-SAT's and Optuna's.
 
 `searchers` runs the others in turn. May import `bound`, `improve` and what lies below.
 """

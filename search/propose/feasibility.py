@@ -30,7 +30,7 @@ class Feasibility:
     """What is known.
 
     Args:
-        assignment: a plan that fits, or None.
+        assignment: a plan whose shards fit, or None; its peak may not.
         missing: bytes ``(hbm, ddr)`` by which the best plan found exceeds each rank's caps.
         proven: no plan fits; if False and there is no plan, none was found in the time given.
     """
@@ -43,7 +43,7 @@ class Feasibility:
 def find_feasible(
     objective: Objective, work: float, seed: int, time_limit_s: float = float("inf")
 ) -> Feasibility:
-    """Search for any plan that fits, however slow.
+    """Search for any plan whose shards are within the caps, however slow.
 
     Args:
         work: deterministic time of CP-SAT, about seconds on one core.
@@ -101,12 +101,15 @@ def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
     least = sum(min(sum(map(sum, option.bytes_of)) for option in some) for some in space.options)
     if least > sum(topology.hbm_cap_bytes) + sum(topology.ddr_cap_bytes):
         return False
-    made = _MemoryModel.of(Objective(problem, space))
+    objective = Objective(problem, space)
+    made = _MemoryModel.of(objective)
     if made is None:
         return None
     made.limit_memory(made.caps)
-    status, _ = made.solve(work)
-    return True if status in SOLVED else False if status == cp_model.INFEASIBLE else None
+    status, solver = made.solve(work)
+    if status == cp_model.INFEASIBLE:
+        return False
+    return True if status in SOLVED and objective.fits(made.read(solver, space)) else None
 
 
 def least_extra_bytes(
@@ -120,7 +123,8 @@ def least_extra_bytes(
     Returns:
         Bytes that do, None if none were found, and whether fewer are proven not to.
     """
-    made = _MemoryModel.of(Objective(problem, space))
+    objective = Objective(problem, space)
+    made = _MemoryModel.of(objective)
     if made is None:
         return None, False
     made.limit_memory(made.caps, [1 - kind])
@@ -131,16 +135,19 @@ def least_extra_bytes(
     status, solver = made.solve(work)
     if status not in SOLVED:
         return None, False
-    return round(solver.objective_value), status == cp_model.OPTIMAL
+    plan, found = made.read(solver, space), round(solver.objective_value)
+    short = max(missing[kind] for missing in objective.missing(plan))
+    return max(found, short), status == cp_model.OPTIMAL and short <= found
 
 
 class _MemoryModel(PlacementModel):
     """A model of memory alone, in bytes."""
 
     def __init__(self, objective: Objective, options: Sequence[Sequence[Option]]) -> None:
-        super().__init__(objective.problem.topology, options)
+        super().__init__(objective.problem.topology, options, bytes_of=objective.bytes_of)
         self.caps = objective.caps
         self.co_locate(objective.space)
+        self.divide_right(objective.space)
         self.limit_moves(objective.space)
 
     @classmethod

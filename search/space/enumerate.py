@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from predictor.errors import InputError
+from predictor.model.memory.caches import INDEX_BYTES, SLOT_BYTES
 from predictor.model.memory.ranks import shard_memory
 from predictor.model.plan import HASHED, STORED, ComputeKernel, ShardingType
 from predictor.model.plan_check import row_blocks
@@ -46,8 +47,8 @@ def whole_space(problem: Problem, check: Callable[[], None] = lambda: None) -> S
     device = problem.hardware.device
     space = enumerate_space(problem.workload, problem.topology, device, check=check)
     check()
-    space = drop_unsound(space, problem.workload, device)
-    return prune(deduplicate(space, problem.topology), problem.topology)
+    space = prune(deduplicate(space, problem.topology), problem.topology)
+    return drop_unsound(space, problem.workload, device)
 
 
 def reduced_space(problem: Problem) -> Space:
@@ -61,6 +62,8 @@ MIN_WIDTH = 32
 """Narrowest column shard shardopt adds; see the module's text."""
 LOAD_FACTORS = (0.2, 0.05, 0.5)
 """Shares of its rows that a table brings into the UVM cache of its launch."""
+FILLED = 0.9
+"""Share of the memory left over that a cache of a table too large for any device takes."""
 LANE = 4
 """FBGEMM moves four elements at once: widths are multiples of it."""
 
@@ -202,11 +205,11 @@ class _TableOptions:
         for of in usual:
             # TorchRec gives a launch the mean of the factors that its tables name (`group_tables`
             # in embedding_sharding.py), not of those they leave open, so the default is named, too
-            for factor in self.load_factors(of[2]):
+            for factor in self.load_factors(*of):
                 yield self.option(*of, factor, added=factor not in (None, LOAD_FACTORS[0]))
         added = [(kind, width, k) for kind, width in self.splits() for k in self.kernels(kind)]
         for of in [*added, *self.named_dense()]:
-            yield self.option(*of, self.load_factors(of[2])[0], added=True)
+            yield self.option(*of, self.load_factors(*of)[0], added=True)
 
     def option(
         self,
@@ -269,10 +272,46 @@ class _TableOptions:
         named = self.wants.compute_kernels
         return [k for k in listed_kernels(self.table, kind, self.device) if not named or k in named]
 
-    def load_factors(self, kernel: ComputeKernel) -> tuple[float | None, ...]:
+    def load_factors(
+        self, kind: ShardingType, width: int, kernel: ComputeKernel
+    ) -> tuple[float | None, ...]:
         """Sizes of its cache, if no constraint sets one."""
-        free = kernel.has_load_factor and self.wants.cache_load_factor is None
-        return LOAD_FACTORS if free else (None,)
+        if not kernel.has_load_factor or self.wants.cache_load_factor is not None:
+            return (None,)
+        if kernel is not ComputeKernel.FUSED_UVM_CACHING:
+            return LOAD_FACTORS
+        left = self.left_over(kind, width)
+        return LOAD_FACTORS if left is None else (*LOAD_FACTORS, left)
+
+    def left_over(self, kind: ShardingType, width: int) -> float | None:
+        """The size of a cache that takes the memory left over, of a table with a shard that no
+        device has room for; None of others.
+
+        Smaller tables have their bytes on the mean rank, and those too large share the rest by
+        their bytes. Of two digits, rounded down, so that caches are told apart that differ.
+        """
+        table, topology = self.table, self.topology
+        sizes, _ = shard_sizes_and_offsets(table, topology, kind, width)
+        rows, columns = max(sizes)
+        row_bytes = columns * table.element_bytes
+        ranks = range(topology.world_size) if self.wants.ranks is None else self.wants.ranks
+        room = min(topology.hbm_cap_bytes[rank] for rank in ranks)
+        if rows * row_bytes <= room:
+            return None
+        world, all_tables = topology.world_size, self.workload.tables
+        small = sum(t.weight_bytes for t in all_tables if t.weight_bytes <= room)
+        large = sum(t.weight_bytes for t in all_tables if t.weight_bytes > room)
+        (empty,) = shard_memory(
+            table, self.workload, topology, kind, ComputeKernel.FUSED_UVM, [max(sizes)]
+        )
+        taken = empty.hbm_bytes + empty.flight_bytes
+        left = FILLED * room - small / world - rows * INDEX_BYTES - taken
+        share = table.weight_bytes / large * left / (rows * (row_bytes + SLOT_BYTES))
+        if share <= 0:
+            return None
+        digits = 1 - math.floor(math.log10(share))
+        rounded = math.floor(share * 10**digits) / 10**digits
+        return rounded if rounded not in LOAD_FACTORS else None
 
     def splits(self) -> Iterator[tuple[ShardingType, int]]:
         """Sharding type and column width of every added split."""

@@ -18,7 +18,6 @@ from search.space.option import AllowedPlacements, Option, Space
 AMPLE = 0.7
 """Share of all device memory below which everything fits without host memory
 (docs/decisions/0025-space.md)."""
-ROW_SPLIT = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
 
 def deduplicate(space: Space, topology: Topology) -> Space:
@@ -65,6 +64,19 @@ def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int] | None
     return None
 
 
+def find_simplest(space: Space, option: Option, topology: Topology) -> Option | None:
+    """The option of the space that stands for another one: itself, or a simpler one that puts the
+    same bytes on the same ranks. Its shards lie where the first ones of the other lie.
+    """
+    options, twin = space.options[option.table], _twin(option, topology)
+    if option in options or twin is None:
+        return option if option in options else None
+    kind, width = twin
+    kernel, host = option.compute_kernel, option.way[4:]
+    alike = (o for o in options if (o.sharding_type, o.column_width) == (kind, width))
+    return next((o for o in alike if o.compute_kernel is kernel and o.way[4:] == host), None)
+
+
 def prune(space: Space, topology: Topology) -> Space:
     """Without options that cannot be placed even alone: no rank allowed, or none large enough.
 
@@ -78,6 +90,11 @@ def prune(space: Space, topology: Topology) -> Space:
             raise_nothing_left(key, list(zip((o.label for o in table), reasons, strict=True)))
         options.append(kept)
     return replace(space, options=tuple(options))
+
+
+def fits_alone(option: Option, topology: Topology) -> bool:
+    """Whether an option can be placed on an empty cluster."""
+    return not _misfit(option, topology)
 
 
 def _misfit(option: Option, topology: Topology) -> str:
@@ -103,8 +120,8 @@ def _misfit(option: Option, topology: Topology) -> str:
         rows, columns = option.sizes[shard]
         hbm, ddr = (format_bytes(need[shard]) for need in needs)
         return (
-            f"a shard of {rows} x {columns} needs {hbm} HBM and {ddr} DDR, {short} bytes more than "
-            "any rank it may lie on has"
+            f"a shard of {rows} x {columns} needs {hbm} HBM and {ddr} DDR, "
+            f"{format_bytes(short, round_up=True)} more than any rank it may lie on has"
         )
     # without this a table of very many shards, each of which fits some rank, costs minutes
     total = [sum(need) for need in needs]
@@ -113,8 +130,8 @@ def _misfit(option: Option, topology: Topology) -> str:
         return ""
     return (
         f"all {option.num_shards} shards need {format_bytes(total[0])} HBM and "
-        f"{format_bytes(total[1])} DDR, {short} bytes more than the ranks they may lie on have "
-        "together"
+        f"{format_bytes(total[1])} DDR, {format_bytes(short, round_up=True)} more than the ranks "
+        "they may lie on have together"
     )
 
 
@@ -151,7 +168,7 @@ def raise_nothing_left(key: str, out: Sequence[tuple[str, str]]) -> NoReturn:
     lines = "".join(f"\n  {what}: {reason}" for what, reason in out)
     advice = "widen its constraints: sharding_types, compute_kernels or ranks"
     inputs: tuple[str, ...] = ()
-    if any("bytes more" in reason for _, reason in out):
+    if any(" more than " in reason for _, reason in out):
         advice = (
             "allow row_wise or fused_uvm_caching for it, add GPUs, more HBM on each, a smaller "
             "reserve or a smaller batch"
@@ -162,39 +179,43 @@ def raise_nothing_left(key: str, out: Sequence[tuple[str, str]]) -> NoReturn:
 
 
 def drop_unsound(space: Space, workload: Workload, device: str) -> Space:
-    """Without what miscomputes: means under row splits, sequences of dense tables on the CPU; a
-    table that has nothing else keeps it.
+    """Without what miscomputes; a table that has nothing else keeps it.
 
     Row splits sum first and divide afterwards. TorchRec (1.7 to 1.9) applies the divisor to every
     output of the module unless all its tables are row-split, and not at all under GRID
-    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md).
-    FBGEMM's dense CPU kernel pools what an EmbeddingCollection keeps apart.
+    (`_create_mean_pooling_divisor` in embeddingbag.py; docs/decisions/0025-space.md). So of the
+    plans that split the rows of a mean, the space has those that split all rows of its module.
     """
-    sound = (
-        tuple(o for o in options if not _miscomputes(o, workload, device))
-        for options in space.options
-    )
-    kept = (some or every for some, every in zip(sound, space.options, strict=True))
-    return replace(space, options=tuple(kept))
+    options = [
+        tuple(o for o in table if not miscomputes(o, workload, device)) or table
+        for table in space.options
+    ]
+    groups = []
+    for module in workload.modules:
+        tables = tuple(i for i, table in enumerate(workload.tables) if table.module == module)
+        means = tuple(i for i in tables if workload.tables[i].pooling == "mean")
+        by_row = {i: tuple(o for o in options[i] if o.by_row) for i in tables}
+        forced = any(by_row[i] == options[i] for i in means)
+        if len(tables) == 1 or not means or (forced and not all(by_row.values())):
+            continue
+        groups.append((means, tables))
+        if forced:
+            for i in tables:
+                options[i] = by_row[i]
+        elif not all(by_row.values()):
+            for i in means:
+                options[i] = tuple(o for o in options[i] if not o.by_row)
+    return replace(space, options=tuple(options), means=tuple(groups))
 
 
-def _miscomputes(option: Option, workload: Workload, device: str) -> bool:
+def miscomputes(option: Option, workload: Workload, device: str) -> bool:
+    """Whether TorchRec computes wrong results with an option, whatever lies beside it: means under
+    GRID; sequences of dense tables on the CPU, whose kernel in FBGEMM pools what an
+    EmbeddingCollection keeps apart."""
     table = workload.tables[option.table]
-    dense = option.compute_kernel is ComputeKernel.DENSE
-    if dense and not table.is_pooled and device == "cpu":
+    if option.compute_kernel is ComputeKernel.DENSE and not table.is_pooled and device == "cpu":
         return True
-    if table.pooling != "mean":
-        return False
-    if option.sharding_type is ShardingType.GRID_SHARD:
-        return True
-    shared = sum(t.module == table.module for t in workload.tables) > 1
-    return option.sharding_type in ROW_SPLIT and shared
-
-
-def is_sound(option: Option, workload: Workload, device: str) -> bool:
-    """TorchRec computes it right, or a constraint asks for it."""
-    named = workload.tables[option.table].constraints.sharding_types
-    return bool(named) or not _miscomputes(option, workload, device)
+    return table.pooling == "mean" and option.sharding_type is ShardingType.GRID_SHARD
 
 
 def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
@@ -209,6 +230,17 @@ def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
     kept = tuple(map(_on_device, space.options))
     need = sum(min(sum(o.bytes_of[0]) for o in options) for options in kept)
     return space if need > share * sum(topology.hbm_cap_bytes) else replace(space, options=kept)
+
+
+def drop_uncached(space: Space) -> Space:
+    """Without tables that every lookup reads from host memory past a cache, where a cache fits or
+    device memory does; constraints that name no other kernel keep theirs."""
+    uncached = ComputeKernel.FUSED_UVM
+    kept = tuple(
+        tuple(o for o in options if o.compute_kernel is not uncached) or options
+        for options in space.options
+    )
+    return replace(space, options=kept)
 
 
 def _on_device(options: tuple[Option, ...]) -> tuple[Option, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any
@@ -87,6 +87,11 @@ class Option:
     pinned: tuple[int, ...] | None = None
     memory: tuple[ShardMemory, ...] = ()
     added_by_shardopt: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        """Its rows are split, and what the parts give is added up."""
+        return self.sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 
     @property
     def partition(self) -> Partition:
@@ -272,12 +277,15 @@ class Space:
         options: options per table, in the workload's order.
         co_locate: tables (by index) that must share their set of ranks, group by group.
         in_use: choices of a plan in use, near which plans must stay; None if there is none.
+        means: per module with several tables, those (by index) with pooling mean, and all of them:
+            the rows of the first may be split where those of all are.
     """
 
     keys: tuple[str, ...]
     options: tuple[tuple[Option, ...], ...]
     co_locate: tuple[tuple[int, ...], ...] = ()
     in_use: ChoicesInUse | None = None
+    means: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
 
     @property
     def size(self) -> int:
@@ -299,6 +307,26 @@ class Space:
             *_host_memory(plan.compute_kernel, plan.cache_load_factor, plan.parameters),
         )
         return next((o for o in self.options[table] if o.way == wanted), None)
+
+    def divides_right(self, options: Sequence[Option]) -> bool:
+        """TorchRec divides by the lengths of bags what is to be divided, and nothing else."""
+        return not any(True for _ in self.wrong_means(options))
+
+    def wrong_means(self, options: Sequence[Option]) -> Iterator[int]:
+        """Tables with pooling mean that are split by rows, where others of their module are not."""
+        for means, tables in self.means:
+            if not all(options[t].by_row for t in tables):
+                yield from (t for t in means if options[t].by_row)
+
+    def beside(self, options: Sequence[Option]) -> Space:
+        """The plans whose modules with means have their rows split where these options have: each
+        of their tables can change its option alone."""
+        kept = list(self.options)
+        for means, tables in self.means:
+            split = all(options[t].by_row for t in tables)
+            for t in tables if split else means:
+                kept[t] = tuple(o for o in kept[t] if o.by_row is split)
+        return replace(self, options=tuple(kept)) if self.means else self
 
     def co_located(self, placement: list[tuple[int, ...]]) -> bool:
         """Tables of one `co_locate` group lie on the same ranks; ``placement[table]`` has them."""

@@ -15,22 +15,19 @@ from functools import partial
 
 from predictor.errors import InputError, ShardoptError
 from predictor.hardware.schema import HardwareProfile
-from predictor.model.memory.peak import unplaced_bytes
-from predictor.model.memory.ranks import fits, plan_memory
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.units import MIB, format_bytes
 from search.improve.local_search import LocalSearch
 from search.objective import Objective
+from search.params import SearchParams
 from search.partitioner import GreedyPartitioner
 from search.prefer import TOLERANCE
 from search.problem import Problem
-from search.propose.rounding import LARGE
 from search.side_by_side import side_by_side, usable_cores
 from search.space.enumerate import reduced_space
 from search.space.option import Option
 from search.surrogate import Surrogate
-from search.tune.goals import shard_bytes
 from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, turned
 from search.tune.trial import carry_over_plan
 
@@ -262,7 +259,7 @@ class Advisor:
         """With a better plan, where local search finds one beyond ties."""
         problem = one.case.problem()
         size = len(one.plan.tables) * problem.topology.world_size
-        evaluations = round(self.effort * EVALUATIONS * min(1.0, LARGE / size / 4))
+        evaluations = round(self.effort * EVALUATIONS * min(1.0, SearchParams.large / size / 4))
         if self.pricing_late() or not evaluations:
             return one
         objective = Objective(problem, reduced_space(problem))
@@ -356,21 +353,18 @@ def _one_a_name(found: Iterable[Advice]) -> list[Advice]:
 
 
 def _memory(problem: Problem, plan: ShardingPlan) -> int:
-    device = problem.hardware.device
-    return shard_bytes(problem, plan) + unplaced_bytes(problem.workload, device)
+    return max(rank.reserved_bytes for rank in problem.peaks.peaks(plan))
 
 
 def _fitting(problem: Problem, plan: ShardingPlan) -> ShardingPlan | None:
     """The plan if it is one of these ranks and fits, else the same options placed again."""
-    workload, topology = problem.workload, problem.topology
-    same = plan.world_size == topology.world_size
-    if same and fits(plan_memory(workload, topology, plan, problem.hardware.device)):
+    if plan.world_size == problem.topology.world_size and problem.fits(plan):
         return plan
     objective = Objective(problem, reduced_space(problem))
     tables = (plan.tables[key] for key in objective.space.keys)
     options = [_like(o, t) for o, t in zip(objective.space.options, tables, strict=True)]
     placed = GreedyPartitioner(objective, Surrogate(objective)).place_all(options)
-    return None if placed is None else objective.sharding_plan(placed)
+    return objective.sharding_plan(placed) if placed and objective.fits(placed) else None
 
 
 def _like(options: Sequence[Option], table: TablePlan) -> Option:

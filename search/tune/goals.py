@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from predictor.model.memory.peak import unplaced_bytes
-from predictor.model.memory.ranks import plan_memory
+from predictor.model.memory import peak
 from predictor.model.plan import ShardingPlan
 from search.problem import Problem
 from search.space.option import Space
@@ -35,7 +34,7 @@ def _time(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:
 
 
 def _memory(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:
-    return shard_bytes + unplaced_bytes(problem.workload, problem.hardware.device)
+    return shard_bytes + peak.least_bytes(problem.workload, problem.hardware.device)
 
 
 def _gpu_hours(problem: Problem, iteration_ms: float, shard_bytes: float) -> float:
@@ -62,10 +61,10 @@ def values_of(
 
 
 def shard_bytes(problem: Problem, plan: ShardingPlan) -> int:
-    """Bytes of shards on the fullest rank: of device memory, or of host memory on CPUs."""
-    device = problem.hardware.device
-    ranks = plan_memory(problem.workload, problem.topology, plan, device)
-    return max(r.ddr_bytes if device == "cpu" else r.hbm_bytes for r in ranks)
+    """What shards and their lookups add to the peak of the fullest rank: of device memory, or of
+    host memory on CPUs."""
+    reserved = max(rank.reserved_bytes for rank in problem.peaks.peaks(plan))
+    return reserved - peak.least_bytes(problem.workload, problem.hardware.device)
 
 
 def least_bytes(space: Space) -> tuple[int, int]:

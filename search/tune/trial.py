@@ -19,7 +19,6 @@ from predictor.units import format_bytes
 from search.bound.lower_bound import LowerBound
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
-from search.peak import fits_at_peak
 from search.problem import Problem, Progress, RankedPlan, Result, silent
 from search.solve import solve
 from search.space.enumerate import reduced_space, whole_space
@@ -193,7 +192,7 @@ def search_from(
         evaluations = stop.work(WARM_EVALUATIONS) // len(warm)
         better, ms = search.improve(start, evaluations, lambda best: stop.reached(best, bound_ms))
         first = RankedPlan(objective.sharding_plan(better), ms, WARM)
-        if ms < result.best.iteration_ms and fits_at_peak(problem, first.plan):
+        if ms < result.best.iteration_ms and problem.fits(first.plan):
             result = replace(result, plans=(first, *result.plans)[:top_k])
     return replace(
         result,

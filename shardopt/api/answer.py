@@ -6,7 +6,6 @@ replay are made of.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import model_mismatch
-from predictor.model.plan_json import load_plan, plan_to_dict
+from predictor.model.plan_json import load_plan, plan_text, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
 from search.baselines.starting_plans import TORCHREC, first_plan
@@ -439,18 +438,6 @@ def _plan_file(plan: ShardingPlan, head: Mapping[str, Any]) -> str:
     ranks = ("world_size", "local_world_size")
     meta = {key: value for key, value in head.items() if key not in ranks}
     return plan_text(plan_to_dict(replace(plan, meta=meta)))
-
-
-def plan_text(data: Mapping[str, Any]) -> str:
-    """A line a table, so that plans can be read and compared by eye."""
-
-    def compact(value: object) -> str:
-        return json.dumps(value, allow_nan=False)
-
-    lines = [f"  {compact(key)}: {compact(data[key])}" for key in data if key != "tables"]
-    tables = [f"    {compact(key)}: {compact(value)}" for key, value in data["tables"].items()]
-    lines.append('  "tables": {\n' + ",\n".join(tables) + "\n  }")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def move_object(result: Result, move: Move | None, path: Path | str | None) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def adapt_plan(
             changed["grown" if shape[0] > was[0] else "shrunk"].append(key)
         adapted[key] = old if was == shape else _resized(old, shape[0])
         held[key] = old.shards
-    gone = [key for key in plan.tables if key not in {id_ for id_, _ in _pairs(known, plan)}]
+    kept = {id(table) for table in known.values()}
+    gone = [key for key, table in plan.tables.items() if id(table) not in kept]
     if gone:
         changed["no longer in the model"] = gone
     for key in [*changed["new"], *changed["of another width, so new"]]:
@@ -121,10 +122,10 @@ def _known_tables(
     homes = [(table.module, table.name) for table in workload.tables]
     names = {table.name for table in workload.tables}
     for old, new in renamed.items():
-        last = {key.rpartition("/")[2] for key in plan.tables} | {*plan.tables}
-        if old not in last or new not in names:
-            what, among = ("the plan", last) if old not in last else ("the model", names)
-            name = old if old not in last else new
+        planned = {key.rpartition("/")[2] for key in plan.tables} | {*plan.tables}
+        if old not in planned or new not in names:
+            what, among = ("the plan", planned) if old not in planned else ("the model", names)
+            name = old if old not in planned else new
             raise InputError(
                 f"renamed says {old}={new}, but {what} has no table "
                 f"'{name}'{did_you_mean(name, among)}",
@@ -141,16 +142,6 @@ def _known_tables(
             raise PlanError(f"{where}: two tables of it mean '{workload.keys[index]}'; remove one")
         found[workload.keys[index]] = table
     return found
-
-
-def _pairs(known: Mapping[str, TablePlan], plan: ShardingPlan) -> list[tuple[str, str]]:
-    """Key in the plan and in the workload of every table that both have."""
-    return [
-        (old, new)
-        for old, table in plan.tables.items()
-        for new, other in known.items()
-        if other is table
-    ]
 
 
 def _shape(table: TablePlan) -> tuple[int, int]:

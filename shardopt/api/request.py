@@ -15,8 +15,8 @@ from shardopt.files import refuse_streams
 
 HORIZON = 10_000
 """Steps over which a move must pay for itself unless the request says otherwise."""
-SEARCHERS = ("rounding", "cpsat")
-"""Of `all`: a study of Optuna gains nothing beside these."""
+SEARCHERS = ("annealing",)
+"""Of `all`: CP-SAT and Optuna gain nothing beside it."""
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
 MADE = "made_by"
@@ -67,7 +67,7 @@ class PlanRequest(Machine):
 
     model: Path | None = None
     strict: bool = False
-    search: Literal["rounding", "cpsat", "optuna", "all"] = "all"
+    search: Literal["annealing", "cpsat", "optuna", "all"] = "all"
     seed: int = 0
     effort: float = 1.0
     time_limit: float | None = None

@@ -16,9 +16,10 @@ from predictor.hardware.networks import Network
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.ranges import OutOfRange, ranks_outside
 from predictor.model.memory.peak import DEFAULT_RESERVE, default_reserve, leave_for_shards
-from predictor.model.plan import ShardingPlan
+from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.plan_check import FUSED_WIDTH
 from predictor.model.topology import ReplicaGroups, Topology
-from predictor.model.workload import Workload
+from predictor.model.workload import Table, Workload
 from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
@@ -32,7 +33,7 @@ from shardopt.config.cluster import (
     hardware_of,
 )
 from shardopt.config.distributions import workloads_of_stats
-from shardopt.formatting import range_lines
+from shardopt.formatting import listed, range_lines
 
 ModelRead: TypeAlias = tuple[Workload, list[str], dict[str, Workload]]
 """What `read_model` gives."""
@@ -133,6 +134,8 @@ def resolve(
     name, hardware, origin = _hardware(machine, cluster, plan)
     network = _network(machine, cluster, plan)
     hardware = hardware if network is None else network.joins(hardware)
+    workload = with_dense_kernels(workload, hardware.device)
+    windows = {n: with_dense_kernels(w, hardware.device) for n, w in windows.items()}
     installed = _topology(machine, cluster, job, hardware)
     if plan is not None:
         _check_ranks(workload.sharding_group(installed), plan, machine)
@@ -166,6 +169,33 @@ def resolve(
         reserve,
         windows,
         network,
+    )
+
+
+def with_dense_kernels(workload: Workload, device: str) -> Workload:
+    """The workload whose tables of a width that FBGEMM's fused kernels refuse have the dense one,
+    where their constraints leave that open."""
+    return replace(
+        workload,
+        tables=tuple(
+            replace(
+                table,
+                constraints=replace(table.constraints, compute_kernels=(ComputeKernel.DENSE,)),
+            )
+            if _needs_dense(table, device) and table.constraints.compute_kernels is None
+            else table
+            for table in workload.tables
+        ),
+    )
+
+
+def _needs_dense(table: Table, device: str) -> bool:
+    """Whether the dense kernel is the only one that runs a table."""
+    named = table.constraints.sharding_types
+    return (
+        table.embedding_dim % FUSED_WIDTH != 0
+        and (table.is_pooled or device == "cuda")
+        and (not named or ShardingType.DATA_PARALLEL in named)
     )
 
 
@@ -226,6 +256,14 @@ def _notes(workload: Workload, world_size: int, hardware: HardwareProfile) -> It
             f"feature {rare[0].name}{others}: pooling_factor {rare[0].pooling_factor:g} is less "
             f"than one id in {1 / FEWEST_IDS:.0f} batches; it costs what one id in so many batches "
             "costs"
+        )
+    odd = [t for t in workload.tables if t.embedding_dim % FUSED_WIDTH]
+    if odd:
+        names = listed(f"'{t.name}' (embedding_dim {t.embedding_dim})" for t in odd)
+        yield (
+            f"FBGEMM's fused kernels refuse tables whose width is no multiple of {FUSED_WIDTH}: "
+            f"{names}; only the dense kernel runs them, data_parallel; a padded embedding_dim "
+            "leaves all types"
         )
     verdict = hardware.verdict
     if verdict is not None and verdict.quality != "quiet":

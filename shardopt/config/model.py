@@ -41,6 +41,7 @@ from shardopt.config.schema import (
 )
 from shardopt.config.tables_csv import read_tables_csv
 from shardopt.files import decode, read_bytes, refuse_streams
+from shardopt.formatting import listed
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
@@ -234,23 +235,25 @@ def _features(tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, dict[str, A
 
 
 def _check_names(tables: Sequence[Any], problems: Problems) -> None:
-    """Names of tables, and of features, are unique in their modules."""
+    """Names of tables are unique in their modules, those of features in their tables."""
     known: list[tuple[str, KeyPath, str, dict[str, Any]]] = [
         ("table", ("tables", i), str(table.get("module") or "ebc"), table)
         for i, table in enumerate(tables)
         if isinstance(table, dict)
     ]
     known += [("feature", *found) for found in _features(tables)]
-    first: dict[tuple[str, str, str], KeyPath] = {}
+    first: dict[tuple[object, ...], KeyPath] = {}
     for what, path, module, raw in known:
         name, at = raw.get("name"), (*path, "name")
-        if not isinstance(name, str) or first.setdefault((what, module, name), at) == at:
+        # several tables may read one feature, but each of them once
+        key = (what, module, path[1] if what == "feature" else None, name)
+        if not isinstance(name, str) or first.setdefault(key, at) == at:
             continue
         problems.add(
             at,
             f"duplicate {what} '{name}' in module '{module}', first at "
-            f"{problems.place(first[what, module, name])}; rename one or put it into another "
-            "module",
+            f"{problems.place(first[key])}; rename one or put it into another "
+            f"{'table' if what == 'feature' else 'module'}",
         )
 
 
@@ -378,13 +381,13 @@ def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:
     hashed = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
     if hashed:
         found.append(
-            f"lookups in dynamicemb ({', '.join(hashed)}) are priced with constants derived from "
+            f"lookups in dynamicemb ({listed(hashed)}) are priced with constants derived from "
             "public rows, good to a factor of 2; rows that are new, and admission, are not priced"
         )
     stored = [f"'{table.name}'" for table in tables if _may_be_stored(table.constraints)]
     if stored:
         found.append(
-            f"key-value tables ({', '.join(stored)}) are priced with TorchRec's bandwidth of an "
+            f"key-value tables ({listed(stored)}) are priced with TorchRec's bandwidth of an "
             "SSD and derived constants, good to a factor of 5; eviction by score or age, "
             "and what the store takes of the host, are not priced"
         )
@@ -403,7 +406,7 @@ def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:
     if not names:
         return []
     return [
-        f"variable batches of {', '.join(names)} (num_poolings) are priced by their ids, bags and "
+        f"variable batches of {listed(names)} (num_poolings) are priced by their ids, bags and "
         "outputs; what TorchRec adds, the exchange of strides and the outputs put back in the "
         "order of the samples, is not"
     ]

@@ -87,7 +87,7 @@ def as_number(value: object) -> float | int | None:
     return value if isinstance(value, int) or math.isfinite(value) else None
 
 
-def whole(minimum: int, maximum: int, *, multiple_of: int = 1, why: str = "") -> BeforeValidator:
+def whole(minimum: int, maximum: int) -> BeforeValidator:
     """An integer of ``minimum..maximum``; integral floats and scientific notation count."""
 
     def check(value: object) -> int:
@@ -96,16 +96,9 @@ def whole(minimum: int, maximum: int, *, multiple_of: int = 1, why: str = "") ->
             raise refuse(value, f"it must be a whole number, at least {minimum}")
         if not minimum <= number <= maximum:
             raise refuse(value, f"it must be at least {minimum} and at most {maximum}")
-        if int(number) % multiple_of:
-            below = int(number) // multiple_of * multiple_of
-            near = [str(n) for n in (below, below + multiple_of) if n >= minimum]
-            raise refuse(
-                value, f"it must be a multiple of {multiple_of}{why}; try {' or '.join(near)}"
-            )
         return int(number)
 
-    step = f"multiple of {multiple_of}" if multiple_of > 1 else "whole number"
-    return _kind(check, f"{step}, {minimum} to {_short(maximum)}")
+    return _kind(check, f"whole number, {minimum} to {_short(maximum)}")
 
 
 def real(low: float, high: float, *, above: bool = False) -> BeforeValidator:
@@ -211,7 +204,6 @@ MAX_WINDOWS = 256
 
 Rows = Annotated[int, whole(1, MAX_ROWS)]
 Width = Annotated[int, whole(1, MAX_WIDTH)]
-Dim = Annotated[int, whole(4, MAX_WIDTH, multiple_of=4, why=" (FBGEMM reads 4 columns at once)")]
 Count = Annotated[int, whole(1, MAX_COUNT)]
 Name = Annotated[str, text()]
 TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
@@ -298,7 +290,7 @@ class FeatureSection(Section):
     }
 
     name: Name = Field(description="the feature's key in the KeyedJaggedTensor")
-    pooling_factor: Annotated[float, real(0, 1e6, above=True)] = Field(
+    pooling_factor: Annotated[float, real(0, 1e6)] = Field(
         description="mean ids per sample over the data; it is never assumed to be 1"
     )
     num_poolings: Annotated[float, real(0, 1e6, above=True)] = 1.0
@@ -330,7 +322,7 @@ class ConstraintsSection(Section):
     compute_kernels: (
         Annotated[list[Annotated[str, choice(ComputeKernel)]], Field(min_length=1)] | None
     ) = None
-    min_partition: Dim | None = None
+    min_partition: Width | None = None
     cache_load_factor: Annotated[float, real(0, 1, above=True)] | None = None
     enforce_hbm: Flag | None = None
     ranks: (
@@ -365,7 +357,9 @@ class TableSection(Section):
     name: TableName = Field(description="the table's name")
     module: Name = "ebc"
     num_embeddings: Rows = Field(description="the table's rows")
-    embedding_dim: Dim = Field(description="the table's columns, a multiple of 4")
+    embedding_dim: Width = Field(
+        description="the table's columns; a multiple of 4 for every kernel but dense"
+    )
     data_type: EmbeddingType = "fp32"
     pooling: Annotated[str, choice(["sum", "mean", "none"])] = "sum"
     weighted: Flag = False

@@ -9,6 +9,7 @@ from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
 from search.problem import Problem
+from search.space.host_memory import memory_notes
 from search.tune.advice import Advised, Advisor
 from search.tune.knobs import Case
 from shardopt.explain.changes import Changes, best_changes
@@ -52,6 +53,7 @@ class Explanation:
         others: further plans to compare with, in the order given.
         table_times: how long each table's lookups take.
         critical_groups: groups of the hardware profile that the critical path uses.
+        memory_notes: why tables are in host memory, and what caches waste.
         deciding: constants whose stated errors could make another plan the faster one.
     """
 
@@ -62,6 +64,7 @@ class Explanation:
     others: Sequence[PredictedPlan] = ()
     table_times: TableTimes = field(default_factory=dict)
     critical_groups: frozenset[str] = frozenset()
+    memory_notes: Sequence[str] = ()
     deciding: Sequence[DecidingConstant] = ()
     advised: Advised | None = None
 
@@ -100,6 +103,7 @@ def explain_plan(
         others,
         _table_times(problem, plan),
         _critical_groups(problem, prediction),
+        memory_notes(problem, plan),
         deciding_constants(problem, plan, rivals),
         None if case is None else Advisor(case, plan, prediction.iteration_ms).advise(),
     )

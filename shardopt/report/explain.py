@@ -95,7 +95,7 @@ def in_words(explanation: Explanation) -> list[str]:
         sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
         if not explanation.waits:
             sentences.append(NO_WAITS)
-    return sentences
+    return [*sentences, *(f"{note}." for note in explanation.memory_notes)]
 
 
 def _host_words(prediction: Prediction) -> list[str]:
@@ -204,6 +204,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
         changes: ``tried``, and ``found``: at most three that share no table, most helpful first:
             ``change``, ``tables`` (as in plan.json), ``iteration_ms``, ``saving_ms``.
         advice, together, other_machines: `advice_object`.
+        memory_notes: why tables are in host memory, and what their caches waste, a sentence each.
         sensitivity: a list of ``kind``, ``change``, ``iteration_ms`` and ``change_ms``.
         deciding: `deciding_object`.
         others: the further plans: ``plan`` and the keys of `prediction_object`.
@@ -227,6 +228,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
             ],
         },
         **advice_object(explanation.advised),
+        "memory_notes": list(explanation.memory_notes),
         "sensitivity": [asdict(item) for item in explanation.what_if],
         "deciding": deciding_object(explanation.deciding),
         "others": predicted_objects(explanation.others),

@@ -53,7 +53,8 @@ def search_seconds(given: float | None, group: Any = None) -> float | None:
 
 
 def check_ranks(planned: int, group: Any = None) -> None:
-    """Refuse a topology that no plan for the ranks of a group has.
+    """Warn of a topology of other ranks than a group has: as TorchRec's, the plan is for those of
+    the topology.
 
     A topology of fewer ranks, which divide those of the group, is that of a sharding group of 2D
     parallelism, as TorchRec's `DMPCollection` takes it.
@@ -61,18 +62,16 @@ def check_ranks(planned: int, group: Any = None) -> None:
     Args:
         planned: ranks of the topology.
         group: a process group; the default one if None.
-
-    Raises:
-        InputError: gives both numbers.
     """
-    if not joined():
-        return
-    ranks = dist.get_world_size(group)
+    ranks = dist.get_world_size(group) if joined() else planned
     if ranks % planned:
-        raise InputError(
-            f"the topology has {planned} ranks, but the process group {ranks}: no plan for the one "
-            f"runs on the other; give Topology(world_size={ranks}, ...), leave topology out, or "
-            "call plan() to plan for another job"
+        logger.warning(
+            "the topology has %d ranks, but the process group %d: the plan is for %d ranks and "
+            "does not run on these; give Topology(world_size=%d, ...), or leave topology out",
+            planned,
+            ranks,
+            planned,
+            ranks,
         )
 
 
@@ -119,7 +118,9 @@ def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
 def _plan_or_error(plan: Callable[[], Any]) -> Any:
     """What ``plan`` returns or raises; an error that cannot be sent is told in words."""
     try:
-        return plan()
+        answer = plan()
+        pickle.dumps(answer)  # an answer that cannot be sent would leave the others waiting
+        return answer
     except Exception as error:
         logger.exception("planning failed; all ranks get this error")
         try:
@@ -139,6 +140,16 @@ def _broadcast(answer: Any, group: Any) -> Any:
             raise answer from error
         raise _lost_rank_error("the plan did not get from rank 0 to all", error) from error
     return held[0]
+
+
+def on_all_ranks(yes: bool, group: Any = None) -> bool:
+    """Whether all ranks of a group say yes; no where one does not answer."""
+    said: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(said, yes, group=group)
+    except RuntimeError:
+        return False
+    return all(said)
 
 
 def _lost_rank_error(what: str, error: Exception) -> PlannerError:

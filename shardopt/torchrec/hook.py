@@ -8,7 +8,9 @@ and a performance model in turn; here one search answers for all three.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,35 +31,52 @@ from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config.cluster import hardware_of
 from shardopt.extras import needs_torchrec
+from shardopt.formatting import listed
 from shardopt.race import TORCHREC, Confirmation
-from shardopt.torchrec.collective import check_ranks, on_first_rank, search_seconds
+from shardopt.torchrec.beside import TorchRecsPlan, tell_column_states, tell_replicable
+from shardopt.torchrec.collective import (
+    check_ranks,
+    joined,
+    on_all_ranks,
+    on_first_rank,
+    search_seconds,
+)
 from shardopt.torchrec.confirming import Confirm
 from shardopt.torchrec.confirming import confirm as confirm_plans
+from shardopt.torchrec.failures import tell_fallback
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
+    DEVICES,
+    TooLargeError,
     check_bandwidths,
     check_table_sizes,
     detect_hardware,
     find_replicas,
+    given_costs,
     problem_of,
     profile_of_here,
     read_cluster,
     read_topology,
+    unknown_device,
+    usual_topology,
 )
 from shardopt.torchrec.offered import (
+    REPLICATED,
     Options,
     TorchRecSearch,
     all_left,
     describe_reasons,
+    plan_by_usual_costs,
     reasons_of,
     runnable,
     tell_dense,
+    tell_widths,
     torchrecs_plan,
     trained_alike,
     with_room_for,
     without,
 )
-from shardopt.torchrec.options import TableKey, group_by_table, to_options, to_plan
+from shardopt.torchrec.options import CUSTOMIZED, TableKey, group_by_table, to_options, to_plan
 from shardopt.torchrec.pipelines import tell
 from shardopt.torchrec.private import constraints_of, describe_reservation, pipeline_of
 from shardopt.torchrec.read_module import (
@@ -70,6 +89,7 @@ from shardopt.torchrec.read_module import (
     tell_device_groups,
 )
 from shardopt.torchrec.report import LastSearch, ShardoptStats, describe, short_of
+from shardopt.torchrec.tables import find_tables
 
 with needs_torchrec():
     import torch.distributed as dist
@@ -78,6 +98,7 @@ with needs_torchrec():
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.constants import BATCH_SIZE
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.planners import to_sharding_plan
     from torchrec.distributed.planner.types import (
         Enumerator,
@@ -113,6 +134,47 @@ def as_planner_errors() -> Iterator[None]:
         raise
     except ShardoptError as error:
         raise PlannerInputError(str(error), error.inputs) from error
+
+
+Begin = Callable[..., None]
+
+
+def or_torchrecs(begin: Begin) -> Begin:
+    """An ``__init__`` that leaves TorchRec's planner where it fails, and the error for `plan`.
+
+    What cannot be used of shardopt's own arguments is raised: nothing has begun yet.
+    """
+
+    @functools.wraps(begin)
+    def safely(self: ShardoptPlanner, *args: Any, **more: Any) -> None:
+        try:
+            begin(self, *args, **more)
+        except (ShardoptError, PlannerError):
+            raise
+        except Exception as error:
+            given = inspect.signature(begin).bind(self, *args, **more).arguments
+            theirs = inspect.signature(EmbeddingShardingPlanner.__init__).parameters
+            own = {name: given[name] for name in theirs if name in given and name != "self"}
+            EmbeddingShardingPlanner.__init__(self, **own)
+            self._failure = error
+
+    return safely
+
+
+Searched = tuple[Problem, Result | None, OurPlan, TorchRecsPlan | None]
+"""What was searched, its result, the plan before callbacks saw it, and TorchRec's."""
+
+SECONDS, TABLES = 5.0, 100
+"""A plan takes at most so long by default, up to so many tables, and longer in proportion."""
+RESERVE = 0.15
+"""Of a ceiling, for what follows the search."""
+
+
+def plans_alone() -> bool:
+    """Whether no other process needs the same plan: one that the clock cut short depends on the
+    machine."""
+    alone = not joined() or dist.get_world_size() == 1
+    return alone and os.environ.get("WORLD_SIZE", "1") in ("", "1")
 
 
 class LoadedOptions:
@@ -241,8 +303,10 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         proposer, partitioner, performance_model: decide over tables that shardopt has no model
             for; for all others the search replaces them.
         constraints: TorchRec's, by table name; all fields are honoured.
-        timeout_seconds: ceiling on the search, > 0; the best plan found by then is returned. In
-            `collective_plan` at most a quarter of the group's timeout, which is also the default.
+        timeout_seconds: ceiling on the whole call, > 0; the best plan found by then is returned. In
+            `collective_plan` at most a quarter of the group's timeout. By default 5 s up to 100
+            tables, and longer in proportion, where ``effort`` is not given and one process plans:
+            in `collective_plan`, and in `plan` outside of a job of several.
         hardware: name or file of a hardware profile; by default that of the cluster file, or of
             the GPU found.
         cluster: a cluster file with the ranks of the topology, for its NVLink domain, the levels of
@@ -253,8 +317,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             with where no ``model`` says it; None to make it from the features.
         default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
             if None TorchRec's 1, with a warning.
-        strict: refuse to plan where such features are, and where the tables take more memory by
-            shardopt's count than is left, or by the storage estimator's, but not by both.
+        strict: refuse to plan where such features are, where the tables take more memory by
+            shardopt's count than is left, or by the storage estimator's, but not by both, and
+            whatever else is otherwise planned by TorchRec's own planner, with a warning.
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
@@ -275,9 +340,15 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         replicas: how ranks form groups, and what `DMPCollection` takes; None for one copy.
 
     Raises:
-        PlannerError: something given cannot be used.
+        PlannerError: an argument that TorchRec's planner does not have cannot be used.
     """
 
+    _failure: Exception | None = None
+    _their_search: TorchRecSearch | None = None
+    _strict = False
+    _confirm: Confirm | None = None
+    found: LastSearch | None = None
+    confirmed: Confirmation | None = None
     _callbacks: list[Callable[[Options], Options]]
     _proposers: list[Proposer]
     _partitioner: Partitioner
@@ -285,6 +356,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
     _request: tuple[nn.Module, Sequence[ModuleSharder[nn.Module]]]
 
     @as_planner_errors()
+    @or_torchrecs
     def __init__(
         self,
         topology: TorchRecTopology | None = None,
@@ -356,11 +428,18 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         if hardware is None and links is not None:
             _, hardware = hardware_of(links) or (None, None)
         device = self._topology.compute_device
+        self._strict = strict
+        if device not in DEVICES:
+            self._failure = unknown_device(device)
+            if strict:
+                raise self._failure
+            return
         costs = detect_hardware(hardware, device)
         costs = costs if links is None else links.joined(costs)
         self._stand_in = hardware is None and profile_of_here(device) is None
         self._hardware, self._links = costs, links
-        self._effort = 1.0 if effort is None else effort
+        Stop(1.0 if effort is None else effort, timeout_seconds)  # checks both
+        self._effort = effort
         self._seed, self._objective = seed, objective
         self._scenarios = read_scenarios(scenarios, costs, windows_of(model))
         self._cache = ResultCache.of_user() if cache else None
@@ -384,30 +463,85 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         self._train_pipeline = None if train_pipeline is None else tell(train_pipeline)
         self._known = known
         self._default_pooling_factor = default_pooling_factor
-        self._strict = strict
         self._example_inputs = example_inputs
-        self._ceiling_s: float | None = timeout_seconds
-        self._searched: tuple[Problem, Result | None, OurPlan] | None = None
-        self.found: LastSearch | None = None
+        self._stop = Stop()
+        self._waited_s: float | None = None  # by other ranks, at most
+        self._searched: Searched | None = None
         self._confirm = confirm
-        self.confirmed: Confirmation | None = None
         self._rivals: dict[str, Options] = {}
 
     @as_planner_errors()
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """The plan with the least predicted iteration time.
+        """The plan with the least predicted iteration time; TorchRec's own, with a warning, where
+        shardopt cannot plan.
 
         Raises:
-            PlannerError: nothing fits, with TorchRec's error types and remedies; or something
-                given cannot be used.
+            PlannerError: TorchRec's planner finds no plan either, with its error types and
+                remedies; or ``strict`` refuses what shardopt does not plan.
         """
+        self._request = (module, sharders)
+        failure = self._failure
+        if failure is None:
+            try:
+                return self._plan_and_search(module, sharders)
+            except TooLargeError:
+                raise
+            except Exception as error:
+                failure = error
+        if not self._strict:
+            return self._plan_as_torchrec(module, sharders, failure)
+        if isinstance(failure, ShardoptError | PlannerError):
+            raise failure
+        what = f"{type(failure).__name__}: {failure}"
+        raise PlannerError(error_type=PlannerErrorType.OTHER, message=what) from failure
+
+    def _plan_and_search(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> ShardingPlan:
+        """The plan of TorchRec's planner with our search in it."""
+        self._searched = self.found = None
+        self._rivals = {}
+        effort = 1.0 if self._effort is None else self._effort
+        self._stop = Stop(effort, self._limit_s(module), reserve=RESERVE)
         told = self._inputs().constraints
         tell_device_groups(module, told, self._topology.compute_device)
         check_table_sizes(module, self._topology, describe_reservation(self._storage_reservation))
-        self._request = (module, sharders)
+        return super().plan(module, sharders)
+
+    def _limit_s(self, module: nn.Module) -> float | None:
+        """Ceiling on the call; None without one."""
+        limits = [self._timeout_seconds, self._waited_s]
+        alone = self._waited_s is not None or plans_alone()
+        if limits[0] is None and self._effort is None and alone:
+            limits.append(SECONDS * max(1.0, len(list(find_tables(module))) / TABLES))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _plan_as_torchrec(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], failure: Exception
+    ) -> ShardingPlan:
+        """The plan of TorchRec's planner, as its arguments make it.
+
+        Raises:
+            PlannerError: it finds none.
+        """
         self._searched = self.found = None
         self._rivals = {}
-        return super().plan(module, sharders)
+        mine = self._proposers, self._partitioner, self._perf_model, self._callbacks
+        self._callbacks = [callback for callback in self._callbacks if callback != self._note]
+        theirs = self._their_search
+        if theirs is not None:
+            self._proposers, self._partitioner = list(theirs.proposers), theirs.partitioner
+            self._perf_model = theirs.performance_model
+        try:
+            plan = super().plan(module, sharders)
+        except PlannerError as error:
+            if isinstance(failure, PlannerError):  # which says more
+                raise failure from error
+            raise
+        finally:
+            self._proposers, self._partitioner, self._perf_model, self._callbacks = mine
+        tell_fallback(failure, module, self._topology)
+        return plan
 
     @as_planner_errors()
     def collective_plan(
@@ -420,16 +554,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         ``confirm`` all of them run the best plans, and the fastest is returned.
 
         Raises:
-            PlannerError: as `plan`; or there is no process group, or it has other ranks than the
-                topology, or a rank of it does not answer within its timeout.
+            PlannerError: as `plan`; or there is no process group, or a rank of it does not answer
+                within its timeout.
         """
-        check_ranks(self._topology.world_size, pg)
         chosen = get_default_sharders() if sharders is None else sharders
-        self._ceiling_s = search_seconds(self._timeout_seconds, pg)
-        try:
-            found, rivals = on_first_rank(lambda: self._with_rivals(module, chosen), pg)
-        finally:
-            self._ceiling_s = self._timeout_seconds
+        found, rivals = on_first_rank(lambda: self._plan_for_group(module, chosen, pg), pg)
         if self._confirm is None:
             return found
         if not rivals or self._topology.world_size < dist.get_world_size():
@@ -438,20 +567,38 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             )
             return found
         plans = {"plan 1": found, **rivals}
-        self.confirmed = confirm_plans(module, plans, self._confirm, sharders=chosen)
-        best: ShardingPlan = self.confirmed.best.plan
-        return best
+        try:
+            self.confirmed = confirm_plans(module, plans, self._confirm, sharders=chosen)
+        except Exception as error:
+            logger.warning("nothing is measured: %s: %s", type(error).__name__, error)
+        if not on_all_ranks(self.confirmed is not None, pg):
+            self.confirmed = None
+        return found if self.confirmed is None else self.confirmed.best.plan
 
-    def _with_rivals(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    def _plan_for_group(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]],
+        group: ProcessGroup | None,
     ) -> tuple[ShardingPlan, dict[str, ShardingPlan]]:
-        """The plan, and others to run beside it where plans are confirmed."""
-        found = self.plan(module, sharders)
+        """The plan for which the other ranks wait, and others to run beside it where plans are
+        confirmed."""
+        check_ranks(self._topology.world_size, group)
+        self._waited_s = search_seconds(self._timeout_seconds, group)
+        try:
+            found = self.plan(module, sharders)
+        finally:
+            self._waited_s = None
+        if self._confirm is None:
+            return found, {}
         rivals = {}
-        for name, options in self._rivals.items():
-            for callback in self._callbacks[:-1]:  # the last keeps what is known of the plan
-                options = callback(options)
-            rivals[name] = to_sharding_plan(options, self._topology)
+        try:
+            for name, options in self._rivals.items():
+                for callback in self._callbacks[:-1]:  # the last keeps what is known of the plan
+                    options = callback(options)
+                rivals[name] = to_sharding_plan(options, self._topology)
+        except Exception as error:  # a callback may take no other plan
+            logger.warning("no other plan is run: %s: %s", type(error).__name__, error)
         return found, rivals
 
     def _find(self, left: TorchRecTopology) -> tuple[Options, float]:
@@ -468,6 +615,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         theirs = [o for o in space if (o.path, o.name) in reasons]
         placed: Options = []
         if theirs:
+            assert self._their_search is not None
             placed, rating = self._their_search.place(theirs, left)
             logger.warning(
                 "left to TorchRec's own estimate (%.3g ms, not validated, and not in the "
@@ -476,21 +624,34 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
                 describe_reasons(reasons),
             )
         if mine:
-            chosen, rating = self._choose(mine, without(left, placed))
+            tables = group_by_table(mine)
+            offered = runnable(whole, self._topology)
+            offered = [o for o in offered if (o.path, o.name) in tables]
+            chosen, rating = self._choose(mine, without(left, placed), offered)
             self._rivals = {
                 name: _in_order_of(whole, [*placed, *rival]) for name, rival in self._rivals.items()
             }
             placed += chosen
         tell_dense(placed)
+        tell_widths(placed)
         return _in_order_of(whole, placed), rating
 
     def _usable(self, space: Options, left: TorchRecTopology) -> Options:
         """Of what is offered, what runs and keeps the optimizer of every table."""
-        able = runnable(space, self._topology.compute_device)
+        able = runnable(space, self._topology)
         if all_left(able, left):
             return able  # TorchRec's own plan of all tables is the one that is made
         ranks = read_topology(left, self._hardware)
-        return trained_alike(able, ranks, self._inputs().constraint)
+
+        def plan_of_torchrec() -> Options | None:
+            """By TorchRec's own costs: those of a Topology are nobody's measure of ours."""
+            if not given_costs(left):
+                return torchrecs_plan(able, ranks)
+            usual = usual_topology(self._topology)
+            enumerator = EmbeddingEnumerator(usual, self._batch_size, self._inputs().constraints)
+            return plan_by_usual_costs(able, ranks, enumerator, self._request)
+
+        return trained_alike(able, plan_of_torchrec, self._inputs().constraint)
 
     def _reasons(self, options: Options) -> dict[TableKey, str]:
         """Tables that are left to TorchRec, and why."""
@@ -501,14 +662,27 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         workload = read_workload(*self._request, space, self._inputs())
         return problem_of(workload, left, self._hardware, self._links, self.replicas)
 
-    def _choose(self, space: Options, left: TorchRecTopology) -> tuple[Options, float]:
-        """What the search chooses for tables that shardopt predicts."""
+    def _choose(
+        self, space: Options, left: TorchRecTopology, offered: Options
+    ) -> tuple[Options, float]:
+        """What the search chooses for tables that shardopt predicts.
+
+        Args:
+            space: options that train every table as TorchRec's plan does.
+            offered: all that run, of the same tables.
+        """
         problem = self._problem(space, left)
+        theirs = torchrecs_plan(offered, problem.topology)
         try:
-            return self._search_in(problem, space, left)
-        except (InfeasibleError, PlannerError) as error:
-            theirs = None if self._strict else torchrecs_plan(space, problem.topology)
-            if theirs is None:
+            return self._search_in(problem, space, left, theirs)
+        except (ShardoptError, PlannerError) as error:
+            if theirs is not None and self._stop.remaining_s <= 0 and not self._strict:
+                logger.warning("no time is left to search, so the plan is TorchRec's: %s", error)
+                self._keep(problem, None, theirs)
+                return theirs, 0.0
+            if not isinstance(error, InfeasibleError | PlannerError):
+                raise
+            if theirs is None or self._strict:
                 kind = PlannerErrorType.PARTITION
                 raise PlannerError(error_type=kind, message=str(error)) from error
             logger.warning(
@@ -519,45 +693,66 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             too_little = isinstance(error, InfeasibleError)
         problem = with_room_for(to_plan(theirs, problem.workload, problem.topology), problem)
         if too_little:
+            self._stop.resume()
             with suppress(InfeasibleError, PlannerError):
-                return self._search_in(problem, space, left)
+                return self._search_in(problem, space, left, theirs)
         self._keep(problem, None, theirs)
         return theirs, 0.0
 
     def _search_in(
-        self, problem: Problem, space: Options, left: TorchRecTopology
+        self, problem: Problem, space: Options, left: TorchRecTopology, theirs: Options | None
     ) -> tuple[Options, float]:
-        """The fastest plan of a problem, if the user's storage estimator accepts it."""
+        """The fastest plan of a problem, if the user's storage estimator accepts it; TorchRec's
+        where that gains nothing.
+
+        Args:
+            theirs: TorchRec's plan.
+        """
         given = self._inputs()
         windows = self._scenarios.read_windows(
             lambda window: read_workload(*self._request, space, given._replace(known=window))
         )
         result, *_ = find_plans(
             problem,
-            Stop(self._effort, self._ceiling_s),
+            self._stop,
             self._seed,
             replace(self._scenarios, windows=windows),
             self._cache,
             aim=self._objective,
             top_k=TOP_K if self._confirm is None else max(TOP_K, self._confirm.plans),
         )
+        torchrecs = None
+        if theirs is not None:
+            plan = to_plan(theirs, problem.workload, problem.topology)
+            torchrecs = TorchRecsPlan.rated(plan, problem)
+            # times say nothing of another aim, and dynamicemb's tables have their own planners
+            free = self._objective == NOMINAL and self._confirm is None
+            free = free and all(option.compute_kernel != CUSTOMIZED for option in theirs)
+            if free and torchrecs.ties(result.best.iteration_ms):
+                self._keep(problem, result, theirs, replace(torchrecs, kept=True))
+                return theirs, torchrecs.iteration_ms
         options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)
         check_storage(options, left)
-        self._keep(problem, result, options)
+        self._keep(problem, result, options, torchrecs)
         if self._confirm is not None and self.replicas is None:  # plans to measure beside the best
             self._rivals = {
                 f"plan {i}": to_options(ranked.plan, problem.workload, space)
                 for i, ranked in enumerate(result.plans[1 : self._confirm.plans], 2)
             }
-            theirs = torchrecs_plan(space, problem.topology)
             self._rivals |= {} if theirs is None else {TORCHREC: theirs}
         return options, result.best.iteration_ms
 
-    def _keep(self, problem: Problem, result: Result | None, options: Options) -> None:
+    def _keep(
+        self,
+        problem: Problem,
+        result: Result | None,
+        options: Options,
+        torchrecs: TorchRecsPlan | None = None,
+    ) -> None:
         """What was chosen, before callbacks see it."""
         plan = to_plan(options, problem.workload, problem.topology)
-        self._searched = problem, result, plan
+        self._searched = problem, result, plan, torchrecs
 
     def _inputs(self) -> UserInputs:
         """What the user gives; the enumerator's own constraints decide, as in TorchRec."""
@@ -577,12 +772,29 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         """Keep what is known of the plan that is returned; the last callback."""
         try:
             self.found = self._describe(options)
-        except (ShardoptError, KeyError, ValueError) as error:  # callbacks may return anything
-            logger.warning("the plan cannot be predicted: %s", error)
-        if self.found is not None:
-            for line in (describe(self.found), *short_of(self.found.prediction.memory)):
-                logger.warning("%s", line)
+            if self.found is not None:
+                self._tell(self.found)
+        except Exception as error:  # callbacks may return anything
+            what = str(error) if isinstance(error, ShardoptError) else repr(error)
+            logger.warning("the plan cannot be predicted: %s", what)
         return options
+
+    def _tell(self, found: LastSearch) -> None:
+        """Log what is predicted, how training differs from TorchRec's, and what is not allowed."""
+        for line in (describe(found), *short_of(found.prediction.memory)):
+            logger.warning("%s", line)
+        if found.result is None:
+            return
+        tell_column_states(found.plan, found.torchrecs, found.problem)
+        if self._stop.remaining_s > 0:
+            tell_replicable(found.plan, found.problem, self._replicable(found.problem.workload))
+
+    def _replicable(self, workload: Workload) -> list[str]:
+        """Keys of tables that TorchRec offers to replicate."""
+        offered = runnable(self._search.space, self._topology)
+        free = {(o.path or "ebc", o.name) for o in offered if o.sharding_type == REPLICATED}
+        tables = zip(workload.keys, workload.tables, strict=True)
+        return [key for key, table in tables if (table.module, table.name) in free]
 
     def _installed(self, problem: Problem) -> Topology:
         """The ranks of a problem, with what their devices have before the reservation."""
@@ -596,11 +808,16 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         mine = [option for option in options if (option.path, option.name) not in left]
         if not mine:
             return None
-        problem, result, before = self._searched or (None, None, None)
+        problem, result, before, torchrecs = self._searched or (None, None, None, None)
         if problem is None:
             reserved = self._storage_reservation.last_reserved_topology or self._topology
             problem = self._problem(mine, reserved)
-        plan = to_plan(mine, problem.workload, problem.topology)
+        there, workload = {(o.path or "ebc", o.name) for o in mine}, problem.workload
+        tables = zip(workload.keys, workload.tables, strict=True)
+        gone = [f"'{key}'" for key, table in tables if (table.module, table.name) not in there]
+        if gone:
+            raise InputError(f"callbacks left out table{'s' * (len(gone) > 1)} {listed(gone)}")
+        plan = to_plan(mine, workload, problem.topology)
         unchanged = (before or plan).tables
         return LastSearch(
             problem,
@@ -610,6 +827,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             tuple(key for key, table in plan.tables.items() if table != unchanged[key]),
             left,
             self._stand_in,
+            torchrecs,
         )
 
 

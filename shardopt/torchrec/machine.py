@@ -6,6 +6,7 @@ Costs come from the profile. The bandwidths of TorchRec's Topology are looked at
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from predictor.errors import InputError
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import DEFAULT_HARDWARE, load_hardware
 from predictor.hardware.schema import HardwareProfile
+from predictor.model.memory.peak import limit_processes
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from search.problem import Problem
 from shardopt.config.cluster import ClusterConfig, default_nvlink_domain, load_cluster
 from shardopt.extras import needs_torchrec
-from shardopt.torchrec.logs import logger
+from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.tables import configs_of, find_embedding_modules
 
 with needs_torchrec():
@@ -53,7 +55,7 @@ def read_topology(
     """
     world = theirs.world_size
     local = min(theirs.local_world_size, world)
-    group = theirs.intra_group_size
+    group = min(theirs.intra_group_size, world)  # a job may have a part of one host
     domain = group if group > local else min(default_nvlink_domain(hardware, world, local), group)
     if cluster is not None:
         domain = cluster.nvlink_domain
@@ -87,6 +89,10 @@ def read_cluster(path: str | PathLike[str], theirs: TorchRecTopology) -> Cluster
     return cluster
 
 
+class TooLargeError(PlannerError):
+    """A table that no planner can place."""
+
+
 def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str) -> None:
     """Refuse a table whose weights alone exceed all memory of all ranks.
 
@@ -97,7 +103,7 @@ def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str
         reserved: what the reservation says of itself, for the message.
 
     Raises:
-        PlannerError: names the table.
+        TooLargeError: names the table.
     """
     storages = [device.storage for device in theirs.devices]
     room = sum(s.hbm + s.ddr + getattr(s, "ssd", 0) for s in storages)
@@ -107,7 +113,7 @@ def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str
             need = elements * DATA_TYPE_NUM_BITS[config.data_type] // 8
             # a virtual table has rows only where ids occur
             if need > room and not getattr(config, "use_virtual_table", False):
-                raise PlannerError(
+                raise TooLargeError(
                     error_type=PlannerErrorType.INSUFFICIENT_STORAGE,
                     message=f"table '{config.name}' of module '{path}': its weights take "
                     f"{units.format_bytes(need)}, and the {theirs.world_size} ranks have "
@@ -116,30 +122,82 @@ def check_table_sizes(module: nn.Module, theirs: TorchRecTopology, reserved: str
                 )
 
 
-def check_bandwidths(theirs: TorchRecTopology) -> None:
-    """Warn of a Topology in bytes/s: TorchRec's bandwidths are bytes/ms.
+COSTS = (
+    *("hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw", "ssd_mem_bw"),
+    *("intra_host_bw", "inter_host_bw"),
+    *("bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier"),
+)
+"""Parameters of TorchRec's Topology that its planner computes costs from; bandwidths first."""
 
-    Costs never come from the Topology, but its author will use it for other planners too.
-    """
-    comms = theirs.comms_bandwidths
-    found = {
-        "hbm_mem_bw": theirs.hbm_mem_bw,
-        "ddr_mem_bw": theirs.ddr_mem_bw,
-        "intra_host_bw": getattr(comms, "intra_host_bw", 0.0),
-        "inter_host_bw": getattr(comms, "inter_host_bw", 0.0),
+
+def usual_topology(theirs: TorchRecTopology) -> TorchRecTopology:
+    """The same ranks with TorchRec's own bandwidths."""
+    local = theirs.local_world_size
+    with silence_torchrec():
+        return TorchRecTopology(
+            world_size=theirs.world_size,
+            compute_device=theirs.compute_device,
+            local_world_size=local,
+            pod_size=max(1, theirs.intra_group_size // local),
+        )
+
+
+def given_costs(theirs: TorchRecTopology) -> dict[str, float]:
+    """The parameters among `COSTS` that are not TorchRec's own, with their values."""
+    known, usual = _costs_of(theirs), _costs_of(usual_topology(theirs))
+    return {name: value for name, value in known.items() if value != usual.get(name)}
+
+
+def _costs_of(theirs: TorchRecTopology) -> dict[str, float]:
+    sources = (theirs, theirs.comms_bandwidths)
+    return {
+        name: float(getattr(source, name))
+        for name in COSTS
+        for source in sources
+        if hasattr(source, name)
     }
-    for name, value in found.items():
-        if value > units.gb_per_s(MOST_GB_S):
-            logger.warning(
-                "Topology(%s=%g) is %g GB/s, more than any hardware has, and not used here. "
-                "TorchRec's unit is bytes per millisecond: for %g GB/s give %s=%g",
-                name,
-                value,
-                value / units.gb_per_s(1),
-                value / 1e9,
-                name,
-                value / 1e3,
-            )
+
+
+def check_bandwidths(theirs: TorchRecTopology) -> None:
+    """Name the costs of a Topology that are not used, and warn of bytes/s: TorchRec's bandwidths
+    are bytes/ms.
+
+    Costs never come from the Topology, but its author may use it for other planners too.
+    """
+    given = given_costs(theirs)
+    fast = {n: v for n, v in given.items() if n.endswith("_bw") and v > units.gb_per_s(MOST_GB_S)}
+    for name, value in fast.items():
+        logger.warning(
+            "Topology(%s=%g) is %g GB/s, more than any hardware has, and not used here. "
+            "TorchRec's unit is bytes per millisecond: for %g GB/s give %s=%g",
+            name,
+            value,
+            value / units.gb_per_s(1),
+            value / 1e9,
+            name,
+            value / 1e3,
+        )
+    others = ", ".join(f"{name}={value:g}" for name, value in given.items() if name not in fast)
+    if others:
+        _tell_unused(others)
+
+
+@cache
+def _tell_unused(costs: str) -> None:
+    """Once a process: several parts of a planner take the same Topology."""
+    logger.warning(
+        "Topology(%s): these are not used, as costs come from a hardware profile; hardware= "
+        "selects one",
+        costs,
+    )
+
+
+def unknown_device(device: str) -> InputError:
+    """The error of a device without costs."""
+    return InputError(
+        f"the topology is of {device} devices, and shardopt knows the costs of "
+        f"{' and '.join(DEVICES)} only; TorchRec's EmbeddingShardingPlanner plans for it"
+    )
 
 
 def detect_hardware(given: str | HardwareProfile | None, device: str) -> HardwareProfile:
@@ -152,10 +210,7 @@ def detect_hardware(given: str | HardwareProfile | None, device: str) -> Hardwar
         InputError: there is no profile of such a device, or the given one is of another.
     """
     if device not in DEVICES:
-        raise InputError(
-            f"the topology is of {device} devices, and shardopt knows the costs of "
-            f"{' and '.join(DEVICES)} only; use TorchRec's EmbeddingShardingPlanner for it"
-        )
+        raise unknown_device(device)
     if given is not None:
         profile = given if isinstance(given, HardwareProfile) else load_hardware(given)
         if profile.device != device:
@@ -280,11 +335,12 @@ def problem_of(
         InputError: TorchRec cannot average a table.
     """
     if replicas is None:
+        workload = replace(workload, replica_groups=None)
         ranks = read_topology(left, hardware, cluster)
-        return Problem(replace(workload, replica_groups=None), ranks, hardware)
+        return Problem(workload, limit_processes(workload, ranks, hardware.device), hardware)
     workload = replace(workload, replica_groups=replicas.groups)
     workload.sharding_group(replicas.group.whole)
     ranks = read_topology(left, hardware)
     hbm, ddr = ranks.hbm_cap_bytes, ranks.ddr_cap_bytes
     group = replace(replicas.group, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr)
-    return Problem(workload, group, hardware)
+    return Problem(workload, limit_processes(workload, group, hardware.device), hardware)

@@ -25,6 +25,7 @@ from shardopt.config.write import (
 )
 from shardopt.extras import needs_torchrec
 from shardopt.files import atomic_write_text
+from shardopt.formatting import listed
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.step import GIVEN, DenseOptimizer, name_of_optimizer
 from shardopt.torchrec.logs import silence_torchrec
@@ -152,7 +153,7 @@ def to_yaml(
     }
     defaults = [t for t in tables_of(options, by_module(chosen)) if not t.names_optimizer]
     if defaults:
-        names = ", ".join(dict.fromkeys(table.option.name for table in defaults))
+        names = listed(dict.fromkeys(table.option.name for table in defaults))
         guessed[f"optimizer is exact_sgd, FBGEMM's default, of {names}"] = None
     notes = ["Written from a module. Guessed, so correct what is otherwise:"]
     notes += [f"  {what}" for what, known in guessed.items() if known is None]

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from predictor.model.memory.ranks import plan_memory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
+from predictor.model.plan_check import FUSED_WIDTH
 from predictor.model.topology import Topology
 from search.baselines.torchrec_planner import CostedOption, Perf, best_proposal
 from search.problem import Problem
 from search.space.option import Option
 from shardopt.extras import needs_torchrec
+from shardopt.formatting import listed
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.options import TableKey, group_by_table, kernel_of
 from shardopt.torchrec.read_module import tables_of
@@ -134,33 +135,60 @@ def describe_reasons(reasons: Mapping[TableKey, str]) -> str:
     for (path, name), reason in reasons.items():
         tables.setdefault(reason, []).append(f"'{path}.{name}'" if path else f"'{name}'")
     return "; ".join(
-        f"table{'s' if len(names) > 1 else ''} {', '.join(names)}: {reason}"
+        f"table{'s' if len(names) > 1 else ''} {listed(names)}: {reason}"
         for reason, names in tables.items()
     )
 
 
 DENSE = ComputeKernel.DENSE.value
 REPLICATED = ShardingType.DATA_PARALLEL.value
+BY_HOST = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
 
-def runnable(options: Sequence[ShardingOption], device: str) -> Options:
+def runnable(options: Sequence[ShardingOption], topology: TorchRecTopology) -> Options:
     """Without what TorchRec offers and cannot run, as far as a table has something else.
 
     That is a replicated table of a module with a fused optimizer on CPUs: TorchRec hands the CPU to
     `DistributedDataParallel` as one of ``device_ids``, which takes GPUs alone
-    (fused_embeddingbag.py and fused_embedding.py, torchrec 1.7 to 1.9).
+    (fused_embeddingbag.py and fused_embedding.py, torchrec 1.7 to 1.9). On any device it is a shard
+    of another width than a multiple of four, but for the dense kernel, which FBGEMM refuses. Where
+    ranks are part of one host, it is a table with a row shard for every place of the host.
     """
-    if device != "cpu":
-        return list(options)
-    able = [o for o in options if o.sharding_type != REPLICATED or not _has_own_optimizer(o)]
+    part = topology.world_size < topology.intra_group_size
+    able = [
+        option
+        for option in options
+        if _runs(option, topology.compute_device) and not (part and option.sharding_type in BY_HOST)
+    ]
     found = group_by_table(able)
     kept = (found.get(key, offered) for key, offered in group_by_table(options).items())
     return [option for of_table in kept for option in of_table]
 
 
+def _runs(option: ShardingOption, device: str) -> bool:
+    if option.sharding_type == REPLICATED:
+        return device != "cpu" or not _has_own_optimizer(option)
+    if option.compute_kernel == DENSE:
+        return True
+    return all(shard.size[1] % FUSED_WIDTH == 0 for shard in option.shards)
+
+
+def tell_widths(placed: Sequence[ShardingOption]) -> None:
+    """Name the tables of a plan whose shards FBGEMM refuses."""
+    names = [f"'{o.name}' (embedding_dim {o.tensor.shape[1]})" for o in placed if not _runs(o, "")]
+    if names:
+        logger.warning(
+            "TorchRec plans these tables, and FBGEMM refuses them when they are sharded, as its "
+            "fused kernels take multiples of %d columns: %s; pad embedding_dim, or allow "
+            "data_parallel",
+            FUSED_WIDTH,
+            listed(names),
+        )
+
+
 def trained_alike(
     options: Sequence[ShardingOption],
-    topology: Topology,
+    theirs: Callable[[], Options | None],
     constraint: Callable[[str], ParameterConstraints],
 ) -> Options:
     """Only options under which each table is stepped by what steps it under TorchRec's own plan.
@@ -174,8 +202,8 @@ def trained_alike(
     either way.
 
     Args:
-        options: of all tables, with estimates.
-        topology: ranks with the memory that the reservation left.
+        options: of all tables.
+        theirs: gives TorchRec's own plan; None where it finds none.
         constraint: of a table, by name.
     """
     tables = group_by_table(options)
@@ -188,8 +216,7 @@ def trained_alike(
     }
     if not undecided:
         return list(options)
-    theirs = torchrecs_plan(options, topology) or []
-    dense = {(o.path, o.name) for o in theirs if o.compute_kernel == DENSE}
+    dense = {(o.path, o.name) for o in theirs() or () if o.compute_kernel == DENSE}
     return [
         option
         for key, of_table in tables.items()
@@ -205,15 +232,18 @@ def with_room_for(plan: ShardingPlan, problem: Problem) -> Problem:
         plan: that the user's storage estimator accepts.
     """
     ranks = problem.topology
-    needs = plan_memory(problem.workload, ranks, plan, problem.hardware.device)
+    needs = problem.memory_of(plan)
     hbm = tuple(max(need.hbm_bytes, need.hbm_cap_bytes) for need in needs)
     ddr = tuple(max(need.ddr_bytes, need.ddr_cap_bytes) for need in needs)
-    return replace(problem, topology=replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr))
+    peaks = [need.peak for need in needs if need.peak is not None]
+    limits = tuple(max(peak.reserved_bytes, peak.limit_bytes) for peak in peaks)
+    ranks = replace(ranks, hbm_cap_bytes=hbm, ddr_cap_bytes=ddr, limit_bytes=limits)
+    return replace(problem, topology=ranks)
 
 
 STEPPED_BY = {
-    False: "because constraints ask for it or TorchRec's own plan gives it to them, are stepped by "
-    "the script's dense optimizer",
+    False: "because constraints ask for it, TorchRec's own plan gives it to them or no other runs, "
+    "are stepped by the script's dense optimizer",
     True: "in modules with an optimizer of their own, are stepped by that",
 }
 """Whether a module has an optimizer of its own -> what is said of its tables."""
@@ -228,7 +258,7 @@ def tell_dense(placed: Sequence[ShardingOption]) -> None:
             if option.compute_kernel == DENSE and _has_own_optimizer(option) == own
         ]
         if names:
-            logger.warning("tables that have the dense kernel, %s: %s", what, ", ".join(names))
+            logger.warning("tables that have the dense kernel, %s: %s", what, listed(names))
 
 
 def _has_own_optimizer(option: ShardingOption) -> bool:
@@ -281,3 +311,20 @@ def _costed(table: int, order: int, theirs: ShardingOption) -> CostedOption:
         tuple(int(shard.storage.ddr) for shard in theirs.shards),
         order,
     )
+
+
+def plan_by_usual_costs(
+    options: Sequence[ShardingOption], ranks: Topology, enumerator: Enumerator, request: Any
+) -> Options | None:
+    """The plan that TorchRec's planner would make if the Topology had TorchRec's own bandwidths.
+
+    Args:
+        options: of all tables; the plan has the types and kernels that they name.
+        ranks: with the memory that the reservation left.
+        enumerator: TorchRec's, by its own costs.
+        request: module and sharders.
+    """
+    offered = {(o.path, o.name, o.sharding_type, kernel_of(o)) for o in options}
+    found = enumerator.enumerate(*request)
+    same = [o for o in found if (o.path, o.name, o.sharding_type, kernel_of(o)) in offered]
+    return torchrecs_plan(same, ranks)

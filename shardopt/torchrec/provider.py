@@ -17,7 +17,7 @@ from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
 from predictor.units import GIB
-from search.stop import Stop
+from shardopt.api.answer import stop_of
 from shardopt.api.cache import ResultCache
 from shardopt.api.machines import OnMachine
 from shardopt.api.machines import plan_machines as plan_model
@@ -82,7 +82,7 @@ def plan_machines(
         path = Path(folder) / f"{type(module).__name__}.yaml"
         to_yaml(module, path, batch_size=batch_size, **capture)
         request = PlanRequest(model=path, effort=effort)
-        found = list(plan_model(request, hardware, gpus, prices or {}, kept, lambda: Stop(effort)))
+        found = list(plan_model(request, hardware, gpus, prices or {}, kept, stop_of))
     return [MachinePlan(one, _for_torchrec(one, module)) for one in found]
 
 

@@ -30,7 +30,7 @@ from predictor.model.workload import (
 from shardopt.config import load_model
 from shardopt.config.model import rough_lookups, variable_batches
 from shardopt.extras import needs_torchrec
-from shardopt.formatting import plural
+from shardopt.formatting import listed, plural
 from shardopt.torchrec.capture.capture import capture_dense
 from shardopt.torchrec.capture.inputs import linears_outside
 from shardopt.torchrec.logs import logger
@@ -284,7 +284,7 @@ class OfferedTable:
                 "one a feature",
                 where,
                 len(names),
-                ", ".join(names),
+                listed(names),
                 count,
                 share,
             )
@@ -292,10 +292,10 @@ class OfferedTable:
         for index, name in enumerate(names):
             feature = found[name]
             factor = feature.pooling_factor if given is None else float(given[index])
-            if not factor > 0:
+            if not factor >= 0:
                 raise InputError(
                     f"{where}: feature '{name}' has pooling factor {factor}; "
-                    "give the mean ids per sample, above 0"
+                    "give the mean ids per sample, at least 0"
                 )
             # a feature with another batch size is pooled more, or less, often per sample
             pooled = (poolings[index] if poolings else feature.num_poolings) * batches[index]
@@ -391,11 +391,12 @@ def read_workload(
     for what in not_priced(module, tables):
         logger.warning("%s", what)
     names = {o.name for o in options} | {t.table for t in find_tables(module)}
-    for name in sorted(inputs.constraints.keys() - names):  # which TorchRec ignores
+    unknown = sorted(inputs.constraints.keys() - names)
+    if unknown:  # which TorchRec ignores
         logger.warning(
-            "constraints are given for table '%s', which this module does not have%s",
-            name,
-            did_you_mean(name, names),
+            "constraints are given for %s, which this module does not have: %s",
+            plural(len(unknown), "table"),
+            listed(f"'{name}'{did_you_mean(name, names)}" for name in unknown),
         )
     known = inputs.known
     if known is not None:
@@ -422,9 +423,18 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
     marked = [t.table for t in find_tables(module) if t.stash_weights and t.table not in stashed]
     if marked:
         found.append(
-            f"tables {', '.join(map(repr, marked))} have stash_weights, but the train pipeline "
+            f"tables {listed(map(repr, marked))} have stash_weights, but the train pipeline "
             "stashes none: their weights are priced as on the device"
         )
+    types: dict[str, list[str]] = {}
+    for table in find_tables(module):
+        if table.data_type not in DATA_TYPES.values():
+            types.setdefault(table.data_type, []).append(f"'{table.table}'")
+    found += [
+        f"{listed(names)} {'has' if len(names) == 1 else 'have'} {kind} weights, which are counted "
+        "and priced as fp16: memory and time are at most what is said"
+        for kind, names in types.items()
+    ]
     for path, whole, _ in find_embedding_modules(module):
         if remaps_ids(whole):
             found.append(
@@ -450,7 +460,7 @@ def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) ->
     missing = [(t.option.name, f) for t in offered for f in t.features_without_factors(inputs)]
     if not missing:
         return
-    features = ", ".join(f"{feature} (table '{table}')" for table, feature in missing)
+    features = listed(f"{feature} (table '{table}')" for table, feature in missing)
     what = f"no pooling factor is given for {plural(len(missing), 'feature')}: {features}"
     advice = (
         "give the mean ids per sample, 1.0 where a sample has one id: default_pooling_factor=... "
@@ -483,7 +493,7 @@ def tell_device_groups(
             "not planned, as in TorchRec: tables whose constraint has another device_group than "
             "the topology's %s: %s; plan them for a topology of their own and join the plans",
             device,
-            ", ".join(f"'{table}' ({group})" for table, group in others.items()),
+            listed(f"'{table}' ({group})" for table, group in others.items()),
         )
 
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from predictor.hardware.loader import list_hardware, load_hardware
 from predictor.model.memory.ranks import RankMemory, missing
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch
-from predictor.predict import Prediction, predict
+from predictor.predict import Prediction
 from predictor.units import format_bytes
-from search.baselines.starting_plans import TORCHREC
 from search.problem import Problem, Result
 from shardopt.extras import needs_torchrec
-from shardopt.formatting import at_most, gap_of, interval, ms, plural, times
+from shardopt.formatting import at_most, gap_of, interval, listed, ms, plural, times
+from shardopt.torchrec.beside import TorchRecsPlan
 from shardopt.torchrec.options import TableKey
 
 with needs_torchrec():
@@ -44,6 +43,8 @@ class LastSearch:
         changed: keys of the tables that callbacks changed.
         left: tables that shardopt has no model for, and why; TorchRec placed them.
         stand_in: the profile is of another machine, as nobody named one and none of this is known.
+        torchrecs: the plan of TorchRec's own planner; None where it finds none, and where none was
+            asked for.
     """
 
     problem: Problem
@@ -53,6 +54,7 @@ class LastSearch:
     changed: tuple[str, ...] = ()
     left: Mapping[TableKey, str] = field(default_factory=dict)
     stand_in: bool = False
+    torchrecs: TorchRecsPlan | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -105,7 +107,7 @@ def describe(found: LastSearch) -> str:
     if found.left:
         parts.append(f"without {plural(len(found.left), 'table')} left to TorchRec")
     if found.changed:
-        parts.append(f"callbacks changed {', '.join(found.changed)}")
+        parts.append(f"callbacks changed {listed(found.changed)}")
     return "; ".join([*parts, *(found.missing or [f"constants: {prediction.provenance}"])])
 
 
@@ -135,30 +137,31 @@ def _not_counted(found: LastSearch) -> list[str]:
 
 
 def _of_another_machine(found: LastSearch) -> list[str]:
-    """What stands for the machine, and what the other shipped profiles of such devices say."""
+    """What stands for the machine."""
     if not found.stand_in:
         return []
-    problem = found.problem
-    others = [
-        predict(problem.workload, problem.topology, profile, found.plan).iteration_ms
-        for profile in map(load_hardware, list_hardware())
-        if profile.device == problem.hardware.device
-    ]
-    low, high = min(others), max(others)
-    span = f", from {ms(low)} to {ms(high)} by the profiles of others" if low < high else ""
-    return [f"the constants are not of this machine{span}: give hardware="]
+    name = found.problem.hardware.name
+    return [f"times are those of {name}, as nothing is known of this machine: give hardware="]
 
 
 def _comparison(found: LastSearch) -> list[str]:
     """With TorchRec's plan and with the bound, where a search has them."""
     if found.result is None:
         return ["not the plan of a search"]
-    ours, theirs = found.prediction.iteration_ms, found.result.baselines.get(TORCHREC)
-    parts = [
-        "TorchRec's planner finds no plan that fits"
-        if theirs is None
-        else f"TorchRec's plan takes {ms(theirs)} ({times(theirs / ours)})"
-    ]
+    ours, theirs = found.prediction.iteration_ms, found.torchrecs
+    if theirs is None:
+        parts = ["TorchRec's planner finds no plan that fits"]
+    elif theirs.kept:
+        best = ms(found.result.best.iteration_ms)
+        parts = [f"this is TorchRec's plan, as the best found, {best}, gains nothing"]
+    elif theirs.misfit:
+        parts = [
+            f"TorchRec's plan, {ms(theirs.iteration_ms)}, does not fit by shardopt's count: "
+            f"{theirs.misfit}"
+        ]
+    else:
+        ratio = times(theirs.iteration_ms / ours)
+        parts = [f"TorchRec's plan takes {ms(theirs.iteration_ms)} ({ratio})"]
     gap = gap_of(ours, found.result.lower_bound_ms)
     if gap is not None:
         parts.append(f"{at_most(gap)} from the best possible")
@@ -221,8 +224,8 @@ def numbers(found: LastSearch) -> dict[str, float]:
     }
     if result is not None:
         values["lower_bound_ms"] = result.lower_bound_ms
-        if TORCHREC in result.baselines:
-            values["torchrecs_plan_ms"] = result.baselines[TORCHREC]
+        if found.torchrecs is not None:
+            values["torchrecs_plan_ms"] = found.torchrecs.iteration_ms
     return values
 
 

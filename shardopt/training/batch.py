@@ -141,7 +141,7 @@ def check_poolings(table: Table) -> None:
 def _lengths(feature: Feature, size: int, rng: np.random.Generator) -> Ids:
     mean, deviation = feature.pooling_factor, feature.pooling_factor_std
     lengths = np.full(size, mean)
-    if deviation:
+    if deviation and mean:
         lengths = rng.gamma((mean / deviation) ** 2, deviation**2 / mean, size)
     low = lengths.astype(np.int64)
     return low + (rng.random(size) < lengths - low)

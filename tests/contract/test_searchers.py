@@ -13,15 +13,15 @@ from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
-from search.improve.balance import balance, refill
+from search.improve.annealing import Annealer, AnnealingTask
+from search.improve.balance import balance
 from search.improve.local_search import LocalSearch
 from search.improve.neighbourhoods import Neighbourhoods
-from search.improve.packing import Packer
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
+from search.propose.annealed import AnnealedPlans
 from search.propose.feasibility import find_feasible
-from search.propose.rounding import Rounding
 from search.propose.searchers import rescue
 from search.propose.study import Study
 from search.stop import Stop
@@ -51,15 +51,23 @@ def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     return [plan for plan, _ in study.run(4)]
 
 
-def by_rounding(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+def by_annealed_sets(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     bound.solve(50)
-    return [c.assignment for c in Rounding(objective, surrogate).propose(bound)]
+    plans = AnnealedPlans(objective, surrogate, bound, Stop(effort=0.02), 0)
+    return [c.assignment for c in plans.propose([], lambda: False)]
 
 
-def by_packer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    packer = Packer(objective, surrogate)
-    return [packer.pack(p, 20)[0] for p in by_placer(objective, surrogate)]
+def by_annealer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+    """From a plan that may not fit: all on the first ranks."""
+    annealer, options = Annealer(objective, surrogate), objective.space.options
+    units = [objective.legal(table[0]).units for table in options]
+    start = tuple(
+        (table[0], tuple(rank for unit in of_table for rank in unit[0]))
+        for table, of_table in zip(options, units, strict=True)
+    )
+    found, _ = annealer.improve(AnnealingTask(start, options, 20_000, 5, 0))
+    return [] if found is None else [found]
 
 
 def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
@@ -81,10 +89,9 @@ def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignme
 
 
 SEARCHERS: dict[str, Searcher] = {
-    "rounding": by_rounding,
+    "annealed sets": by_annealed_sets,
+    "annealer": by_annealer,
     "balancer": lambda given, cheap: [balance(given, cheap, p) for p in by_placer(given, cheap)],
-    "refilling": lambda given, cheap: [refill(given, cheap, p) for p in by_placer(given, cheap)],
-    "packer": by_packer,
     "cpsat": by_cpsat,
     "study": by_study,
     "placer": by_placer,

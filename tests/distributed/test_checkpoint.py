@@ -85,7 +85,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(resume_all, tmp_path_factory.mktemp("checkpoints"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [*product(PLANS, PLANS)])
 def test_what_is_allowed_goes_on_as_if_nothing_had_happened(
     found: list[dict[str, Any]], before: str, after: str

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 from torchrec.distributed.planner import ParameterConstraints, Topology
 
-from shardopt.torchrec import ShardoptPlanner
+from shardopt.torchrec import Confirm, ShardoptPlanner, hook
 from shardopt.torchrec.collective import search_seconds
 from tests.distributed.ranks import on_ranks
 from tests.distributed.training_case import EFFORT, SHARDERS
@@ -48,7 +49,6 @@ def plan_in_trouble() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_errors_reach_all_ranks_and_a_missing_rank_is_named() -> None:
     """TorchRec leaves the others waiting for a plan."""
@@ -61,3 +61,23 @@ def test_errors_reach_all_ranks_and_a_missing_rank_is_named() -> None:
     assert kind == "PlannerError"
     assert "1" in missing.split(";")[0]
     assert "longer timeout" in missing
+
+
+def plan_with_a_fault() -> dict[str, Any]:
+    """A search that fails where the plan is made, and a topology of other ranks than there are."""
+    found: dict[str, Any] = {}
+    with patch.object(hook, "find_plans", side_effect=ZeroDivisionError):
+        found["fault"] = plan(**TOLD)
+    found["many"] = plan(topology=Topology(world_size=8, compute_device="cpu"), **TOLD)
+    planner = ShardoptPlanner(batch_size=4, effort=EFFORT, debug=False, confirm=Confirm([]), **TOLD)
+    with patch.object(hook, "confirm_plans", side_effect=ZeroDivisionError):
+        planner.collective_plan(Model(bag("t", 100, 8)).ebc, SHARDERS)
+    found["confirmed"] = planner.confirmed
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_fault_ends_no_rank() -> None:
+    first, second = on_ranks(plan_with_a_fault)
+    assert first == second == {"fault": "nothing", "many": "nothing", "confirmed": None}

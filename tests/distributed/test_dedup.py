@@ -19,7 +19,7 @@ from shardopt.training.loop import Training
 from tests.builders import a_topology, hardware, plan_of, sharded
 from tests.distributed.ranks import on_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = pytest.mark.distributed
 STEPS = 12
 
 

@@ -46,7 +46,6 @@ def train_and_trace(folder: Path) -> None:
     profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_traced_training_gives_its_dense_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -34,7 +34,7 @@ from shardopt.training.loop import Training
 from tests.builders import a_topology, plan_of, sharded, table_wise
 from tests.distributed.ranks import on_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = pytest.mark.distributed
 
 POSITIONS, BATCH, DIM = 64, 128, 16
 TABLES = tuple(

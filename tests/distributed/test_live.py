@@ -123,7 +123,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(run_job, job)
 
 
-@pytest.mark.slow
 def test_training_goes_on_as_if_nothing_had_moved(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["losses"] == pytest.approx(rank["still"], rel=1e-5)
@@ -131,7 +130,6 @@ def test_training_goes_on_as_if_nothing_had_moved(found: list[dict[str, Any]]) -
         assert rank["moved"] != [[r] for r in case.RANKS]
 
 
-@pytest.mark.slow
 def test_the_proposal_is_that_of_plan_from(found: list[dict[str, Any]]) -> None:
     first, second = (rank["proposal"] for rank in found)
     assert first == second
@@ -148,7 +146,6 @@ def test_the_proposal_is_that_of_plan_from(found: list[dict[str, Any]]) -> None:
     assert set(found[0]["windows"]) == kept
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"),
     [

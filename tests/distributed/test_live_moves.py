@@ -26,7 +26,7 @@ from tests.distributed.ranks import on_ranks
 from tests.distributed.test_live import said
 from tests.distributed.training_case import own_batches, sharded_model, train
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.distributed
 
 HALF = 4
 TABLE = case.workload().tables[0]

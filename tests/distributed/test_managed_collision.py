@@ -83,7 +83,6 @@ def plan_and_train() -> tuple[dict[str, str], bool, list[float]]:
     return types, planner.found is not None, losses
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
 def test_ids_are_remapped_and_rows_trained() -> None:
     for rank, (types, searched, losses) in enumerate(on_ranks(plan_and_train)):

@@ -30,7 +30,7 @@ from shardopt.torchrec import ShardoptPlanner
 from tests.distributed.ranks import on_ranks
 from tests.distributed.test_training import load_weights
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.distributed
 
 STEPS, BATCH, DIM, ROWS, FEW, LONGEST = 20, 16, 8, 50, 2, 3
 NAMES = ("t0", "t1", "t2", "t3")

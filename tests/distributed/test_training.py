@@ -18,6 +18,7 @@ from predictor.model.plan_json import plan_to_dict
 from shardopt.plan import load_plan
 from tests.distributed import training_case as case
 from tests.distributed.ranks import on_ranks
+from tests.quick import quick_first
 
 pytestmark = pytest.mark.distributed
 
@@ -98,12 +99,8 @@ def plan_under_test(name: str) -> ShardingPlan:
     return TWO_HOSTS.get(name) or case.plan_under_test(name)
 
 
-CASES = [(QUICK, name) for name in QUICK]
-CASES += [
-    pytest.param(job, name, marks=pytest.mark.slow)
-    for job in (SLOW, tuple(TWO_HOSTS))
-    for name in job
-]
+CASES = [(job, name) for job in (QUICK, tuple(TWO_HOSTS), SLOW) for name in job]
+CASES = quick_first(len(QUICK) + len(TWO_HOSTS), CASES)
 
 
 @pytest.mark.parametrize(("job", "name"), CASES)

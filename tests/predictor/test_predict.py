@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from predictor.hardware.schema import HardwareProfile, weakest
+from predictor.iteration.critical_path import Segment
 from predictor.model.distribution import Uniform, Zipf
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Feature, Workload
-from predictor.predict import PHASES, Prediction, predict, profile_groups
+from predictor.predict import (
+    ITERATION_ERROR,
+    PHASES,
+    Prediction,
+    iteration_interval,
+    predict,
+    profile_groups,
+)
 from search.space.enumerate import enumerate_space
 from shardopt.config.model import load_model
 from tests.builders import (
@@ -74,6 +85,50 @@ def test_parts_sum_to_the_iteration_and_the_interval_holds_it(pipeline: str) -> 
                 )
                 assert sum(rank.busy_ms.values()) == pytest.approx(busy)
                 assert 0 <= rank.idle_ms <= found.iteration_ms
+
+
+def with_errors(profile: HardwareProfile, **errors: float) -> HardwareProfile:
+    """The profile with these stated errors of groups and links."""
+
+    def stated(section: Any, names: Iterable[str]) -> Any:
+        groups = {
+            name: getattr(section, name).model_copy(update={"rel_error": errors[name]})
+            for name in names
+        }
+        return section.model_copy(update=groups)
+
+    links = stated(profile.collectives, ["intra", "inter"])
+    return stated(profile, ["gemm", "embedding"]).model_copy(update={"collectives": links})
+
+
+def test_the_interval_holds_nine_iterations_of_ten_that_are_off_by_the_stated_errors() -> None:
+    """Each part is off by its own error, the exchange by that of the worse link, and the iteration
+    by what software and whole iterations are off by."""
+    errors = {"gemm": 0.1, "embedding": 0.15, "intra": 0.01, "inter": 0.15}
+    profile = with_errors(hardware("cpu-gloo"), **errors)
+    path = [
+        Segment("a", "dense_forward", "gemm", 0, 0.0, 4.0),
+        Segment("b", "embedding_forward", "embedding", 0, 4.0, 7.0),
+        Segment("c", "output_dist_forward", "collectives", 0, 7.0, 10.0),
+    ]
+    low, high = iteration_interval(10.0, path, profile, a_topology(4, 2), software_error=0.05)
+    own = ITERATION_ERROR[profile.execution]
+    assert own is not None
+    sizes = [0.4 * 0.1, 0.3 * 0.15, 0.3 * 0.15, own, 0.05]
+    off = np.random.default_rng(0).standard_normal((4000, len(sizes))) @ sizes
+    times = 10.0 * np.exp(off)
+    assert np.mean((times >= low) & (times <= high)) == pytest.approx(0.9, abs=0.015)
+
+
+def test_a_rank_is_idle_where_its_compute_stream_waits() -> None:
+    workload, topology = hot(None), a_topology(2)
+    found = run(workload, topology, sharded(workload, topology, T.TABLE_WISE))
+    for rank in found.per_rank:
+        own = [op for op in found.graph.ops if op.stream == "compute"]
+        busy = sum(op.cost_on(rank.rank) for op in own)
+        assert len(own) < len(found.graph.ops)
+        assert rank.idle_ms == pytest.approx(max(0.0, found.iteration_ms - busy))
+        assert busy < sum(rank.busy_ms.values())
 
 
 def test_provenance_is_the_weakest_on_the_path() -> None:

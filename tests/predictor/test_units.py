@@ -21,3 +21,10 @@ from predictor import units
 )
 def test_sizes_have_a_binary_unit(size: float, text: str) -> None:
     assert units.format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1, "1 B"), (1025, "1.1 KiB"), (2**30, "1.0 GiB"), (2**40 + 1, "1.1 TiB")]
+)
+def test_what_is_missing_is_rounded_up(size: int, text: str) -> None:
+    assert units.format_bytes(size, round_up=True) == text

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError
+from predictor.hardware.loader import load_hardware
 from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
@@ -105,9 +106,12 @@ def test_everything_told_would_do(problem: Problem) -> None:
             assert (dropped in told) == some_plan_fits(drop_demands(problem, [demand]))
     extra = [line for line in told if "on every rank" in line]
     for line in extra:
-        more = int(line.removeprefix("at most ").split()[0])
+        number, unit = line.removeprefix("at most ").split()[:2]
+        # rounded up to a tenth, so a tenth less does not do
+        tenth = 1024 ** ("B", "KiB", "MiB", "GiB").index(unit) / 10
+        more = round(10 * float(number))
         kind = "hbm_cap_bytes" if " HBM " in line else "ddr_cap_bytes"
-        for size, fits in ((more, True), (more - 1, False)):
+        for size, fits in ((int(more * tenth), True), (int((more - 1) * tenth), False)):
             caps = tuple(cap + size for cap in getattr(problem.topology, kind))
             mended = replace(problem, topology=replace(problem.topology, **{kind: caps}))
             assert some_plan_fits(mended) == fits or line.startswith("at most")
@@ -118,6 +122,15 @@ def message(problem: Problem, **more: float) -> str:
         solve(problem, Stop(effort=0.1, **more), 0)
     assert raised.value.exit_code == 3
     return str(raised.value)
+
+
+def test_one_demand_that_cannot_be_met_is_one() -> None:
+    """Host memory, of ranks that have nothing else."""
+    large = a_workload(a_table("large", 2_000_000, 64), batch_size=16)
+    ranks = Topology(2, 2, (0, 0), (120 * MIB,) * 2)
+    text = message(a_problem(large, ranks, hardware=load_hardware("cpu-gloo")))
+    assert "This demand alone cannot be met" in text
+    assert "together" not in text
 
 
 def test_pins_that_fill_a_rank() -> None:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from predictor.model.memory.ranks import plan_memory
-from predictor.model.plan import ComputeKernel
+from predictor.model.plan import ComputeKernel, ShardingType
+from predictor.model.topology import STRATEGIES, ReplicaGroups
 from predictor.model.workload import Constraints
 from predictor.predict import predict
 from search.candidate import signature
 from search.objective import apply
 from tests.search.problems import (
+    H100,
     a_problem,
     a_table,
     a_workload,
@@ -40,6 +42,25 @@ def test_scores_are_those_of_predict_and_of_neighbours(seed: int) -> None:
     changes = [{t: p[t] for t in range(len(p))} for p in plans[1:]]
     assert objective.score_neighbours(plans[0], changes) == pytest.approx(together[1:], rel=1e-9)
     assert objective.evaluations == 12 + 12 + 11
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_score_does_not_depend_on_the_plans_beside(strategy: str) -> None:
+    """Copies of tables of some data types are averaged, by plans that have such tables sharded."""
+    either = Constraints(sharding_types=(ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL))
+    tables = [
+        a_table(f"t{i}", 500 * (i + 1), 64, data_type=kind, constraints=either)
+        for i, kind in enumerate(("fp32", "bf16", "fp16", "bf16"))
+    ]
+    workload = a_workload(*tables, replica_groups=ReplicaGroups(2, 1, True, strategy))
+    problem = a_problem(workload, workload.sharding_group(hosts(4, 2)))
+    objective, _ = objective_of(problem)
+    rng = random.Random(0)
+    plans = [random_plan(objective, rng) for _ in range(20)]
+    together = objective.score(plans)
+    for plan, ms in zip(plans, together, strict=True):
+        alone = predict(workload, problem.topology, H100, objective.sharding_plan(plan))
+        assert ms == pytest.approx(alone.iteration_ms, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,6 +16,7 @@ import pytest
 from predictor.errors import InfeasibleError, InputError
 from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.plan_check import find_mean_problem
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Workload
 from predictor.predict import predict
@@ -23,10 +24,11 @@ from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
 from search.objective import Objective
+from search.params import SearchParams
 from search.problem import Problem, Result
 from search.propose.searchers import rescue
 from search.solve import SpaceSearcher, _starts, solve
-from search.space.enumerate import reduced_space
+from search.space.enumerate import reduced_space, whole_space
 from search.space.option import Space
 from search.stop import Stop
 from tests.search.problems import (
@@ -159,7 +161,6 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
     ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that counts how often it is looked at: no loop goes on for long after the limit."""
-    monkeypatch.setattr("search.propose.rounding.LARGE", 1)
     monkeypatch.setattr("search.side_by_side.usable_cores", lambda: 1)  # who would share the clock
     problem = a_problem(several(24).with_batch_size(65_536), hosts(8))
     stages: list[tuple[str, float]] = []
@@ -169,7 +170,11 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
         stop = Stop(effort=50, time_limit_s=float(ticks), clock=clock)
         stages.clear()
         result = solve(
-            problem, stop, 0, progress=lambda stage, *_: stages.append((stage, clock.now))
+            problem,
+            stop,
+            0,
+            params=SearchParams(large=1),
+            progress=lambda stage, *_: stages.append((stage, clock.now)),
         )
         assert clock.now <= 1.05 * ticks + 5
         return result
@@ -178,7 +183,7 @@ def test_every_stage_looks_at_the_clock_and_leaves_time_for_the_next(
     assert result.stopped_by == "time"
     assert layout(result.best.plan) == layout(run().best.plan)
     began = dict(reversed(stages))
-    assert began["lower bound"] < began["rounding"] < began["packing"] < ticks
+    assert began["lower bound"] < began["annealing"] < began["local search"] < ticks
     assert 0 < result.lower_bound_ms <= result.best.iteration_ms
     assert result.best.iteration_ms < min(result.baselines.values())
 
@@ -190,11 +195,9 @@ def test_time_that_is_over_before_a_first_plan_is_said() -> None:
     assert "time_limit" in caught.value.inputs
 
 
-def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("search.solve.LARGE", 1)
-    result = solve(a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6), 0)
+def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound() -> None:
+    problem, stop = a_problem(several(2), hosts(2)), Stop(time_limit_s=1e-6)
+    result = solve(problem, stop, 0, params=SearchParams(large=1))
     assert len(result.baselines) == 1
     assert (result.lower_bound_ms, result.stopped_by) == (0.0, "time")
     assert result.gap == float("inf")
@@ -243,11 +246,34 @@ def test_pinned_ranks_bind_torchrecs_plan_too() -> None:
     assert "torchrec default" not in result.baselines
 
 
-def test_means_that_torchrec_would_miscompute_are_not_chosen() -> None:
-    tables = [a_table(f"t{i}", 4_000_000, 64, 20.0, pooling="mean") for i in range(2)]
-    result = solve(a_problem(a_workload(*tables), hosts(2)), Stop(effort=QUICK), 0, top_k=10)
-    kinds = {t.sharding_type for p in result.plans for t in p.plan.tables.values()}
-    assert not kinds & {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE}
+@pytest.mark.parametrize("kinds", [None, (ShardingType.TABLE_WISE, ShardingType.ROW_WISE)])
+def test_means_that_torchrec_would_miscompute_are_not_chosen(
+    kinds: tuple[ShardingType, ...] | None,
+) -> None:
+    """Rows of means are split where those of all tables of the module are: of the types named,
+    that is the fastest."""
+    mean = a_table("mean", 400, 192, 45.0, pooling="mean")
+    wants = Constraints(sharding_types=kinds)
+    tables = [replace(mean, constraints=wants), a_table("sum", 20_000, 128, 35.0)]
+    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4, 2))
+    result = solve(problem, Stop(effort=0.1), 0, top_k=10, tolerance=0.0)
+    for found in result.plans:
+        types = [found.plan.tables[name].sharding_type for name in ("mean", "sum")]
+        assert find_mean_problem({"mean": (types[0], "mean"), "sum": (types[1], "sum")}) is None
+    if kinds is not None:
+        by_row = {ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE}
+        assert {t.sharding_type for t in result.best.plan.tables.values()} <= by_row
+    assert 0.95 * result.best.iteration_ms < result.lower_bound_ms
+
+
+def test_a_mean_that_only_fits_by_rows_has_others_beside_it_by_rows() -> None:
+    wants = Constraints(sharding_types=(ShardingType.ROW_WISE,))
+    tables = [
+        a_table("mean", 4_000, 64, pooling="mean", constraints=wants),
+        a_table("sum", 4_000, 64),
+    ]
+    space = whole_space(a_problem(a_workload(*tables), hosts(2)))
+    assert all(option.by_row for option in space.every_option)
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -378,10 +404,10 @@ def ranked(*searchers: str) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("searchers", "taken"),
     [
-        (("packing",) * 6, [0, 1, 2, 3]),
-        (("packing",) * 5 + ("optuna", "cpsat"), [0, 1, 2, 5]),
-        (("packing", "rounding", "packing", "rounding", "optuna"), [0, 1, 2, 4]),
-        (("packing", "optuna"), [0, 1]),
+        (("annealing",) * 6, [0, 1, 2, 3]),
+        (("annealing",) * 5 + ("optuna", "cpsat"), [0, 1, 2, 5]),
+        (("annealing", "greedy", "annealing", "greedy", "optuna"), [0, 1, 2, 4]),
+        (("annealing", "optuna"), [0, 1]),
     ],
 )
 def test_local_search_starts_from_the_best_and_one_of_another_searcher(

@@ -64,3 +64,20 @@ def test_bad_input_is_told_by_name(tmp_path: Path) -> None:
         shardopt.plan(Model(), gpus=2)
     with pytest.raises(InputError, match="capture is for a module"):
         shardopt.plan("model.yaml", gpus=2, capture={"dense_optimizer": "adam"})
+
+
+def test_an_answer_and_a_plan_of_torchrec_can_be_printed_and_kept(tmp_path: Path) -> None:
+    module, capture = Model(bag("a")), {"default_pooling_factor": 1.0}
+    found = shardopt.plan(module, gpus=2, capture=capture, **QUICK)
+    assert f"{found.iteration_ms:.3f} ms" in repr(found)
+    assert found.rows[0]["found_by"] in str(found)
+    assert len(str(found).splitlines()) == 1 + len(found.rows)
+    theirs = found.plan.to_torchrec(module, device="cuda")
+    with pytest.raises(InputError, match="from_torchrec"):
+        shardopt.predict(module, theirs, batch_size=512, capture=capture)
+    with pytest.raises(InputError, match="from_torchrec"):
+        shardopt.predict(module, str(theirs), batch_size=512, capture=capture)
+    ours = shardopt.from_torchrec(theirs, module, world_size=2)
+    shardopt.save_plan(ours, tmp_path / "plan.json")
+    again = shardopt.load_plan(tmp_path / "plan.json")
+    assert again.tables == found.plan.tables

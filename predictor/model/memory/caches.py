@@ -39,7 +39,7 @@ class CachedShard:
     """
 
     rank: int
-    launch: tuple[LookupGroup | int, int]
+    launch: LookupGroup | int
     slots: float
     row_bytes: int
     prefetched: bool
@@ -68,7 +68,7 @@ def cached_shards(table: Table, plan: TablePlan, train_pipeline: str) -> list[Ca
     return [
         CachedShard(
             shard.rank,
-            (group, shard.size[1] if prefetched else 0),
+            group,
             clf * shard.size[0],
             shard.size[1] * table.element_bytes,
             prefetched,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from predictor.errors import InfeasibleError
 from predictor.model.dlrm_program import OpWriter, dense_program
 from predictor.model.lookup_group import is_stashed
-from predictor.model.memory.blocks import Peak
+from predictor.model.memory.blocks import Peak, block_bytes
 from predictor.model.memory.iteration import Iteration, exchanges, unplaced
 from predictor.model.memory.ranks import (
     RankMemory,
@@ -50,52 +50,72 @@ def memory_of_plan(
     Args:
         program: the dense part at the workload's batch size; that of the workload if None.
     """
-    program = program or program_of(workload)
-    peaks = rank_peaks(workload, topology, plan, program, device)
-    on_device = device != "cpu"
-    caps = topology.hbm_cap_bytes if on_device else topology.ddr_cap_bytes
-    installed, limits = topology.installed_bytes or caps, topology.limit_bytes or caps
-    activations = activation_bytes(workload, program)
-    return [
-        replace(
-            memory,
-            peak=RankPeak(
-                activations,
-                peak.allocated_bytes,
-                peak.reserved_bytes,
-                installed[memory.rank],
-                limits[memory.rank],
-                on_device,
-            ),
+    return PeakMemory(workload, topology, device, program).of(plan)
+
+
+class PeakMemory:
+    """The peaks of the plans of one workload; those of like ranks are simulated once.
+
+    Args:
+        program: the dense part at the workload's batch size; that of the workload if None.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        topology: Topology,
+        device: str = "cuda",
+        program: DenseProgram | None = None,
+    ) -> None:
+        self.workload, self.topology, self.device = workload, topology, device
+        self.program = program or program_of(workload)
+        self._known: dict[tuple[object, ...], Peak] = {}
+
+    def of(self, plan: ShardingPlan) -> list[RankMemory]:
+        """What a plan needs on every rank, with the peak of its process."""
+        topology, on_device = self.topology, self.device != "cpu"
+        caps = topology.hbm_cap_bytes if on_device else topology.ddr_cap_bytes
+        installed, limits = topology.installed_bytes or caps, topology.limit_bytes or caps
+        ranks = plan_memory(self.workload, topology, plan, self.device)
+        return [
+            replace(
+                memory,
+                peak=RankPeak(
+                    self._activations,
+                    peak.allocated_bytes,
+                    peak.reserved_bytes,
+                    installed[memory.rank],
+                    limits[memory.rank],
+                    on_device,
+                ),
+            )
+            for memory, peak in zip(ranks, self.peaks(plan), strict=True)
+        ]
+
+    @cached_property
+    def _activations(self) -> int:
+        return activation_bytes(self.workload, self.program)
+
+    def peaks(self, plan: ShardingPlan) -> list[Peak]:
+        """The most that every rank's process has at once."""
+        workload, program, device = self.workload, self.program, self.device
+        cached = frozenset(
+            table.module
+            for key, table in zip(workload.keys, workload.tables, strict=True)
+            if plan.tables[key].compute_kernel.is_cached
         )
-        for memory, peak in zip(plan_memory(workload, topology, plan, device), peaks, strict=True)
-    ]
-
-
-def rank_peaks(
-    workload: Workload,
-    topology: Topology,
-    plan: ShardingPlan,
-    program: DenseProgram,
-    device: str = "cuda",
-) -> list[Peak]:
-    cached = frozenset(
-        table.module
-        for key, table in zip(workload.keys, workload.tables, strict=True)
-        if plan.tables[key].compute_kernel.is_cached
-    )
-    known: dict[tuple[object, ...], Peak] = {}
-    found = []
-    fixed = dense_bytes(program)
-    shards = resident_bytes(workload, topology, plan, device)
-    for rank, of in enumerate(exchanges(workload, topology, plan)):
-        stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
-        key = stashed, *of
-        if key not in known:
-            known[key] = Iteration(workload, program, of, device, cached, stashed).run()
-        peak, stays = known[key], fixed + shards[rank] - sum(stashed)
-        found.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
-    return found
+        found = []
+        fixed = dense_bytes(program)
+        shards = resident_bytes(workload, self.topology, plan, device)
+        for rank, of in enumerate(exchanges(workload, self.topology, plan)):
+            stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
+            key = cached, stashed, *of
+            if key not in self._known:
+                one = Iteration(workload, program, of, device, cached, stashed)
+                self._known[key] = one.run()
+            peak, stays = self._known[key], fixed + shards[rank] - sum(stashed)
+            found.append(Peak(peak.allocated_bytes + stays, peak.reserved_bytes + stays))
+        return found
 
 
 def _stashed(
@@ -121,9 +141,9 @@ def leave_for_shards(
 ) -> Topology:
     """The ranks that a plan covers, with what is left for shards as their caps.
 
-    What the dense part and the modules' outputs take at their peak goes off, whichever the plan;
-    what depends on the plan is in the bytes of its shards. Together these are at least the peak of
-    the plan, as peaks of parts need not fall together.
+    What a process takes at its peak beside its shards, whichever the plan, goes off, so that no
+    plan fits of which a rank's shards add more than what is left (`ShardMemory`). Whether one of
+    which they add less does fit, `PeakMemory` says.
 
     Args:
         installed: all ranks of the job, or already those of one sharding group.
@@ -132,7 +152,7 @@ def leave_for_shards(
     """
     if installed.job is None:
         installed = workload.sharding_group(installed)
-    taken = unplaced_bytes(workload, device)
+    taken = least_bytes(workload, device)
     if device == "cpu":
         caps = installed.ddr_cap_bytes
         left = tuple(cap - taken for cap in caps)
@@ -144,17 +164,37 @@ def leave_for_shards(
     if left[rank] < 0:
         raise InfeasibleError(
             f"rank {rank} has {format_bytes(caps[rank])} of HBM; before any table is placed, the "
-            f"dense part, the input batch and the reserve of {reserve:.0%} need {-left[rank]} "
-            f"bytes ({format_bytes(-left[rank])}) more; try a smaller batch, a smaller reserve or "
-            "more HBM",
+            f"dense part, the input batch and the reserve of {reserve:.0%} need "
+            f"{format_bytes(-left[rank], round_up=True)} more; try a smaller batch, a smaller "
+            "reserve or more HBM",
             inputs=("batch_size", "reserve", "hbm_gib"),
         )
     return replace(installed, hbm_cap_bytes=left, installed_bytes=caps, limit_bytes=limits)
 
 
-def unplaced_bytes(workload: Workload, device: str = "cuda") -> int:
-    """What a rank reserves at its peak whichever the plan: dense part, batches, outputs."""
-    return dense_bytes(program_of(workload)) + _unplaced_peak(workload, device)
+def limit_processes(workload: Workload, left: Topology, device: str = "cuda") -> Topology:
+    """The ranks with what a process may take, where others said what is left for shards."""
+    least = least_bytes(workload, device)
+    caps = left.ddr_cap_bytes if device == "cpu" else left.hbm_cap_bytes
+    return replace(left, limit_bytes=tuple(cap + least for cap in caps))
+
+
+@lru_cache(maxsize=64)
+def least_bytes(workload: Workload, device: str = "cuda") -> int:
+    """What a rank takes at its peak beside its shards at least, whichever the plan: the dense part,
+    the batches and the modules' outputs.
+
+    All that lookups take beside these is left out, which leaves less at every moment. Stashed
+    weights are taken for there as long as all of them together, none of which raises the peak less
+    than those of one rank, by as much.
+    """
+    program, stashed = program_of(workload), (0, 0)
+    if device != "cpu":
+        weights = sum(table.weight_bytes for table in workload.tables if table.stash_weights)
+        states = program.state_bytes if workload.stash_optimizer_state else 0
+        stashed = block_bytes(weights) if weights else 0, states
+    peak = Iteration(workload, program, (), device, stashed=stashed).run()
+    return dense_bytes(program) + peak.allocated_bytes - sum(stashed)
 
 
 def dense_bytes(program: DenseProgram) -> int:
@@ -201,9 +241,3 @@ def _measured_program(workload: Workload, dense: MeasuredDense) -> DenseProgram:
     )
     states = DENSE_STATES[dense.optimizer] * dense.gradient_bytes
     return DenseProgram(workload.batch_size, forward, backward, (), (parameter,), states)
-
-
-@lru_cache(maxsize=64)
-def _unplaced_peak(workload: Workload, device: str) -> int:
-    of = unplaced(workload)
-    return Iteration(workload, program_of(workload), of, device).run().reserved_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from predictor.model.lookup_group import is_stashed
 from predictor.model.memory.caches import (
@@ -33,21 +33,19 @@ LENGTH_BYTES = 8
 """Of the number of ids that a sample has for a feature."""
 OUTPUT_BYTES = 4
 """FBGEMM's lookups give fp32 for tables of any type (``output_dtype``)."""
-ID_COPIES = {"base": 4, "sparse_dist": 5, "prefetch_sparse_dist": 6, "semi_sync": 6}
-"""Of the ids that a shard receives: sent to it, as they arrive and in order, of this batch and of
-those ahead."""
-SORT_COPIES = 6.5
-"""More of them while a device's backward sorts them (`iteration.SORT_BYTES`)."""
-PREFETCH_COPIES = 7
-"""More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
-OUTPUT_COPIES = 3
-"""Outputs and what is sent of them, or their gradients as they arrive and in order, are there at
-once; one more stands for gaps between blocks."""
 HASH_BYTES = 8 + 8 + 1 + 4 / 128
 """Key, score and digest of a row of a hash table, and its part of a bucket's header: on the device,
 wherever the values are (scored_hashtable.py of dynamicemb)."""
 VALUE_ALIGNMENT = 16
 """Bytes of a value, weights and states of a row together, are a multiple of this."""
+SORT_COPIES = 6.5
+"""Of the ids of a lookup while a device's backward sorts them (`iteration.SORT_BYTES`)."""
+PREFETCH_COPIES = 7
+"""More of a cached table's ids while its cache is filled (`calculate_pipeline_io_cost`)."""
+OUTPUT_COPIES = 2
+"""Outputs, and what is sent of them."""
+ROUNDING = 1e-9
+"""Share by which sums of the same sizes in another order may differ, and more."""
 UVM_KERNELS = (ComputeKernel.FUSED_UVM, ComputeKernel.FUSED_UVM_CACHING)
 CACHE_SLOT_BYTES = 16
 """Index and time of use of a row in the cache of a key-value table (``lxu_cache_state`` and
@@ -69,13 +67,19 @@ STATES: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 
 @dataclass(frozen=True)
 class ShardMemory:
-    """What one shard needs on its rank, in bytes.
+    """What one shard adds to the peak of its rank at least, whatever lies beside it, in bytes.
+
+    At any moment a process has its shards with their states and caches, and of every lookup the ids
+    that it read last (`predictor.model.memory.iteration`). What else is in flight may be there at
+    another moment than the peak, so it stands apart; what a plan takes in all is simulated
+    (`predictor.model.memory.peak`).
 
     Args:
-        hbm_bytes: device memory, everything included.
-        ddr_bytes: host memory, everything included.
+        hbm_bytes: device memory.
+        ddr_bytes: host memory.
         optimizer_bytes: of these, fused optimizer state (device and host).
-        io_bytes: of these, ids in and embeddings out as the train pipeline holds them.
+        io_bytes: of these, ids.
+        flight_bytes: beside these, what is in flight for it for a part of an iteration.
         dense_bytes: of these, dense gradient and dense optimizer state, which TorchRec omits.
     """
 
@@ -84,6 +88,7 @@ class ShardMemory:
     optimizer_bytes: int = 0
     io_bytes: int = 0
     dense_bytes: int = 0
+    flight_bytes: int = 0
 
 
 def shard_memory(
@@ -113,7 +118,7 @@ def shard_memory(
 
     def of_shard(size: Size) -> ShardMemory:
         rows, columns = size
-        held = _held_io_bytes(table, workload, topology, sharding_type, kernel, size, len(sizes))
+        held = _ids_bytes(table, workload, topology, sharding_type, size, len(sizes))
         weights = rows * columns * table.element_bytes
         first = second = dense = 0
         if kernel is ComputeKernel.DENSE:
@@ -146,7 +151,13 @@ def shard_memory(
         on_host = sum(size for size, (element, _) in moments if element)
         return ShardMemory(hbm + state - on_host, weights + on_host, state, held, dense)
 
-    known = {size: of_shard(size) for size in dict.fromkeys(sizes)}
+    def in_flight(size: Size) -> int:
+        kind = table, workload, topology, sharding_type, size, len(sizes)
+        return _flight_bytes(*kind, kernel, on_device=device != "cpu")
+
+    known = {
+        size: replace(of_shard(size), flight_bytes=in_flight(size)) for size in dict.fromkeys(sizes)
+    }
     return [known[size] for size in sizes]
 
 
@@ -259,21 +270,19 @@ def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> i
     return shards if sharding_type in ROW_SPLITS else 1
 
 
-def _held_io_bytes(
+def _ids_bytes(
     table: Table,
     workload: Workload,
     topology: Topology,
     sharding_type: ShardingType,
-    kernel: ComputeKernel,
     size: Size,
     shards: int,
 ) -> int:
-    """Copies of ids and embeddings that are alive at once, as `predictor.model.memory.iteration`
-    takes them, each in memory of its own.
+    """Ids of a batch in order, with weights and lengths: they stay until those of the next one are
+    looked up. Rounded down, as an exchange rounds the sum of its shards.
 
     A shard receives the ids of all ranks (``world_size`` times the local ids); a row shard receives
-    its share of them, but writes a partial sum for every sample. A replica sees its rank's batch.
-    FBGEMM writes fp32, and a row of zeros for a sample without ids.
+    its share of them. A replica sees its rank's batch.
     """
     batch, world = workload.batch_size, topology.world_size
     if sharding_type is ShardingType.DATA_PARALLEL:
@@ -283,17 +292,35 @@ def _held_io_bytes(
     parts = row_parts(sharding_type, shards, topology)
     arriving = table.lookups_per_sample * batch / parts * world
     samples = sum(f.num_poolings for f in table.features) * batch * world
-    written = samples if table.is_pooled else arriving
-    received = arriving * (INDEX_BYTES + WEIGHT_BYTES * table.weighted) + samples * LENGTH_BYTES
-    inputs, outputs = math.ceil(received), math.ceil(written * size[1] * OUTPUT_BYTES)
-    if kernel is ComputeKernel.DENSE:
-        weights = size[0] * size[1] * table.element_bytes
-        return math.ceil((2 + SORT_COPIES) * inputs) + outputs + weights
-    prefetched = PREFETCH_COPIES * kernel.is_cached
-    copies = ID_COPIES[workload.train_pipeline] + SORT_COPIES + prefetched
-    # those of the next batch, too, where it is looked up ahead
-    output_copies = OUTPUT_COPIES + (workload.train_pipeline == "semi_sync")
-    return math.ceil(copies * inputs) + output_copies * outputs
+    travels = table.weighted and table.module not in workload.processed
+    received = arriving * (INDEX_BYTES + WEIGHT_BYTES * travels) + samples * LENGTH_BYTES
+    return int(received * (1 - ROUNDING))
+
+
+def _flight_bytes(
+    table: Table,
+    workload: Workload,
+    topology: Topology,
+    sharding_type: ShardingType,
+    size: Size,
+    shards: int,
+    kernel: ComputeKernel,
+    *,
+    on_device: bool,
+) -> int:
+    """Outputs for the samples of all ranks and their copy, or gradients; ids as they are sorted.
+
+    Of a data-parallel table the gradient, and the batch of one rank.
+    """
+    batch, world = workload.batch_size, topology.world_size
+    copied = sharding_type is ShardingType.DATA_PARALLEL
+    samples = sum(f.num_poolings for f in table.features) * batch * (1 if copied else world)
+    ids = _ids_bytes(table, workload, topology, sharding_type, size, shards)
+    rows = samples if table.is_pooled else ids / INDEX_BYTES
+    outputs = rows * size[1] * OUTPUT_BYTES * bool(size[0])
+    sorting = on_device * (SORT_COPIES + PREFETCH_COPIES * kernel.is_cached)
+    gradient = size[0] * size[1] * table.element_bytes * (kernel is ComputeKernel.DENSE)
+    return math.ceil((1 if copied else OUTPUT_COPIES) * outputs + sorting * ids) + gradient
 
 
 @dataclass(frozen=True)
@@ -425,7 +452,7 @@ def fits(memory: Sequence[RankMemory]) -> bool:
 
 
 def missing(memory: Sequence[RankMemory]) -> str:
-    """How many bytes are missing on which rank, worst first; empty when everything fits."""
+    """How much is missing on which rank, worst first; empty when everything fits."""
     lines = []
     worst = sorted(memory, key=lambda r: -(r.missing_hbm_bytes + r.missing_ddr_bytes))
     for rank in worst:
@@ -433,7 +460,7 @@ def missing(memory: Sequence[RankMemory]) -> str:
             if short:
                 need, cap = rank.use(kind)
                 lines.append(
-                    f"rank {rank.rank} misses {short} bytes of {kind} ({format_bytes(short)}): "
+                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of {kind}: "
                     f"needs {format_bytes(need)}, has {format_bytes(cap)}"
                 )
     return "; ".join(lines)

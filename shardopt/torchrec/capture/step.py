@@ -7,8 +7,10 @@ when their lookups are due, and what goes wrong is told in terms of the user's o
 from __future__ import annotations
 
 import contextlib
+import linecache
 import logging
 import os
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ OTHER_WAYS = (
     "a DLRM that comes near, 'dense: {bottom_mlp: ..., top_mlp: ...}'"
 )
 _LONGEST = 300
+LONGEST_LINE = 160
 
 
 @contextlib.contextmanager
@@ -100,7 +103,10 @@ def _user_line(trace: TracebackType | None) -> str:
     if not own:
         return ""
     frame = own[-1]
-    return f"{frame.filename}:{frame.lineno} ({(frame.line or frame.name).strip()[:100]})"
+    first = frame.lineno or 1
+    lines = range(first, (frame.end_lineno or first) + 1)  # a call may go over several
+    text = " ".join(linecache.getline(frame.filename, number).strip() for number in lines)
+    return f"{frame.filename}:{first} ({textwrap.shorten(text or frame.name, LONGEST_LINE)})"
 
 
 DEEPEST = 8

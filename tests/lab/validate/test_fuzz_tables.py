@@ -14,8 +14,6 @@ from lab.suites import SUITES as LISTED
 from predictor.errors import InputError
 from tests.public_data import EXCERPTS
 
-pytestmark = pytest.mark.timeout(120)
-
 OPS = (
     "source,pr,gpu,op,impl,shape,dtype,mode,time_us,ideal_bytes_GB\n"
     "r,#1,H100 96GB,pooled regroup,triton,see PR,fp32,fwd+bwd,900,2.0\n"

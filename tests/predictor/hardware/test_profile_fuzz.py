@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from predictor.errors import ProfileError
 from predictor.hardware.loader import load_hardware
 
-pytestmark = pytest.mark.timeout(120)
-
 FULL = (resources.files("predictor.hardware") / "profiles" / "h100-sxm.yaml").read_text(
     encoding="utf-8"
 )

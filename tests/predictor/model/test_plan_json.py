@@ -337,3 +337,17 @@ def test_model_mismatch() -> None:
     assert "another version" in (warning({"model": {"name": "m", "sha256": "abd"}}) or "")
     for meta in ({}, {"model": None}, {"model": "m"}, {"model": {"sha256": ""}}):
         assert "does not say which model" in (warning(meta) or "")
+
+
+PRINTED = (
+    "module: ebc\n\nparam | sharding type | compute kernel | ranks\n----- | ---- | ---- | ---\n"
+)
+
+
+@pytest.mark.parametrize("text", [PRINTED, "# --- Planner Statistics ---  #\n# ---- #\n"])
+def test_what_torchrec_prints_is_told_from_a_damaged_plan(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.txt"
+    path.write_text(text)
+    for where in (path, text):
+        with pytest.raises(PlanError, match="from_torchrec"):
+            load_plan(where)

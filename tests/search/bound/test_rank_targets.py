@@ -20,7 +20,15 @@ from tests.search.bound.plans_of_sets import (
     roomy_objective,
     sets_with_plans,
 )
-from tests.search.problems import a_problem, a_table, a_workload, every_plan, hosts, objective_of
+from tests.search.problems import (
+    DENSE,
+    a_problem,
+    a_table,
+    a_workload,
+    every_plan,
+    hosts,
+    objective_of,
+)
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
@@ -65,7 +73,7 @@ def test_a_rank_steps_the_dense_optimizer_over_its_own_shards() -> None:
     tables = [a_table("dense", 8_000_000, 64, 0.1, constraints=dense)]
     tables += [a_table("fused", 500_000, 128, 100.0, constraints=fused)]
     workload = a_workload(*tables, batch_size=65536)
-    workload = replace(workload, dense=replace(workload.dense, optimizer="adam"))
+    workload = replace(workload, dense=replace(DENSE, optimizer="adam"))
     objective, _ = objective_of(a_problem(workload, hosts(2)))
     for one, plan, ms in sets_with_plans(objective, 0):
         loads, launched = rank_loads(objective, one, plan)

@@ -30,9 +30,10 @@ from search.problem import Problem
 from search.solve import solve
 from search.space.enumerate import whole_space
 from search.stop import Stop
-from tests.quick import quick_first
+from tests.quick import quick_first, seeds
 from tests.search.bound.plans_of_sets import rank_loads, sets_with_plans
 from tests.search.problems import (
+    CPU,
     H100,
     a_problem,
     a_table,
@@ -137,8 +138,7 @@ def test_what_a_plan_does_not_average_is_not_issued(name: str) -> None:
     ]
     objective, _ = objective_of(copied(tables, COPIES[name], 16, H100))
     plans = list(every_plan(objective))
-    # alone, a plan has a graph without the lookups of others
-    best = min(float(objective.score([plan] * 40)[0]) for plan in plans)
+    best = float(objective.score(plans).min())
     before, after = bounds_of(objective, 1.5 * best)
     assert 0.9 * best < before <= after <= best * (1 + 1e-9)
 
@@ -294,6 +294,55 @@ def test_memory_caps_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_below(a_problem(workload, Topology(2, 2, caps, (0, 0))))
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("hardware", [CPU, H100], ids=["cpu", "gpu"])
+def test_many_column_shards_of_few_tables(hardware: HardwareProfile, ranks: int) -> None:
+    """Two or more shards of every table on the mean rank: even the longest has less than that."""
+    wants = Constraints(sharding_types=(ShardingType.COLUMN_WISE,), compute_kernels=("fused",))
+    table = a_table("t", 8, 768, 1.0, constraints=wants)
+    assert_below(a_problem(a_workload(table, batch_size=64), hosts(ranks), hardware))
+
+
+def few_tables(seed: int) -> Problem:
+    """One to three tables, tiny to large and narrow to wide, of any types on one to four ranks."""
+    rng = random.Random(seed)
+    hardware = rng.choice([CPU, H100])
+    world, local = rng.choice([(1, 1), (2, 2), (2, 2), (3, 3), (4, 4), (4, 2), (2, 1)])
+    modules = rng.choice([("ebc",), ("ebc",), ("user", "item")])
+    pooled = {module: rng.random() < 0.8 for module in modules}
+
+    def one(name: str) -> Table:
+        module, kinds = rng.choice(modules), [*ShardingType]
+        wanted = tuple(rng.sample(kinds, rng.randint(2, 4))) if rng.random() < 0.4 else None
+        return a_table(
+            name,
+            rng.choice([8, 100, 10_000, 2_000_000]),
+            rng.choice([16, 64, 128, 256, 384, 512, 1024]),
+            rng.choice([0.5, 1.0, 20.0]),
+            module=module,
+            pooling=rng.choice(["sum", "sum", "mean"]) if pooled[module] else "none",
+            data_type=rng.choice(["fp32", "fp16"]),
+            constraints=Constraints(sharding_types=wanted),
+        )
+
+    workload = a_workload(
+        *(one(f"t{i}") for i in range(rng.randint(1, 3))),
+        batch_size=rng.choice([64, 2048]),
+        train_pipeline=rng.choice(["base", "sparse_dist", "prefetch_sparse_dist", "semi_sync"]),
+    )
+    return a_problem(workload, hosts(world, local), hardware)
+
+
+@pytest.mark.parametrize("seed", quick_first(12, range(150)))
+def test_few_tables(seed: int) -> None:
+    try:
+        problem = few_tables(seed)
+        whole_space(problem)
+    except (InfeasibleError, InputError) as error:
+        pytest.skip(f"no such problem: {error}")
+    assert_below(problem)
+
+
 def any_problem(seed: int) -> Problem:
     """Devices, pipelines, modules, copies, types, processors, curves and memory at random."""
     rng = random.Random(seed)
@@ -355,9 +404,7 @@ def _any_table(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.parametrize("seed", seeds([0, 1, 2, 4], 32))
 def test_any_problem(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans of a few tables, or many random ones, are above what each way proves."""
     monkeypatch.setattr(exchange_set, "WHOLE", 0.0)
@@ -374,8 +421,5 @@ def test_any_problem(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not plans:
         pytest.skip("no plan fits")
     times = objective.score(plans)
-    # alone, a plan has a graph without the lookups of others
-    alone = [plans[i] for i in np.argsort(times, kind="stable")[:10]]
-    best = min(float(objective.score([plan] * 40)[0]) for plan in alone)
-    before, after = bounds_of(objective, 1.5 * best)
-    assert 0 < before <= after <= min(best, times.min()) * (1 + 1e-9)
+    before, after = bounds_of(objective, 1.5 * float(times.min()))
+    assert 0 < before <= after <= times.min() * (1 + 1e-9)

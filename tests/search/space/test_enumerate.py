@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.errors import InfeasibleError, InputError, PlanError
+from predictor.model.memory.caches import plan_sharing_bytes
 from predictor.model.memory.ranks import plan_memory, shard_memory
 from predictor.model.plan import ComputeKernel, ShardingPlan, ShardingType
 from predictor.model.plan_check import check_plan
@@ -335,5 +336,7 @@ def test_placed_options_are_valid_plans_with_the_same_memory(
             {"t": place(option, ranks)}, topology.world_size, topology.local_world_size
         )
         memory = plan_memory(workload, topology, check_plan(plan, workload))
-        assert sum(m.hbm_bytes for m in memory) == sum(m.hbm_bytes for m in option.memory)
+        sets = sum(plan_sharing_bytes(workload, plan).values())
+        assert sum(m.hbm_bytes for m in memory) == sum(m.hbm_bytes for m in option.memory) + sets
+        assert 0 <= sets <= 32 * (4 * table.embedding_dim + 16) * option.num_shards
         assert sum(m.ddr_bytes for m in memory) == sum(m.ddr_bytes for m in option.memory)

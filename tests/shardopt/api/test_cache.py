@@ -87,7 +87,10 @@ def test_damaged_entries_are_not_there(tmp_path: Path, content: bytes) -> None:
     cache.recall(1, result)
     (entry,) = entries(tmp_path)
     whole = entry.read_bytes()
-    for damaged in (content, whole[:-1]):
+    # another number in a result that can be read
+    other = whole.replace(b'"evaluations":0', b'"evaluations":1')
+    assert other != whole
+    for damaged in (content, whole[:-1], other):
         entry.write_bytes(damaged)
         assert cache.recall(1, result) == (result(), False)
         assert entry.read_bytes() == whole, "it was written again"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from predictor.errors import PlanError
+from predictor.errors import InputError, PlanError
 from shardopt.api.given_plans import predict_plans
 from shardopt.api.request import Machine
 from tests.shardopt.conftest import table
@@ -57,6 +57,15 @@ def test_what_torchrec_would_refuse(
         predict_plans(model, [path], Machine())
     for word in [str(path), *words]:
         assert word in str(caught.value)
+
+
+def test_plans_for_other_ranks_are_not_compared(model: Path, tmp_path: Path) -> None:
+    """However the machine is chosen: their times would say nothing of the plans."""
+    two = written(tmp_path)
+    four = tmp_path / "four.json"
+    four.write_text(json.dumps({**json.loads(two.read_text()), "world_size": 4}))
+    with pytest.raises(InputError, match=r"four\.json is for 4 ranks"):
+        predict_plans(model, [two, four], Machine("h100-sxm"))
 
 
 def test_what_torchrec_runs(model: Path, tmp_path: Path) -> None:

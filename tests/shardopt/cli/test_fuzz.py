@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick import SEED
 from tests.shardopt.cli.fuzz import ALLOWED, FAMILIES, STARTS_PROCESSES, attempt
 
 MANY = {
@@ -23,18 +24,17 @@ BATCHES = [
     for first in range(0, count, BATCH)
 ]
 MOST_BYTES = 10**9
-FEW = 3
-SEARCHING = {"storages", "confirms"}
-"""Families of which every input takes a search."""
+FEW = {**dict.fromkeys(FAMILIES, 30), "storages": 3, "confirms": 8}
+"""Inputs of a family in the check."""
 FAILED_ONCE = {"traces": (1734, 2666), "learned": (1366, 1714)}
 """Seeds: collectives of tensors of a type that there is not; errors of 10**59."""
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in SEARCHING])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_few_inputs(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in STARTS_PROCESSES:  # what a family puts in their place ends with the test
         monkeypatch.setattr(module, name, getattr(module, name))
-    for seed in (*range(FEW), *FAILED_ONCE.get(family, ())):
+    for seed in (*range(FEW[family]), *FAILED_ONCE.get(family, ())):
         code, problem = attempt(FAMILIES[family], seed, tmp_path / "x")
         assert (problem, code in ALLOWED) == ("", True)
 
@@ -44,7 +44,7 @@ def test_a_few_inputs(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_many_inputs(family: str, first: int, count: int, tmp_path: Path) -> None:
     """In a process of its own, whose memory is measured; each batch has the time of a slow test."""
     root = Path(__file__).parents[3]
-    words = (tmp_path / "x", family, 1000 + first, count)
+    words = (tmp_path / "x", family, 1000 + 10_000 * SEED + first, count)
     done = subprocess.run(
         [sys.executable, "-m", "tests.shardopt.cli.fuzz", *map(str, words)],
         capture_output=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.api.answer import plan_text
+from predictor.model.plan_json import plan_text
 
 QUICK = ("--gpus", 2, "--effort", 0.005)
 KEPT = "the answer to the same input is kept"

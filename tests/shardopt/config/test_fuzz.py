@@ -22,8 +22,6 @@ WORDS = (None, "", "x", "\u2028", "dot", "uniform", "adam", "none")
 NESTED = ([], {}, [1], [[]], {"zipf": {}}, {"zipf": {"alpha": "1_0"}}, {"csv": "."}, {"file": "."})
 VALUES = (*NUMBERS, *WORDS, *NESTED)
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def hostile(rng: random.Random) -> Any:
     value = copy.deepcopy(rng.choice(VALUES))

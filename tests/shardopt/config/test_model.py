@@ -14,8 +14,10 @@ import pytest
 import shardopt
 from predictor.errors import InputError
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
-from predictor.model.plan import ShardingType
+from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, DcnV2, DenseArch, MeasuredDense, QComm
+from shardopt.api.answer import plan
+from shardopt.api.request import PlanRequest
 from shardopt.config import load_model, read_model
 from tests.builders import a_workload
 
@@ -261,3 +263,32 @@ def test_problems_of_measured_times_and_sequences(
     with pytest.raises(InputError) as caught:
         load_model(write(text.replace(old, new)))
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+SHARED = """
+schema: 1
+batch_size: 4
+tables:
+- {name: a, num_embeddings: 9, embedding_dim: 10, features: [{name: f, pooling_factor: 0}]}
+- {name: b, num_embeddings: 99, embedding_dim: 33, features: [{name: f, pooling_factor: 3}]}
+dense: {in_features: 2, bottom_mlp: [4], top_mlp: [1], interaction: concat}
+"""
+
+
+def test_what_torchrec_takes_is_read(write: Callable[[str], Path]) -> None:
+    """One feature of two tables, one without ids, and dims that fused kernels refuse."""
+    a, b = load_model(write(SHARED)).tables
+    assert [t.features[0].name for t in (a, b)] == ["f", "f"]
+    assert (a.lookups_per_sample, b.lookups_per_sample) == (0, 3)
+    assert (a.embedding_dim, b.embedding_dim) == (10, 33)
+
+
+@pytest.mark.parametrize("hardware", ["h100-sxm", "cpu-gloo"])
+def test_dims_that_fused_kernels_refuse_are_planned_and_told(
+    write: Callable[[str], Path], hardware: str
+) -> None:
+    request = PlanRequest(model=write(SHARED), gpus=2, hardware=hardware, effort=0.005)
+    answer = plan(request)
+    kernels = {t.compute_kernel for t in answer.result.best.plan.tables.values()}
+    assert kernels == {ComputeKernel.DENSE}
+    assert any("'a' (embedding_dim 10)" in note for note in answer.setting.notes)

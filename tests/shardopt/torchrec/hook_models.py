@@ -122,8 +122,8 @@ class Kept(PlanLoader):
         return "kept"
 
 
-class NotSearchedError(Exception):
-    """Ends a plan where its search would begin."""
+class NotSearchedError(BaseException):
+    """Ends a plan where its search would begin; no planner falls back on it."""
 
 
 def problem_of(made: ShardoptPlanner, model: nn.Module, sharders: Sequence[Any] = SHARDERS) -> Any:

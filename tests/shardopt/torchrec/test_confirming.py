@@ -178,7 +178,7 @@ def test_on_gpus_one_failed_rank_makes_the_others_give_up(monkeypatch: pytest.Mo
     failed, waits = Alarm("group of rank 0", 1), Alarm("group of rank 1", 1)
     other = Alarm("group of another session", 2)
     failed.sound()
-    waits.thread.join(timeout=5)
+    waits.thread.join()
     for alarm in (failed, waits, other):
         alarm.stop()
     assert set(aborted) == {"group of rank 0", "group of rank 1"}

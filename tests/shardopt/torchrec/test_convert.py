@@ -525,3 +525,11 @@ def test_every_name_of_torchrec_is_read(kind: Any, field: str) -> None:
     for name in kind.__members__:
         plan = plan_with(**{field: {"algorithm": name} if field == "cache_params" else name})
         assert plan_from_dict(plan_to_dict(plan), where="p").tables == plan.tables
+
+
+def test_what_is_no_plan_of_torchrec_is_told() -> None:
+    from shardopt import from_torchrec
+
+    for given in ("param | sharding type | compute kernel", {"ebc": {}}, None):
+        with pytest.raises(PlanError, match="takes the ShardingPlan that TorchRec"):
+            from_torchrec(given, nn.Module())

@@ -104,7 +104,6 @@ def test_the_reservation_is_kept_free() -> None:
     assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
 
 
-@pytest.mark.timeout(120)
 def test_a_table_beyond_all_memory_is_refused_before_its_shards_are_counted() -> None:
     """To count them takes far longer."""
     model, kept = Model(bag("huge", 1_000_000, 10_000_000)), FixedAbsoluteStorageReservation
@@ -442,7 +441,7 @@ def test_one_warning_says_what_was_found(caplog: pytest.LogCaptureFixture) -> No
     assert told.levelname == "WARNING"
     assert re.fullmatch(
         r"predicted [\d.]+ ms per iteration on 4 x a100-80gb \(90 %, uncalibrated: .* ms\); "
-        r"TorchRec's plan takes [\d.]+ ms \(([\d.]+x slower|same)\); "
+        r"(TorchRec's plan takes [\d.]+ ms \([\d.]+x slower\)|this is TorchRec's plan, .*); "
         r"(at most [\d.]+|less than 0\.1) % from the best possible; constants: [\w ]+",
         told.getMessage(),
     )
@@ -463,24 +462,20 @@ def test_what_is_missing_takes_the_place_of_the_interval() -> None:
     not_captured = said(example_inputs=object())
     assert "2 linear layers" in not_captured
     elsewhere = said(hardware=None)
-    assert re.search(r"not of this machine, from [\d.]+ ms to [\d.]+ ms", elsewhere)
+    assert "nothing is known of this machine" in elsewhere
     for text in (not_captured, elsewhere):
         assert "90 %" not in text
         assert "constants: " not in text
 
 
-@pytest.mark.parametrize(("ranks", "fits"), [(8, True), (4, True), (6, False), (1, False)])
-def test_a_topology_of_other_ranks_than_the_group_is_refused_at_once(
-    ranks: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("ranks", "told"), [(8, False), (4, False), (6, True), (2, True)])
+def test_a_topology_of_other_ranks_than_the_group_is_told(
+    ranks: int, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = planner()
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: ranks)
-    if fits:
-        check_ranks(4)
-        return
-    with pytest.raises(PlannerError, match=f"topology has 4 ranks, but the process group {ranks}"):
-        made.collective_plan(Model(), SHARDERS)
+    check_ranks(4)
+    assert (f"topology has 4 ranks, but the process group {ranks}" in caplog.text) == told
 
 
 def test_plans_of_a_sharding_group_are_not_confirmed_on_all_ranks(
@@ -490,7 +485,6 @@ def test_plans_of_a_sharding_group_are_not_confirmed_on_all_ranks(
     found = made.plan(Model(), SHARDERS)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 8)
-    monkeypatch.setattr("shardopt.torchrec.hook.search_seconds", lambda given, group: given)
     answer = found, {"torchrec": found}
     monkeypatch.setattr("shardopt.torchrec.hook.on_first_rank", lambda plan, group: answer)
     assert made.collective_plan(Model(), SHARDERS) is found

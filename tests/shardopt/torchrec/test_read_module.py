@@ -222,7 +222,7 @@ def test_the_plan_does_not_hang_on_the_order_of_a_tables_options() -> None:
 def test_a_constraint_for_no_table_is_named(caplog: pytest.LogCaptureFixture) -> None:
     told = factors(table_a=20.0, table_b=2.0, table_c=1.0)
     workload_of(Model(bag("table_a"), bag("table_b")), constraints=told)
-    assert "'table_c', which this module does not have" in caplog.text
+    assert "which this module does not have: 'table_c'" in caplog.text
     assert "did you mean" in caplog.text
 
 
@@ -472,3 +472,15 @@ def test_constraints_of_the_enumerator_alone_count_in_full() -> None:
     assert [s.size[1] for s in planned.shards] == [
         s.shard_sizes[1] for s in plan["a"].sharding_spec.shards
     ]
+
+
+def test_types_that_are_priced_as_another_are_told() -> None:
+    config = torchrec.EmbeddingBagConfig(
+        name="t", num_embeddings=10_000, embedding_dim=64, feature_names=["f"]
+    )
+    for kind, told in ((DataType.FP16, 0), (DataType.INT8, 1)):
+        config.data_type = kind
+        module = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        tables = [a_table("t")]
+        said = [line for line in not_priced(module, tables) if "'t'" in line]
+        assert len(said) == told

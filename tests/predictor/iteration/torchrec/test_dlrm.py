@@ -227,9 +227,8 @@ def test_the_dense_optimizer_steps_a_dense_shard_on_the_rank_that_has_it() -> No
     def step_ms(plan: TablePlan) -> list[float]:
         batch = PlanScorer(workload, TOPOLOGY, hardware)
         found = batch.graph(batch.totals([plan])[None])
-        return np.broadcast_to(found.ops[index(found, "optimizer step")].cost_ms, (1, 2))[
-            0
-        ].tolist()
+        cost_ms = found.ops[index(found, "optimizer step")].cost_ms
+        return [float(ms) for ms in np.broadcast_to(cost_ms, (1, 2))[0]]
 
     shard = replace(table_wise(workload.tables[0], 1), compute_kernel=K.DENSE)
     alone, own = step_ms(shard)

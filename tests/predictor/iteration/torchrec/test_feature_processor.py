@@ -20,7 +20,7 @@ from predictor.iteration.plan_scorer import PlanScorer
 from predictor.iteration.timeline import simulate
 from predictor.model.dlrm_program import dense_program
 from predictor.model.memory.iteration import POSITION_BYTES, exchanges
-from predictor.model.memory.peak import program_of, rank_peaks
+from predictor.model.memory.peak import PeakMemory
 from predictor.model.op_calls import Gradient
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Feature, Workload
@@ -103,6 +103,6 @@ def test_positions_and_weights_stay_until_the_backward(kind: ShardingType) -> No
     assert exchange.positions == POSITION_BYTES * ids
     assert weighed.received - exchange.received == (4 * ids if kind is WHOLE else 0)
     with_it, without = (
-        rank_peaks(w, TOPOLOGY, plan, program_of(w))[0].allocated_bytes for w in (of, workload(0))
+        PeakMemory(w, TOPOLOGY).peaks(plan)[0].allocated_bytes for w in (of, workload(0))
     )
     assert with_it > without

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from predictor.model.topology import Topology
@@ -16,9 +15,9 @@ LENGTHS = BATCH * 8
 OUT = BATCH * DIM * 4
 
 
-def held(copies: float, ids: int, samples: int, outputs: int) -> int:
-    """Ids with their lengths, sorted once, and outputs, what is sent of them and gradients."""
-    return math.ceil((copies + 6.5) * (ids + samples)) + 3 * outputs
+def kept(ids: int, samples: int) -> int:
+    """Ids with their lengths, in order, rounded down."""
+    return ids + samples - 1
 
 
 TOPOLOGY = Topology.uniform(WORLD, hbm_bytes=GIB, ddr_bytes=GIB)

@@ -12,12 +12,13 @@ from predictor.errors import InfeasibleError
 from predictor.model.memory.peak import (
     DEFAULT_RESERVE,
     UNKNOWN_RESERVE,
+    PeakMemory,
     activation_bytes,
     default_reserve,
+    least_bytes,
     leave_for_shards,
     memory_of_plan,
     program_of,
-    unplaced_bytes,
 )
 from predictor.model.memory.ranks import RankMemory, resident_bytes
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
@@ -46,7 +47,9 @@ def a_plan(workload: Workload, ranks: list[int], kinds: list[ShardingType]) -> S
             Shard(ranks[(i + j) % 4], offset, size)
             for j, (size, offset) in enumerate(zip(sizes, offsets, strict=True))
         )
-        tables[table.name] = TablePlan(kind, ComputeKernel.FUSED, tuple(shards))
+        copied = kind is ShardingType.DATA_PARALLEL
+        kernel = ComputeKernel.DENSE if copied else ComputeKernel.FUSED
+        tables[table.name] = TablePlan(kind, kernel, tuple(shards), table.module)
     return ShardingPlan(tables, 4, 4)
 
 
@@ -82,6 +85,33 @@ def test_a_peak_holds_all_that_stays_and_grows_with_the_batch(
         before = [allocated for allocated, _ in found]
 
 
+@given(
+    st.lists(st.sampled_from([*KINDS, ShardingType.DATA_PARALLEL]), min_size=1, max_size=5),
+    st.sampled_from(["base", "sparse_dist", "prefetch_sparse_dist", "semi_sync"]),
+    st.sampled_from(["cuda", "cpu"]),
+    st.sampled_from([64, 4096]),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_shards_add_at_least_is_never_above_the_peak(
+    kinds: list[ShardingType], pipeline: str, device: str, batch: int, drawn: list[bool]
+) -> None:
+    stashed, weighted, apart, states = drawn
+    workload = a_workload(batch, len(kinds), pipeline)
+    tables = [
+        replace(t, stash_weights=stashed and i > 0, weighted=weighted and not (apart and i % 2))
+        for i, t in enumerate(workload.tables)
+    ]
+    tables = [replace(t, module=f"m{i % 2}") if apart else t for i, t in enumerate(tables)]
+    workload = replace(workload, tables=tuple(tables), stash_optimizer_state=states)
+    plan = a_plan(workload, [0, 1, 2, 3], kinds)
+    least = least_bytes(workload, device)
+    for rank in PeakMemory(workload, TOPOLOGY, device).of(plan):
+        shards = rank.ddr_bytes if device == "cpu" else rank.hbm_bytes
+        assert rank.peak is not None
+        assert least + shards <= rank.peak.allocated_bytes
+
+
 @given(plans, st.permutations([0, 1, 2, 3]))
 @settings(max_examples=30, deadline=None)
 def test_ranks_can_change_places(
@@ -100,10 +130,10 @@ def test_what_is_left_for_shards() -> None:
     limit = GIB * 3 // 4 - 1000
     assert left.limit_bytes == (limit,) * 4
     assert left.installed_bytes == TOPOLOGY.hbm_cap_bytes
-    assert left.hbm_cap_bytes == (limit - unplaced_bytes(workload),) * 4
+    assert left.hbm_cap_bytes == (limit - least_bytes(workload),) * 4
     host = leave_for_shards(workload, TOPOLOGY, 0.25, "cpu")
     assert host.hbm_cap_bytes == TOPOLOGY.hbm_cap_bytes
-    assert host.ddr_cap_bytes == (GIB - unplaced_bytes(workload, "cpu"),) * 4
+    assert host.ddr_cap_bytes == (GIB - least_bytes(workload, "cpu"),) * 4
     with pytest.raises(InfeasibleError, match=r"rank 0 has .*a smaller batch"):
         leave_for_shards(workload, replace(TOPOLOGY, hbm_cap_bytes=(1000,) * 4), 0.0)
 

@@ -283,6 +283,19 @@ def test_what_cannot_be_captured_names_op_and_line(
         assert part in words
 
 
+def over_lines(x: Tensor) -> Tensor:
+    """A call that is written over several lines."""
+    return torch.masked_select(
+        x,
+        x > 0,
+    )
+
+
+def test_a_call_over_several_lines_is_shown_whole() -> None:
+    with pytest.raises(InputError, match=r"\(return torch\.masked_select\( x, x > 0, \)\)"):
+        captured(Pooled(over_lines))
+
+
 def test_outputs_without_a_gradient_are_refused() -> None:
     with pytest.raises(InputError, match="no output of forward depends on a parameter"):
         captured(Pooled(lambda x: x.detach()))

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lab.pages.figure import BOTTOM, LEFT_PANEL, TOP, figure, figure_of_rows
 from lab.tasks.against import OURS, THEIRS
-from lab.tools.figure import BOTTOM, LEFT_PANEL, TOP, figure, figure_of_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 

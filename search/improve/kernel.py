@@ -1,0 +1,417 @@
+"""The inner loop of annealing, compiled by numba: moves are proposed, scored and taken or undone.
+
+All sums are in double precision and in one order, nothing reads a clock, and the random numbers are
+its own, so that a seed gives one plan on any machine. Importing this module compiles it, or reads
+what was compiled before from numba's cache beside this file (a tenth of the time).
+
+Why: docs/decisions/0028-plans-from-the-bound.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+NORMAL = 1 << 16
+"""Moves after which loads are added up anew, so that rounding does not grow."""
+LOST = 1e-6
+"""Share of a sum of powers below which what is left of it is rounding, so it is added up anew."""
+TRIES = 24
+"""Ranks or tables that are looked at before any will do."""
+MOVES, SWAPS = 0.3, 0.35
+"""Share of proposals that move one shard or block, and that swap two; the others choose another
+option of a table, or place it anew."""
+
+LN_2 = 0.6931471805599453
+
+compiled = numba.njit(cache=True, error_model="numpy")
+
+
+@compiled
+def _draw(state: Any) -> Any:
+    """The next of the random numbers in [0, 1) (xorshift64*, Vigna 2016)."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return ((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@compiled
+def _below(state: Any, count: int) -> int:
+    """A random number below a count."""
+    return min(int(_draw(state) * count), count - 1)
+
+
+@compiled
+def _patience(state: Any) -> float:
+    """A random number, exponential to the accuracy of a straight line between halvings: products
+    and sums alone are the same on every machine."""
+    found = 0.0
+    while _draw(state) < 0.5:
+        found += LN_2
+    return found + LN_2 * _draw(state)
+
+
+@compiled
+def _put(
+    space: Any, cost: Any, loads: Any, used: Any, held: Any, even: Any, option: int, where: Any,
+    sign: float,
+) -> None:  # fmt: skip
+    """Add an option's shards to the ranks, or take them away; ``where`` has the alternative of
+    every unit."""
+    shard = space.first_shard[option]
+    group, pool = space.group[option], space.pool[option]
+    width, start = space.width[pool], space.first_rank[pool]
+    columns = loads.shape[1]
+    for unit in range(space.units[option]):
+        at = start + where[unit] * width
+        for i in range(width):
+            rank = space.ranks[at + i]
+            before = held[rank, group]
+            held[rank, group] = before + int(sign)
+            for c in range(columns):
+                loads[rank, c] += sign * cost.work[shard, c]
+            if (before == 0) != (held[rank, group] == 0):
+                for c in range(columns):
+                    loads[rank, c] += sign * cost.floors[c, group]
+            used[rank, 0] += sign * space.memory[shard, 0]
+            used[rank, 1] += sign * space.memory[shard, 1]
+            shard += 1
+    for k in range(len(even)):
+        even[k] += sign * cost.even[option, k]
+
+
+@compiled
+def _powered(loads: Any, scale: Any, squares: int, powers: Any, rank: int) -> None:
+    """The powers of a rank's loads."""
+    for c in range(loads.shape[1]):
+        x = max(0.0, loads[rank, c]) * scale[c]
+        for _ in range(squares):
+            x *= x
+        powers[rank, c] = x
+
+
+@compiled
+def _over(space: Any, used: Any, rank: int) -> float:
+    """Share of its memory by which a rank exceeds that."""
+    over = 0.0
+    for kind in range(2):
+        most = space.caps[rank, kind]
+        if used[rank, kind] > most:
+            over += (used[rank, kind] - most) / max(most, space.unit) + 1e-3
+    return over
+
+
+@compiled
+def _energy(cost: Any, sums: Any, scale: Any, squares: int, even: Any, norms: Any) -> float:
+    """The largest of the cuts, with norms in place of maxima."""
+    for c in range(len(sums)):
+        x = max(sums[c], 0.0)
+        for _ in range(squares):
+            x = math.sqrt(x)
+        norms[c] = x / scale[c]
+    most = -1e300
+    for k in range(len(even)):
+        now = cost.constants[k] + even[k]
+        for c in range(len(sums)):
+            now += cost.member[k, c] * norms[c]
+        most = max(most, now)
+    return most
+
+
+@compiled
+def _count(
+    space: Any, cost: Any, chosen: Any, where: Any, loads: Any, used: Any, held: Any, even: Any
+) -> None:
+    """Loads, bytes, shards and even parts of a plan."""
+    loads[:] = 0.0
+    used[:] = 0.0
+    held[:] = 0
+    even[:] = 0.0
+    for table in range(len(chosen)):
+        _put(
+            space, cost, loads, used, held, even, chosen[table],
+            where[space.first_unit[table] :], 1.0,
+        )  # fmt: skip
+
+
+@compiled
+def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: int) -> int:
+    """A random alternative, on a host if that is not negative; rather where there is little of a
+    random column."""
+    first, count = space.first_rank[pool], space.alternatives[pool]
+    width, column = space.width[pool], _below(state, loads.shape[1])
+    best, least = -1, 0.0
+    for _ in range(looks + TRIES):
+        one = _below(state, count)
+        rank = space.ranks[first + one * width]
+        if host >= 0 and rank // space.local != host:
+            continue
+        if best < 0 or loads[rank, column] < least:
+            best, least = one, loads[rank, column]
+        looks -= 1
+        if looks < 0:
+            break
+    return best
+
+
+@compiled
+def _place(space: Any, loads: Any, state: Any, option: int, where: Any) -> bool:
+    """Place all units of an option at random; False if that did not do."""
+    pool, units = space.pool[option], space.units[option]
+    width, first = space.width[pool], space.first_rank[pool]
+    host = -1
+    if space.together[option]:
+        one = _below(state, space.alternatives[pool])
+        host = space.ranks[first + one * width] // space.local
+    looks = _below(state, 5)
+    for unit in range(units):
+        for attempt in range(TRIES):
+            one = _lighter(space, loads, state, pool, host, looks)
+            if one < 0:
+                return False
+            taken = False
+            for before in range(unit):
+                taken = taken or where[before] == one
+            where[unit] = one
+            if not taken or (units > space.alternatives[pool] and attempt > 0):
+                break
+            if attempt == TRIES - 1:
+                return False
+    return True
+
+
+@compiled
+def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> int:
+    """A random table; half of the time one that lies on a busy rank."""
+    tables, ranks = len(space.free), loads.shape[0]
+    table = space.free[_below(state, tables)]
+    if _draw(state) < 0.5:
+        return table
+    column, busy = _below(state, loads.shape[1]), _below(state, ranks)
+    for _ in range(6):
+        rank = _below(state, ranks)
+        if loads[rank, column] > loads[busy, column]:
+            busy = rank
+    for _ in range(4 * ranks):
+        one = space.free[_below(state, tables)]
+        option = chosen[one]
+        pool = space.pool[option]
+        if space.alternatives[pool] < 2:
+            continue
+        width, first, at = space.width[pool], space.first_rank[pool], space.first_unit[one]
+        for unit in range(space.units[option]):
+            start = space.ranks[first + where[at + unit] * width]
+            if start <= busy < start + width:
+                return one
+    return table
+
+
+@compiled
+def _can_lie(space: Any, option: int, where: Any, unit: int, one: int) -> bool:
+    """Whether a unit of an option may come to an alternative, where the others stay."""
+    if one < 0:
+        return False
+    pool, units = space.pool[option], space.units[option]
+    first, width = space.first_rank[pool], space.width[pool]
+    for other in range(units):
+        if other == unit:
+            continue
+        if where[other] == one and units <= space.alternatives[pool]:
+            return False
+        if space.together[option]:
+            rank, mine = space.ranks[first + where[other] * width], space.ranks[first + one * width]
+            if rank // space.local != mine // space.local:
+                return False
+    return True
+
+
+@compiled
+def anneal(
+    space: Any,
+    cost: Any,
+    chosen: Any,
+    where: Any,
+    moves: int,
+    heat: float,
+    squares: int,
+    wall: float,
+    seed: int,
+) -> float:
+    """Change a plan, in place; returns the norm that it ends at in ms.
+
+    Args:
+        space: `search.improve.annealing.KernelSpace`.
+        cost: `search.model.shard_costs.ShardCosts`.
+        chosen: option of every table.
+        where: alternative of every unit, those of a table from ``space.first_unit`` on.
+        moves: proposals.
+        heat: what a change that is taken may cost, in the mean, in ms.
+        squares: norms are of 2 to this power.
+        wall: ms for a rank that has twice the memory it may have.
+        seed: of the random numbers.
+    """
+    ranks, columns = len(space.caps), cost.work.shape[1]
+    state = np.array([seed], dtype=np.uint64)
+    state[0] = state[0] * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x2545F4914F6CDD1D)
+    for _ in range(8):
+        _draw(state)
+    loads = np.zeros((ranks, columns))
+    powers = np.zeros((ranks, columns))
+    used = np.zeros((ranks, 2))
+    held = np.zeros((ranks, cost.floors.shape[1]), dtype=np.int64)
+    even = np.zeros(len(cost.constants))
+    sums, norms, scale = np.zeros(columns), np.zeros(columns), np.ones(columns)
+    new_sums = np.zeros(columns)
+    touched = np.zeros(ranks, dtype=np.int64)
+    mark = np.zeros(ranks, dtype=np.int64)
+    old_loads, old_powers = np.zeros((ranks, columns)), np.zeros((ranks, columns))
+    old_used, old_held, old_even = used.copy(), held.copy(), even.copy()
+    units = 1
+    for option in range(len(space.units)):
+        units = max(units, space.units[option])
+    mine, other = np.zeros(units, dtype=np.int64), np.zeros(units, dtype=np.int64)
+    energy, over = 0.0, 0.0
+    for move in range(moves):
+        if move % NORMAL == 0:
+            _count(space, cost, chosen, where, loads, used, held, even)
+            for c in range(columns):
+                most = 0.0
+                for rank in range(ranks):
+                    most = max(most, loads[rank, c])
+                scale[c] = 1.0 / max(most, 1e-9)
+            sums[:] = 0.0
+            over = 0.0
+            for rank in range(ranks):
+                _powered(loads, scale, squares, powers, rank)
+                for c in range(columns):
+                    sums[c] += powers[rank, c]
+                over += _over(space, used, rank)
+            energy = _energy(cost, sums, scale, squares, even, norms) + wall * over
+        # propose
+        table = _on_busy(space, chosen, where, loads, state)
+        at, now = space.first_unit[table], chosen[table]
+        option, second, now2, at2, sort = now, -1, -1, 0, _draw(state)
+        pool, count = space.pool[now], space.units[now]
+        for unit in range(count):
+            mine[unit] = where[at + unit]
+        if sort < MOVES + SWAPS and space.alternatives[pool] > 1:
+            unit = _below(state, count)
+            if sort < MOVES:
+                host = -1
+                if space.together[now] and count > 1:
+                    first = space.ranks[space.first_rank[pool] + mine[unit] * space.width[pool]]
+                    host = first // space.local
+                one = _lighter(space, loads, state, pool, host, _below(state, 5))
+                if one < 0 or one == mine[unit] or not _can_lie(space, now, mine, unit, one):
+                    continue
+                mine[unit] = one
+            else:
+                second = space.free[_below(state, len(space.free))]
+                now2 = chosen[second]
+                pool2, count2 = space.pool[now2], space.units[now2]
+                if second == table or space.alternatives[pool2] < 2:
+                    continue
+                if space.width[pool] != space.width[pool2]:
+                    continue
+                at2 = space.first_unit[second]
+                for unit2 in range(count2):
+                    other[unit2] = where[at2 + unit2]
+                unit2 = _below(state, count2)
+                width = space.width[pool]
+                rank = space.ranks[space.first_rank[pool] + mine[unit] * width]
+                rank2 = space.ranks[space.first_rank[pool2] + other[unit2] * width]
+                if rank == rank2:
+                    continue
+                one, two = space.at_rank[pool, rank2], space.at_rank[pool2, rank]
+                if not (
+                    _can_lie(space, now, mine, unit, one)
+                    and _can_lie(space, now2, other, unit2, two)
+                ):
+                    continue
+                mine[unit], other[unit2] = one, two
+        else:
+            first, last = space.first_option[table], space.first_option[table + 1]
+            option = first + _below(state, last - first)
+            if not _place(space, loads, state, option, mine):
+                continue
+            if option == now:
+                same = True
+                for unit in range(count):
+                    same = same and mine[unit] == where[at + unit]
+                if same:
+                    continue
+        # remember the ranks that change
+        count = 0
+        for which in range(4):
+            one = now if which == 0 else option if which == 1 else now2
+            if which > 1 and second < 0:
+                break
+            pool = space.pool[one]
+            for unit in range(space.units[one]):
+                alternative = mine[unit]
+                if which == 0:
+                    alternative = where[at + unit]
+                elif which == 2:
+                    alternative = where[at2 + unit]
+                elif which == 3:
+                    alternative = other[unit]
+                start = space.first_rank[pool] + alternative * space.width[pool]
+                for i in range(space.width[pool]):
+                    rank = space.ranks[start + i]
+                    if mark[rank] != move + 1:
+                        mark[rank] = move + 1
+                        touched[count] = rank
+                        old_loads[count] = loads[rank]
+                        old_powers[count] = powers[rank]
+                        old_used[count] = used[rank]
+                        old_held[count] = held[rank]
+                        count += 1
+        old_even[:] = even
+        new_over = over
+        for i in range(count):
+            new_over -= _over(space, used, touched[i])
+        # make the change
+        _put(space, cost, loads, used, held, even, now, where[at:], -1.0)
+        _put(space, cost, loads, used, held, even, option, mine, 1.0)
+        if second >= 0:
+            _put(space, cost, loads, used, held, even, now2, where[at2:], -1.0)
+            _put(space, cost, loads, used, held, even, now2, other, 1.0)
+        new_sums[:] = sums
+        for i in range(count):
+            rank = touched[i]
+            _powered(loads, scale, squares, powers, rank)
+            new_over += _over(space, used, rank)
+            for c in range(columns):
+                new_sums[c] += powers[rank, c] - old_powers[i, c]
+        for c in range(columns):
+            if new_sums[c] < LOST * sums[c]:
+                new_sums[c] = 0.0
+                for rank in range(ranks):
+                    new_sums[c] += powers[rank, c]
+        if new_over < 1e-9:
+            new_over = 0.0
+        found = _energy(cost, new_sums, scale, squares, even, norms) + wall * new_over
+        if found <= energy or found - energy < heat * _patience(state):
+            energy, over = found, new_over
+            sums[:] = new_sums
+            chosen[table] = option
+            for unit in range(space.units[option]):
+                where[at + unit] = mine[unit]
+            if second >= 0:
+                for unit in range(space.units[now2]):
+                    where[at2 + unit] = other[unit]
+        else:
+            even[:] = old_even
+            for i in range(count):
+                rank = touched[i]
+                loads[rank] = old_loads[i]
+                powers[rank] = old_powers[i]
+                used[rank] = old_used[i]
+                held[rank] = old_held[i]
+    return energy

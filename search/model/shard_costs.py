@@ -1,0 +1,198 @@
+"""Shards x cost columns: what every shard of every option adds to its rank under cycle cuts.
+
+A cut is a constant, an even part, and a sum over segments of the maximum over the ranks
+(`search.model.cut_model.CycleCut`). Each segment is a column; segments that several cuts share are
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.cost.loads import COLUMNS
+from search.model.cut_model import CycleCut
+from search.objective import Assignment, Objective
+from search.space.option import Option
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+LoadsOf = Callable[[Option], tuple[int, Array]]
+"""Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
+
+ALIKE = 1e-2
+"""Relative difference up to which two segments are one column."""
+
+
+class ShardCosts(NamedTuple):
+    """Costs of shards under some cuts, for compiled code.
+
+    Args:
+        work: what a shard adds to each column of its rank, ``[shards, columns]`` in ms.
+        even: what an option adds to each cut wherever it lies, ``[options, cuts]`` in ms.
+        floors: what a rank takes that has any shard of a group, ``[columns, groups]`` in ms.
+        member: how often a cut has the maximum of a column, ``[cuts, columns]``.
+        constants: of the cuts in ms.
+    """
+
+    work: Array
+    even: Array
+    floors: Array
+    member: Array
+    constants: Array
+
+
+class ShardSpace(NamedTuple):
+    """Options and where their units, shards that are placed together, may lie, for compiled code.
+
+    Args:
+        first_option: first option of every table, and the end, ``[tables + 1]``.
+        first_unit: where the units of a table are kept, and the end, ``[tables + 1]``.
+        free: tables that may change.
+        first_shard, units, group, together: first shard of an option, how many units it has, its
+            lookup group, whether all must lie on one host, ``[options]``.
+        pool: which alternatives its units have, ``[options]``.
+        first_rank, alternatives, width: of a pool: where its ranks begin, how many alternatives
+            there are, and shards of a unit, ``[pools]``.
+        ranks: of all alternatives, one after the other.
+        at_rank: alternative that begins at a rank, -1 if none, ``[pools, ranks]``.
+        memory: bytes of a shard, ``[shards, hbm or ddr]``.
+        caps: ``[ranks, hbm or ddr]``.
+        local: ranks of a host.
+        unit: bytes; where there is less memory, what exceeds it is measured by that.
+    """
+
+    first_option: Ints
+    first_unit: Ints
+    free: Ints
+    first_shard: Ints
+    units: Ints
+    group: Ints
+    together: NDArray[np.bool_]
+    pool: Ints
+    first_rank: Ints
+    alternatives: Ints
+    width: Ints
+    ranks: Ints
+    at_rank: Ints
+    memory: Array
+    caps: Array
+    local: int
+    unit: float
+
+
+class ShardModel:
+    """The options of every table as arrays.
+
+    Args:
+        objective: counts the bytes that shards are placed within.
+        options: of every table; each can lie somewhere.
+        loads_of: of an option.
+        free: tables that may change.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        options: Sequence[Sequence[Option]],
+        loads_of: LoadsOf,
+        free: Sequence[int],
+    ) -> None:
+        self.options = [option for table in options for option in table]
+        self.number = {id(option): i for i, option in enumerate(self.options)}
+        self.world = objective.problem.topology.world_size
+        found = [loads_of(option) for option in self.options]
+        self.group = np.array([group for group, _ in found])
+        self.loads = np.concatenate([loads for _, loads in found])
+        counts = np.array([len(loads) for _, loads in found])
+        self.group_of_shard = np.repeat(self.group, counts)
+        self.first_shard = np.concatenate([[0], np.cumsum(counts)])
+        self.groups = len(objective.scorer.groups)
+        legal = [objective.legal(option) for option in self.options]
+        self.pools: dict[tuple[tuple[int, ...], ...], int] = {}
+        pool = [self.pools.setdefault(one.units[0], len(self.pools)) for one in legal]
+        self.alternatives = [*self.pools]
+        self.index = [{ranks: i for i, ranks in enumerate(pool)} for pool in self.alternatives]
+        units = np.array([len(one.units) for one in legal])
+        sizes = [len(table) for table in options]
+        first = np.concatenate([[0], np.cumsum(sizes)])
+        most = np.maximum.reduceat(units, first[:-1])
+        width = np.array([len(one[0]) for one in self.alternatives])
+        many = np.array([len(one) for one in self.alternatives])
+        at_rank = np.full((len(many), self.world), -1)
+        for row, one in enumerate(self.alternatives):
+            at_rank[row, [ranks[0] for ranks in one]] = np.arange(len(one))
+        self.space = ShardSpace(
+            first_option=first,
+            first_unit=np.concatenate([[0], np.cumsum(most)]),
+            free=np.array(free, dtype=np.int64),
+            first_shard=self.first_shard[:-1],
+            units=units,
+            group=self.group,
+            together=np.array([one.same_group and len(one.units) > 1 for one in legal]),
+            pool=np.array(pool),
+            first_rank=np.concatenate([[0], np.cumsum(many * width)[:-1]]),
+            alternatives=many,
+            width=width,
+            ranks=np.array([r for pool in self.alternatives for ranks in pool for r in ranks]),
+            at_rank=at_rank,
+            memory=np.concatenate([objective.placed(o).memory for o in self.options]),
+            caps=np.ascontiguousarray(objective.caps.T),
+            local=objective.problem.topology.intra_group_size,
+            unit=max(1.0, 0.01 * float(objective.caps.max())),
+        )
+
+    def numbers(self, plan: Assignment) -> tuple[Ints, Ints]:
+        """Option of every table, and alternative of every unit."""
+        space = self.space
+        chosen = np.array([self.number[id(option)] for option, _ in plan])
+        where = np.zeros(space.first_unit[-1], dtype=np.int64)
+        for (_, ranks), option, at in zip(plan, chosen, space.first_unit.tolist(), strict=False):
+            pool = int(space.pool[option])
+            width, index = int(space.width[pool]), self.index[pool]
+            for unit in range(int(space.units[option])):
+                where[at + unit] = index[ranks[unit * width : (unit + 1) * width]]
+        return chosen, where
+
+    def plan(self, chosen: Ints, where: Ints) -> Assignment:
+        """The plan of these numbers."""
+        space, found = self.space, []
+        for option, at in zip(chosen.tolist(), space.first_unit.tolist(), strict=False):
+            units = self.alternatives[space.pool[option]]
+            some = where[at : at + space.units[option]].tolist()
+            ranks = tuple(rank for one in some for rank in units[one])
+            found.append((self.options[option], ranks))
+        return tuple(found)
+
+    def costs(self, cuts: Sequence[CycleCut]) -> ShardCosts:
+        """What shards cost under some cuts."""
+        size, count = self.groups * (COLUMNS + 1), sum(len(cut.segments) for cut in cuts)
+        found, columns = np.zeros((max(1, count), size)), 0
+        member = np.zeros((len(cuts), max(1, count)))
+        for row, cut in enumerate(cuts):
+            flat = cut.segments.reshape(-1, size - self.groups)
+            for one in np.concatenate([flat, cut.floors.reshape(-1, self.groups)], axis=1):
+                near = np.abs(found[:columns] - one) <= ALIKE * np.abs(one)
+                same = np.flatnonzero(near.all(axis=1))
+                found[columns] = one
+                member[row, same[0] if len(same) else columns] += 1.0
+                columns += not len(same)
+        slopes, floors = np.split(found[: max(1, columns)], [size - self.groups], axis=1)
+        of_groups = slopes.reshape(-1, self.groups, COLUMNS)
+        even_of = np.array([cut.even for cut in cuts]) / self.world
+        work = np.empty((len(self.loads), len(slopes)))
+        evens = np.empty((len(self.loads), len(cuts)))
+        for group in np.unique(self.group).tolist():
+            mine = self.group_of_shard == group
+            work[mine] = self.loads[mine] @ of_groups[:, group].T
+            evens[mine] = self.loads[mine] @ even_of[:, group].T
+        return ShardCosts(
+            work=np.maximum(work, 0.0),
+            even=np.add.reduceat(evens, self.first_shard[:-1], axis=0),
+            floors=np.ascontiguousarray(floors),
+            member=np.ascontiguousarray(member[:, : len(slopes)]),
+            constants=np.array([cut.constant for cut in cuts]),
+        )

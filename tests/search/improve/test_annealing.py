@@ -1,0 +1,135 @@
+"""Annealing: what its arrays say of plans, what it may change, that a seed gives one plan."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from predictor.cost.loads import Load
+from predictor.model.plan import ShardingType
+from predictor.model.workload import Constraints
+from predictor.units import MIB
+from search.improve.annealing import Annealer, AnnealingTask
+from search.improve.cycle_cuts import judge
+from search.improve.kernel import anneal
+from search.model.shard_costs import ShardModel
+from search.objective import Assignment, Objective
+from search.surrogate import Surrogate
+from tests.search.problems import (
+    a_problem,
+    a_table,
+    a_workload,
+    assert_valid,
+    hosts,
+    objective_of,
+    random_plan,
+    random_problem,
+)
+
+SQUARES = 8
+
+
+def a_model(objective: Objective, surrogate: Surrogate) -> ShardModel:
+    options = objective.space.options
+    for option in objective.space.every_option:
+        surrogate.shard_loads(option)
+    return ShardModel(objective, options, surrogate.shard_loads, range(len(options)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_arrays_say_of_a_plan_what_its_cut_says(seed: int) -> None:
+    """Nothing is changed where nothing is free; a norm of a high power is the maximum nearly."""
+    objective, surrogate = objective_of(random_problem(seed))
+    plan = random_plan(objective, random.Random(seed))
+    model = a_model(objective, surrogate)
+    ms, cut = judge(objective, plan)
+    if cut is None:
+        pytest.skip("the host sets the pace")
+    chosen, where = model.numbers(plan)
+    assert model.plan(chosen, where) == plan
+    costs = model.costs([cut])
+    found = anneal(model.space, costs, chosen, where, 1, 1e-12, SQUARES, 0.0, seed)
+    loads = objective.scorer.totals(objective.table_plans(model.plan(chosen, where)))
+    there = loads[..., Load.SHARDS] > 0
+    ranks = objective.problem.topology.world_size
+    at = cut.at(loads, there)
+    spread = sum(
+        float(times.max()) for times in np.einsum("sgc,grc->sr", cut.segments, loads)
+    ) + float(cut.floors.sum())
+    assert at - 1e-6 <= found <= at + spread * (ranks ** (1 / 2**SQUARES) - 1) + 1e-6
+    assert cut.at(*_of(objective, plan)) == pytest.approx(ms, rel=1e-6)
+
+
+def _of(objective: Objective, plan: Assignment) -> tuple[np.ndarray, np.ndarray]:
+    loads = objective.scorer.totals(objective.table_plans(plan))
+    return loads, loads[..., Load.SHARDS] > 0
+
+
+def everywhere(objective: Objective) -> Assignment:
+    """The first option of every table on the first ranks that it may lie on."""
+    return tuple(
+        (table[0], tuple(rank for unit in objective.legal(table[0]).units for rank in unit[0]))
+        for table in objective.space.options
+    )
+
+
+def whole(*pooling: float, rows: int = 200_000, **more: int) -> Objective:
+    """Tables that lie whole on one of two ranks, whose lookups are most of an iteration."""
+    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
+    tables = [
+        a_table(f"t{i}", rows, 128, factor, constraints=wants) for i, factor in enumerate(pooling)
+    ]
+    return objective_of(a_problem(a_workload(*tables, batch_size=65_536), hosts(2, **more)))[0]
+
+
+def test_it_finds_next_to_the_best_of_all_placements() -> None:
+    objective = whole(90.0, 70.0, 60.0, 50.0, 40.0, 30.0, 20.0)
+    annealer = Annealer(objective, Surrogate(objective))
+    start = everywhere(objective)
+    task = AnnealingTask(start, objective.space.options, 40_000, 8, 0)
+    plan, ms = annealer.improve(task)
+    options = [table[0] for table in objective.space.options]
+    every = [
+        tuple((option, (rank,)) for option, rank in zip(options, ranks, strict=True))
+        for ranks in itertools.product(range(2), repeat=len(options))
+    ]
+    assert plan is not None
+    assert ms == pytest.approx(float(objective.score(every).min()), rel=2e-3)
+    assert annealer.improve(task) == (plan, ms)
+
+
+def test_a_plan_that_does_not_fit_comes_to_fit() -> None:
+    objective = whole(9.0, 8.0, 7.0, 6.0, 5.0, 4.0, hbm=470 * MIB)
+    start = everywhere(objective)
+    assert not objective.fits(start)
+    task = AnnealingTask(start, objective.space.options, 20_000, 8, 0)
+    plan, _ = Annealer(objective, Surrogate(objective)).improve(task)
+    assert plan is not None
+    assert_valid(objective, plan)
+
+
+def test_blocks_of_a_host_move_to_another() -> None:
+    """Rows over the ranks of one host; two such tables go to two hosts."""
+    wants = Constraints(sharding_types=(ShardingType.TABLE_ROW_WISE,), compute_kernels=("fused",))
+    tables = [a_table(f"t{i}", 400_000, 128, 60.0, constraints=wants) for i in range(2)]
+    problem = a_problem(a_workload(*tables, batch_size=32_768), hosts(4, 2))
+    objective, surrogate = objective_of(problem)
+    task = AnnealingTask(everywhere(objective), objective.space.options, 4_000, 4, 0)
+    plan, _ = Annealer(objective, surrogate).improve(task)
+    assert plan is not None
+    assert {ranks for _, ranks in plan} == {(0, 1), (2, 3)}
+
+
+def test_tables_that_are_tied_stay() -> None:
+    tables = [
+        a_table(f"t{i}", 400_000, 64, 60.0, constraints=Constraints(co_locate="both"))
+        for i in range(2)
+    ]
+    problem = a_problem(a_workload(*tables, batch_size=32_768), hosts(2))
+    objective, surrogate = objective_of(problem)
+    start = everywhere(objective)
+    task = AnnealingTask(start, objective.space.options, 4_000, 4, 0)
+    assert Annealer(objective, surrogate).improve(task)[0] == start

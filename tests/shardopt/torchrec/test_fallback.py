@@ -1,0 +1,298 @@
+"""TorchRec's own plan in the place of ours, where that cannot be made or gains nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from predictor.errors import InputError
+from predictor.units import GIB
+from shardopt.torchrec import ShardoptPlanner, hook
+from tests.shardopt.torchrec.hook_models import (
+    EFFORT,
+    SHARDERS,
+    Model,
+    bag,
+    factors,
+    planner,
+    topology,
+)
+
+MESSAGE = "the plan is TorchRec's own"
+
+
+def torchrecs(model: nn.Module, **more: Any) -> str:
+    given = {"topology": topology(), "batch_size": 512, "constraints": factors(a=20.0, b=2.0)}
+    return str(EmbeddingShardingPlanner(**{**given, "debug": False, **more}).plan(model, SHARDERS))
+
+
+def fails(*_: Any, **__: Any) -> NoReturn:
+    raise ZeroDivisionError("a fault of ours")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if MESSAGE in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "find_plans",  # the search
+        "read_workload",  # reading the module
+        "check_bandwidths",  # as the planner is made
+        "to_options",  # its plan as TorchRec's
+        "check_table_sizes",
+        "torchrecs_plan",
+    ],
+)
+def test_a_fault_of_ours_gives_torchrecs_plan_and_one_warning(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = []
+
+    def changes(options: list[Any]) -> list[Any]:
+        called.append(len(options))
+        return options
+
+    monkeypatch.setattr(hook, broken, fails)
+    monkeypatch.setattr(hook.TorchRecsPlan, "ties", lambda *_: False)
+    made = planner(callbacks=[changes])
+    assert str(made.plan(Model(), SHARDERS)) == torchrecs(Model())
+    (message,) = told(caplog)
+    assert "ZeroDivisionError: a fault of ours" in message
+    assert "torch" in message or Path(message.split()[-1]).is_file()
+    assert made.found is None
+    assert called[-1] == 2, "the user's callbacks are TorchRec's"
+    monkeypatch.undo()
+    if broken != "check_bandwidths":
+        made.plan(Model(), SHARDERS)
+        assert made.found is not None, "the next plan is ours again"
+
+
+def test_strict_refuses_a_fault_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "find_plans", fails)
+    with pytest.raises(PlannerError, match="a fault of ours"):
+        planner(strict=True).plan(Model(), SHARDERS)
+
+
+def test_who_interrupts_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hook, "find_plans", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        planner().plan(Model(), SHARDERS)
+
+
+def test_what_shardopt_refuses_and_torchrec_plans_is_torchrecs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: Any, **__: Any) -> NoReturn:
+        raise InputError("such a module is not planned")
+
+    monkeypatch.setattr(hook, "read_workload", refuses)
+    with pytest.raises(PlannerError, match="such a module") as caught:
+        planner(strict=True).plan(Model(), SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INPUT_VALIDATION
+    assert str(planner().plan(Model(), SHARDERS)) == torchrecs(Model())
+    (message,) = told(caplog)
+    assert "such a module is not planned" in message
+    assert "report" not in message
+
+
+def test_what_torchrec_cannot_plan_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "find_plans", fails)
+    given = factors(a=1.0)
+    given["a"].sharding_types, given["a"].compute_kernels = ["table_wise"], ["fused"]
+    made = planner(topology=topology(2, GIB), constraints=given)
+    with pytest.raises(PlannerError) as caught:
+        made.plan(Model(bag("a", 4_000_000, 256)), SHARDERS)
+    assert caught.value.error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+
+
+def test_devices_without_costs_are_planned_as_torchrec_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranks = Topology(world_size=2, compute_device="mtia")
+    given = {"topology": ranks, "batch_size": 512, "debug": False}
+    ours, theirs = ShardoptPlanner(**given), EmbeddingShardingPlanner(**given)
+    assert str(ours.plan(Model(), SHARDERS)) == str(theirs.plan(Model(), SHARDERS))
+    assert len(told(caplog)) == 1
+    with pytest.raises(PlannerError, match="of mtia devices"):
+        ShardoptPlanner(**given, strict=True)
+
+
+def test_a_tie_keeps_torchrecs_plan(caplog: pytest.LogCaptureFixture) -> None:
+    """Seven tables that the search would split by columns for nothing."""
+    names = [f"t{i}" for i in range(7)]
+    model = Model(*(bag(n, 8 if n == "t0" else 50_000, 128) for n in names))
+    apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
+    given = {
+        "topology": Topology(world_size=2, compute_device="cuda", hbm_cap=16 * GIB),
+        "constraints": factors(**dict.fromkeys(names, 1.0)),
+    }
+    made = planner(**given, effort=0.05)
+    plan = made.plan(model, SHARDERS)
+    assert made.found is not None
+    assert made.found.torchrecs is not None
+    assert made.found.torchrecs.kept
+    assert str(plan) == torchrecs(model, **given)
+    assert "this is TorchRec's plan" in caplog.text
+
+
+def test_column_shards_of_a_row_wise_optimizer_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Model(bag("a", 4_000_000, 512), bag("b", 1000, 64))
+    apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
+    constraints = factors(a=40.0, b=1.0)
+    constraints["a"].sharding_types = ["column_wise"]
+    constraints["a"].min_partition = 64
+
+    def halves(options: list[Any]) -> list[Any]:
+        """Whole, as TorchRec's would be with a minimum of all columns."""
+        return options
+
+    made = planner(constraints=constraints, callbacks=[halves])
+    made.plan(model, SHARDERS)
+    found = made.found
+    assert found is not None
+    assert found.torchrecs is not None
+    cuts = {s.offset[1] for s in found.plan.tables["a"].shards}
+    same = cuts == {s.offset[1] for s in found.torchrecs.plan.tables["a"].shards}
+    assert ("cut by columns" in caplog.text) != same
+
+
+def test_a_call_has_one_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second search has what the first left."""
+    stops: list[Any] = []
+    monkeypatch.setattr(hook, "find_plans", lambda _, stop, *a, **k: stops.append(stop) or fails())
+    for more, limit in (
+        ({"effort": None}, hook.SECONDS),
+        ({"effort": None, "timeout_seconds": 7}, 7.0),
+        ({"effort": 0.1}, None),
+    ):
+        planner(**more).plan(Model(), SHARDERS)
+        assert stops[-1].time_limit_s == limit
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    planner(effort=None).plan(Model(), SHARDERS)
+    assert stops[-1].time_limit_s is None, "other processes must find the same plan"
+
+
+def test_where_time_is_up_before_the_search_the_plan_is_torchrecs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("search.stop.Stop.elapsed_s", property(lambda self: 60.0))
+    made = planner(timeout_seconds=5, cache=False)
+    assert str(made.plan(Model(), SHARDERS)) == torchrecs(Model())
+    assert "no time is left to search" in caplog.text
+
+
+def test_a_callback_that_drops_a_table_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    made = planner(callbacks=[lambda options: options[:1]])
+    plan = made.plan(Model(), SHARDERS)
+    assert set(plan.plan["ebc"]) == {"a"}
+    assert "callbacks left out table 'b'" in caplog.text
+    assert made.found is None
+
+
+def test_torchrecs_plan_that_does_not_fit_by_our_count_is_not_called_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = [f"t{i}" for i in range(4)]
+    made = planner(
+        topology=topology(2, 2 * 2**20),
+        constraints=factors(**dict.fromkeys(names, 1.0)),
+        storage_reservation=None,
+    )
+    made.plan(Model(*(bag(name, 100) for name in names)), SHARDERS)
+    assert "finds no plan that fits" not in caplog.text
+
+
+@pytest.mark.parametrize(("world", "local"), [(2, 8), (4, 8), (12, 8)])
+def test_ranks_that_are_part_of_a_host(world: int, local: int) -> None:
+    made = planner(topology=topology(world, local_world_size=local))
+    assert set(made.plan(Model(), SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert (made.found is None) == (world == 12)
+
+
+def test_bandwidths_of_a_topology_are_named_once_and_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TorchRec replicates both tables by them, and only then."""
+    model = Model(bag("a", 1000), bag("b", 100_000))
+    slow = topology(intra_host_bw=1e3, hbm_mem_bw=2.5e9)
+    with_them = planner(topology=slow, batch_size=64)
+    with_them.plan(model, SHARDERS)
+    planner(topology=slow, batch_size=64)
+    assert caplog.text.count("hbm_mem_bw=2.5e+09") == 1
+    without = planner(batch_size=64)
+    without.plan(model, SHARDERS)
+    assert with_them.found is not None
+    assert without.found is not None
+    assert with_them.found.problem == without.found.problem, "nor what may be chosen"
+
+
+def test_a_table_that_replicating_would_help_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(bag("a", 100), bag("b", 100_000))
+    given = {"topology": Topology(2, "cuda"), "batch_size": 64}
+    made = planner(**given, default_pooling_factor=1.0, constraints=None)
+    made.plan(model, SHARDERS)
+    assert made.found is not None
+    usual = made.found.prediction.iteration_ms
+    asked = "ParameterConstraints(sharding_types=['data_parallel'"
+    (line,) = [r.getMessage() for r in caplog.records if asked in r.getMessage()]
+    assert "'a'" in line
+    types = ["data_parallel", "table_wise", "row_wise", "column_wise"]
+    allowed = {n: ParameterConstraints(sharding_types=types) for n in "ab"}
+    made = planner(**given, default_pooling_factor=1.0, constraints=allowed)
+    made.plan(model, SHARDERS)
+    assert made.found is not None
+    assert made.found.prediction.iteration_ms < usual
+
+
+def test_dims_that_fused_kernels_refuse_have_the_dense_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for device, hardware in (("cpu", "cpu-gloo"), ("cuda", "a100-80gb")):
+        ranks = Topology(world_size=2, compute_device=device)
+        made = planner(topology=ranks, hardware=hardware)
+        plan = made.plan(Model(bag("a", 1000, 10), bag("b", 1000, 33)), SHARDERS).plan["ebc"]
+        assert {sharding.compute_kernel for sharding in plan.values()} == {"dense"}
+    assert "FBGEMM refuses" not in caplog.text
+    wants = factors(a=1.0)
+    wants["a"].sharding_types = ["table_wise"]
+    planner(constraints=wants).plan(Model(bag("a", 1000, 10)), SHARDERS)
+    assert "FBGEMM refuses" in caplog.text
+
+
+def test_features_without_ids_and_of_two_tables_are_planned() -> None:
+    shared = Model(bag("a"), bag("b"))
+    config = shared.ebc.embedding_bag_configs()[1]
+    config.feature_names = ["a_f0"]
+    model = Model(*shared.ebc.embedding_bag_configs())
+    made = planner(constraints=factors(a=0.0, b=2.0))
+    assert set(made.plan(model, SHARDERS).plan["ebc"]) == {"a", "b"}
+    assert made.found is not None
+
+
+@pytest.mark.skipif(torch.distributed.is_initialized(), reason="there is a process group already")
+def test_a_group_of_one_rank_needs_no_topology(tmp_path: Path) -> None:
+    group = torch.distributed
+    group.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        made = ShardoptPlanner(batch_size=512, effort=EFFORT, default_pooling_factor=1.0)
+        plan = made.collective_plan(Model(), SHARDERS)
+    finally:
+        group.destroy_process_group()
+    assert {r for t in plan.plan["ebc"].values() for r in t.ranks} == {0}
+    assert made.found is not None
