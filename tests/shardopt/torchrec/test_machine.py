@@ -94,9 +94,11 @@ def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagColle
     return found
 
 
-def grouped_planner(groups: ReplicaGroups, **more: Any) -> ShardoptPlanner:
+def grouped_planner(
+    groups: ReplicaGroups, job: Topology | None = None, **more: Any
+) -> ShardoptPlanner:
     given = {"constraints": RULES, "effort": EFFORT, "debug": False, "cache": False, **more}
-    ranks = Topology(16, "cuda", local_world_size=8)
+    ranks = job or Topology(16, "cuda", local_world_size=8)
     return ShardoptPlanner(ranks, 64, replica_groups=groups, **given)
 
 
