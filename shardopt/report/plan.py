@@ -29,6 +29,7 @@ from shardopt.formatting import (
     ms,
     number,
     percent,
+    phase_words,
     picked,
     plural,
     points,
@@ -103,6 +104,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
         *breakdown(best),
+        *_network(answer),
         *memory_lines(best.memory),
         "",
         *_proved(answer),
@@ -113,6 +115,24 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *end[:-1],
         Line(f"  {end[-1]}", "bold"),
     ]
+
+
+def _network(answer: Answer) -> list[str]:
+    """The stage that the network between hosts decides, and the same plan over other networks."""
+    part, total = answer.network, answer.best.iteration_ms
+    if part is None:
+        return []
+    lines = ["The network between hosts decides no stage of this plan."]
+    if part.stage is not None:
+        share = percent(part.stage_ms / total)
+        lines = [
+            f"The network between hosts decides the {phase_words(part.stage)}: "
+            f"{ms(part.stage_ms)}, {share} of the iteration."
+        ]
+    if part.others:
+        times = ", ".join(f"{kind} {number(time)}" for kind, time in part.others.items())
+        lines.append(f"This plan with another --network, in ms: {times}.")
+    return lines
 
 
 def headline(answer: Answer) -> list[Block]:
@@ -475,6 +495,9 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         notes: what the console says once.
         from, move: `move_object`, with a plan in use.
         deciding: `deciding_object`.
+        between_hosts: null where NICs join no ranks, or ``stage`` (the longest that a slower
+            network prolongs, null: none), ``stage_ms`` and ``others`` (kind -> iteration_ms of this
+            plan over it, empty where the network was named).
     """
     result, best, fastest = answer.result, answer.best, answer.result.fastest
     waits = host_bound(best, answer.setting.hardware)
@@ -523,6 +546,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "notes": list(answer.setting.notes),
         **move_object(result, answer.move, in_use),
         "deciding": deciding_object(answer.deciding),
+        "between_hosts": None if answer.network is None else asdict(answer.network),
     }
 
 
