@@ -37,6 +37,7 @@ from shardopt.api.setting import ModelRead, Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
+from shardopt.explain.networks import NetworkPart, network_part
 from shardopt.formatting import ms, percent, picked, points
 
 TOP_K = 3
@@ -81,6 +82,7 @@ class Answer:
         constraint_costs: what the model's constraints cost; None where they cost nothing, or
             nobody asked.
         deciding: constants whose stated errors could make another plan the faster one.
+        network: the part of the network between hosts in the best plan; None where there is none.
         head: what plan file and JSON begin with.
         from_cache: the search was not run.
     """
@@ -95,6 +97,7 @@ class Answer:
     advised: Advised | None = None
     constraint_costs: ConstraintCosts | None = None
     deciding: tuple[DecidingConstant, ...] = ()
+    network: NetworkPart | None = None
     from_cache: bool = field(default=False, compare=False)
 
     @property
@@ -325,6 +328,9 @@ def answer_of(
         found,
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
+        network=network_part(
+            problem, result.best.plan, predictions[0], named=setting.network is not None
+        ),
     )
 
 

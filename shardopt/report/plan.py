@@ -18,6 +18,7 @@ from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
+from shardopt.explain.host import host_bound, host_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
@@ -28,6 +29,7 @@ from shardopt.formatting import (
     ms,
     number,
     percent,
+    phase_words,
     picked,
     plural,
     points,
@@ -89,6 +91,9 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
+    waits = host_bound(best, answer.setting.hardware)
+    if waits is not None:
+        lead.append(host_words(waits))
     return [
         *(Line(text, "bold") for text in lead),
         "",
@@ -99,6 +104,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
         *breakdown(best),
+        *_network(answer),
         *memory_lines(best.memory),
         "",
         *_proved(answer),
@@ -109,6 +115,24 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *end[:-1],
         Line(f"  {end[-1]}", "bold"),
     ]
+
+
+def _network(answer: Answer) -> list[str]:
+    """The stage that the network between hosts decides, and the same plan over other networks."""
+    part, total = answer.network, answer.best.iteration_ms
+    if part is None:
+        return []
+    lines = ["The network between hosts decides no stage of this plan."]
+    if part.stage is not None:
+        share = percent(part.stage_ms / total)
+        lines = [
+            f"The network between hosts decides the {phase_words(part.stage)}: "
+            f"{ms(part.stage_ms)}, {share} of the iteration."
+        ]
+    if part.others:
+        times = ", ".join(f"{kind} {number(time)}" for kind, time in part.others.items())
+        lines.append(f"This plan with another --network, in ms: {times}.")
+    return lines
 
 
 def headline(answer: Answer) -> list[Block]:
@@ -448,6 +472,8 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
             cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
         sharding_matters: false where sane plans are alike.
         verdict: what to do, the first line of the console.
+        host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
+            ``why`` and ``remedy``.
         advice, together, advice_considered, other_machines: `advice_object`.
         constraint_costs: constraints that bind, in the order in which dropping them saves most:
             ``table`` (null for all that are left), ``constraint``, ``iteration_ms_without`` (it and
@@ -469,8 +495,12 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         notes: what the console says once.
         from, move: `move_object`, with a plan in use.
         deciding: `deciding_object`.
+        between_hosts: null where NICs join no ranks, or ``stage`` (the longest that a slower
+            network prolongs, null: none), ``stage_ms`` and ``others`` (kind -> iteration_ms of this
+            plan over it, empty where the network was named).
     """
     result, best, fastest = answer.result, answer.best, answer.result.fastest
+    waits = host_bound(best, answer.setting.hardware)
     passed_over = result.passed_over
     if passed_over is not None and result.aim == REGRET:
         passed_over -= 1
@@ -495,6 +525,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "expected_gain": None if answer.gain is None else asdict(answer.gain),
         "sharding_matters": answer.stakes is None or answer.stakes.matters,
         "verdict": answer.verdict,
+        "host_bound": waits and asdict(waits),
         **advice_object(answer.advised),
         **_constraints_object(answer),
         "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
@@ -515,6 +546,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "notes": list(answer.setting.notes),
         **move_object(result, answer.move, in_use),
         "deciding": deciding_object(answer.deciding),
+        "between_hosts": None if answer.network is None else asdict(answer.network),
     }
 
 

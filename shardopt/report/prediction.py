@@ -428,7 +428,7 @@ def setting_facts(setting: Setting) -> Grid:
             f"{setting.hardware.name}{default}",
             f"{plural(world, word)} ({plural(topology.hosts, 'host')} of "
             f"{topology.local_world_size}{domain}"
-            f"{_network_words(topology)}), {_memory_words(setting)}",
+            f"{_network_words(topology)}){_kind_words(setting)}, {_memory_words(setting)}",
         ),
         (
             "batch",
@@ -439,6 +439,12 @@ def setting_facts(setting: Setting) -> Grid:
     if workload.replica_groups:
         rows.append(("replica groups", _copies_words(setting)))
     return Grid((), rows)
+
+
+def _kind_words(setting: Setting) -> str:
+    """The kind of network between hosts, where somebody named it."""
+    named = setting.network is not None and setting.installed.groups > 1
+    return f" over {setting.network.kind}" if named and setting.network else ""
 
 
 def _network_words(topology: Topology) -> str:
