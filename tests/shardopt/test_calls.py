@@ -15,6 +15,7 @@ import shardopt.plan
 from predictor.errors import InputError
 from shardopt.config import load_model
 from tests.shardopt.api.windows import write_window
+from tests.shardopt.conftest import MODEL
 from tests.shardopt.torchrec.hook_models import Model, bag
 
 QUICK = {"effort": 0.005, "scenarios": "none", "cache": False, "batch_size": 512}
@@ -81,3 +82,16 @@ def test_an_answer_and_a_plan_of_torchrec_can_be_printed_and_kept(tmp_path: Path
     shardopt.save_plan(ours, tmp_path / "plan.json")
     again = shardopt.load_plan(tmp_path / "plan.json")
     assert again.tables == found.plan.tables
+
+
+def test_an_explanation_has_the_advice_and_the_bound_of_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(MODEL)
+    options = {"effort": 0.005, "scenarios": "none", "cache": False}
+    found = shardopt.plan(path, gpus=2, **options)
+    told = shardopt.explain(path, found).to_dict()
+    assert told["advice"]
+    assert [one["name"] for one in told["advice"]] == [
+        one["name"] for one in found.to_dict()["advice"]
+    ]
+    assert told["lower_bound_ms"] == found.to_dict()["lower_bound_ms"] > 0
