@@ -62,11 +62,13 @@ def learn(
     steps: int,
     machine: str,
     date: str,
+    host_decides: bool = True,
 ) -> tuple[Learned, list[Unmatched]]:
     """What the steps of one plan teach, joined with what the profile has learned before.
 
     Args:
         name: of the plan.
+        host_decides: the devices waited for the host; else a step says nothing of it.
 
     Raises:
         InputError: nothing that was measured is predicted of this plan, or all is far off.
@@ -81,6 +83,8 @@ def learn(
         )
     plain = hardware.model_copy(update={"learned": None})
     found, unmatched = evidence(workload, topology, plain, plan, measured)
+    if not host_decides:
+        found = [_without_host(one) for one in found if {*one.parts_ms} - {HOST}]
     if not found:
         raise InputError(
             "none of the measured phases is one of this plan's; give the model and plan that ran"
@@ -123,6 +127,12 @@ def evidence(
         noise = math.hypot(max(one.noise, LEAST_NOISE), RESOLUTION_MS / one.ms)
         found.append(Evidence(what=where, measured_ms=one.ms, noise=noise, parts_ms=parts))
     return found, unmatched
+
+
+def _without_host(one: Evidence) -> Evidence:
+    """The same where what was measured has no part of the host."""
+    parts = {part: ms for part, ms in one.parts_ms.items() if part != HOST}
+    return one.model_copy(update={"parts_ms": parts})
 
 
 def predicted_parts(

@@ -108,6 +108,10 @@ def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
     )
     if card.like == "b200":
         l2, l2_rule = like.memory.l2_gb_s, "as b200"
+    elif card.like in ("h100-sxm", "h200-sxm"):
+        measured = TENSOR_SHEETS[card.like]
+        clocks = card.sms * card.boost_ghz / (measured.sms * measured.boost_ghz)
+        l2, l2_rule = like.memory.l2_gb_s * clocks, f"as {card.like}, by SMs and boost clock"
     if card.l2_gb_s:
         l2, l2_rule = card.l2_gb_s, f"as {card.like}, the same chip"
     return {

@@ -37,8 +37,7 @@ def dense_parameters(workload: Workload) -> int:
         low_rank = dense.interaction.low_rank_dim
         cross = dense.interaction.layers * (2 * width * low_rank + width)
     elif dense.interaction == "dot":
-        count = len(vectors) + 1
-        width = bottom + count * (count - 1) // 2
+        width = dense.joined_width(bottom, len(vectors) + 1)
     layers = ((dense.in_features, *dense.bottom_mlp), (width, *dense.top_mlp))
     return cross + sum((i + 1) * o for dims in layers for i, o in pairwise(dims))
 

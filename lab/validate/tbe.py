@@ -59,7 +59,7 @@ POOLINGS = {pooling: pooling for pooling in ("none", "sum", "mean")}
 FLOORED = 0.5
 """Zipf's ``q`` of ids that are drawn from a continuous power law and rounded down: the integral of
 ``x^-alpha`` from k to k + 1 is about ``(k + 1/2)^-alpha``."""
-HITS = 0.48
+HITS = 0.6
 """Share of a batch's distinct rows that a cache as large as the working set holds. The files do not
 record it; it is what the forward of one row implies (`Suite.gave`), with the link's measured
 rate."""

@@ -30,8 +30,8 @@ Array = NDArray[np.float64]
 
 UNSEEN = frozenset(("detach", "alias", "lift_fresh"))
 """Views that only a recorder sees: autograd makes them without the dispatcher."""
-HostCost = Callable[[int, int], float]
-"""Kernels and views -> host time in ms."""
+HostCost = Callable[[int, int, int], float]
+"""Kernels, views and casts -> host time in ms."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class _Pricer:
         if not priced:
             return
         if self.execution.cuda_graphs and not self.times.hardware.inline:
-            yield replace(_segment(priced, self.execution.host_ms(1, 0), waits), kernels=1)
+            yield replace(_segment(priced, self.execution.host_ms(1, 0, 0), waits), kernels=1)
             return
         host = [self._issue_ms(call.name, cost) for call, cost in priced]
         tails = np.cumsum([cost.ms for _, cost in priced][::-1])[::-1]
@@ -300,7 +300,8 @@ class _Pricer:
     def _issue_ms(self, name: str, cost: OpCost) -> float:
         if name in UNSEEN:
             return 0.0
-        return self.execution.host_ms(cost.kernels, int(not cost.kernels))
+        casts = int(name == "_to_copy" and cost.kernels > 0)
+        return self.execution.host_ms(cost.kernels, int(not cost.kernels), casts)
 
     def _cost(self, call: OpCall) -> OpCost:
         found = self.times.cost(call)

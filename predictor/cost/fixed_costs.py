@@ -85,8 +85,19 @@ class FixedCosts:
         runtime = Execution(self._op_ms, dense.compiled, dense.cuda_graphs, dense.bucket_cap_mb)
         return price(dense_program(self.workload), modules, times, runtime)
 
-    def _op_ms(self, kernels: int, views: int) -> float:
-        return self.layer_host_ms(HOST_OPS["op"] * kernels + HOST_OPS["view"] * views, kernels)
+    def _op_ms(self, kernels: int, views: int, casts: int) -> float:
+        ops = HOST_OPS["op"] * kernels + HOST_OPS["view"] * views
+        if not self.hardware.inline:
+            ops += HOST_OPS["cast"] * casts
+        return self.layer_host_ms(ops, kernels)
+
+    def pipeline_host_ms(self) -> float:
+        """Host time of an iteration outside its stages, with what the pipeline does ahead."""
+        cost, hw = self.hardware.overheads, self.hardware
+        if hw.inline:
+            return us(cost.iteration_us)
+        ahead = self.workload.train_pipeline != "base"
+        return us(cost.iteration_us + cost.batch_us) + ahead * self.host_ms(HOST_OPS["pipeline"])
 
     def optimizer_ms(self, parameters: ArrayLike) -> Array:
         """One step of the dense optimizer over so many elements of tables, in their shape."""

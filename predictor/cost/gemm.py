@@ -32,9 +32,39 @@ RESULT_BYTES = DATA_BYTES | {"fp8": 2}
 """Products of fp8 are written as bf16."""
 
 
-def gemm_ms(hw: HardwareProfile, m: float, n: float, k: float, dtype: str) -> float:
-    """Time of ``[m, k] @ [k, n] -> [m, n]``; ``dtype`` is fp32, tf32, fp16, bf16 or fp8."""
-    return float(gemm_times(hw.gemm, hw.sms, hw.memory.hbm, (m, n, k), dtype, hw.name))
+def gemm_ms(
+    hw: HardwareProfile, m: float, n: float, k: float, dtype: str, layout: str = "nn"
+) -> float:
+    """Time of ``[m, k] @ [k, n] -> [m, n]``.
+
+    Args:
+        dtype: fp32, tf32, fp16, bf16 or fp8.
+        layout: as `batched_ms` takes it.
+    """
+    return float(products_ms(hw, (m, n, k), dtype, layout))
+
+
+def products_ms(
+    hw: HardwareProfile,
+    shape: tuple[ArrayLike, ArrayLike, ArrayLike],
+    dtype: str,
+    layout: str = "nn",
+) -> Array:
+    """Times of many products ``[m, k] @ [k, n]`` at once, as `gemm_ms` takes them."""
+    times = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, shape, dtype, hw.name, layout)
+    if hw.gemm.vector_us is None:
+        return times
+    m, n, k = _arrays(shape)
+    alone = np.minimum(np.minimum(m, n), k) == 1
+    return np.where(alone, _vector_ms(hw, m, n, k, dtype), times)
+
+
+def _vector_ms(hw: HardwareProfile, m: Array, n: Array, k: Array, dtype: str) -> Array:
+    """Time of a product with a vector, or of two (cuBLAS' gemv, and kernels for a depth of 1)."""
+    gemm, item = hw.gemm, DATA_BYTES[dtype]
+    moving = (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hw.streaming
+    made = units.us(1e-3 * gemm.outer_ns_per_element) * m * n * (k == 1)
+    return np.asarray(units.us(gemm.vector_us or 0.0) + np.maximum(moving, made))
 
 
 def batched_ms(
@@ -53,7 +83,8 @@ def batched_ms(
     if cores is not None:
         rate = _peak_tflops(gemm, dtype, hw.name)
         shape = _arrays((m, n, k))
-        times = tensor_times(gemm, cores, rate, (hw.sms, hw.memory.hbm), shape, dtype, count)
+        device = hw.sms, hw.memory.hbm
+        times = tensor_times(gemm, cores, rate, device, shape, dtype, count, layout)
         return float(times)
     known = {str(key): costs for key, costs in gemm.batches.items()}
     costs = known.get("outer" if k == 1 else layout)
@@ -133,18 +164,20 @@ def gemm_times(
     shape: tuple[ArrayLike, ArrayLike, ArrayLike],
     dtype: str,
     name: str = "profile",
+    layout: str = "nn",
 ) -> Array:
     """Times in ms of many multiplications at once.
 
     Args:
         hbm: achieved bandwidth in bytes/ms.
         shape: m, n and k, each of one shape ``[...]``.
+        layout: of all of them, as `batched_ms` takes it.
     """
     peak = _peak_tflops(gemm, dtype, name)
     m, n, k = _arrays(shape)
     cores = gemm.cores(dtype)
     if cores is not None:
-        return tensor_times(gemm, cores, peak, (sms, hbm), (m, n, k), dtype)
+        return tensor_times(gemm, cores, peak, (sms, hbm), (m, n, k), dtype, layout=layout)
     compute = tiled_flops(gemm, sms, m, n, k).min(axis=(-2, -1)) / units.tflops(peak)
     compute = compute * (
         1 + gemm.wide_cost * np.minimum(n / gemm.wide_columns, 1) ** gemm.wide_power
@@ -167,6 +200,7 @@ def tensor_times(
     shape: tuple[Array, Array, Array],
     dtype: str,
     count: float = 1,
+    layout: str = "nn",
 ) -> Array:
     """Times in ms of batches of ``count`` products by the tensor-core kernels of a data type.
 
@@ -176,6 +210,7 @@ def tensor_times(
     """
     sms, hbm = device
     item = DATA_BYTES[dtype]
+    by_layout = {str(key): rate for key, rate in cores.layout_rate.items()}.get(layout, 1.0)
     m, n, k = shape
     traffic = count * (item * (m * k + k * n) + RESULT_BYTES[dtype] * m * n) / hbm
     sides = np.array(gemm.tiles, dtype=np.float64)
@@ -184,20 +219,23 @@ def tensor_times(
     m, n, k = (size[..., None, None] for size in (m, n, k))
     tiles = np.ceil(m / rows) * np.ceil(n / columns) * count * pieces
     depth = np.ceil(k / pieces / cores.k_step) * cores.k_step
-    drained = depth + cores.prologue_k + np.where(pieces > 1, cores.split_cost_k, 0.0)
+    filling = cores.prologue_k + np.where(pieces > 1, cores.split_cost_k, 0.0)
     operands = item * (rows + columns)
     unaligned = ((item * n) % 16 > 0) | ((item * k) % 16 > 0)
-    share = np.where(unaligned, cores.unaligned_share, np.where(pieces > 1, cores.split_share, 1.0))
-    element = 2 * rows * columns / (share * units.tflops(tflops) / sms)
+    full = 2 * rows * columns / (units.tflops(tflops) / sms)
+    share = np.where(pieces > 1, cores.split_share, 1.0) * by_layout
+    element = full / np.where(unaligned, cores.unaligned_share, share)
     if cores.sm_gb_s is not None:
-        element = np.maximum(element, operands / units.gb_per_s(cores.sm_gb_s))
-    wave = drained * element
+        loading = operands / units.gb_per_s(cores.sm_gb_s)
+        element, full = np.maximum(element, loading), np.maximum(full, loading)
+    # filling a pipeline is latency, which kernels of a lower rate have no more of
+    wave = depth * element + filling * np.where(unaligned, full, element)
     busy = np.ceil(tiles / sms) * wave
     if cores.l2_gb_s is not None:
         each = depth * operands / units.gb_per_s(cores.l2_gb_s)
         wave = np.maximum(wave, np.minimum(tiles, sms) * each)
         busy = np.maximum(busy, tiles * each)
-    traffic = traffic[..., None, None]
+    traffic = traffic[..., None, None] / np.where(unaligned, cores.unaligned_memory_share, 1.0)
     exposed = cores.exposed * wave * np.minimum(1.0, traffic / busy)
     times = (np.maximum(busy, traffic) + exposed).min(axis=(-2, -1))
     return np.asarray(units.us(cores.floor_us) + times)

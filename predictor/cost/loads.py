@@ -260,7 +260,22 @@ class ShardLoads:
             host_bytes=gib(host_gib),
             lengths=bags,
             distinct=distinct,
+            widest_dim=self._widest_dim(table, shard),
         )
+
+    def _widest_dim(self, table: Table, shard: Shard) -> int:
+        """Of a launch with this shard: whole tables share it with those of their module, and slices
+        of columns with others that are taken to be as wide."""
+        if shard.size[1] < table.embedding_dim:
+            return shard.size[1]
+        return self._widest[table.module]
+
+    @cached_property
+    def _widest(self) -> dict[str, int]:
+        widest: dict[str, int] = {}
+        for table in self.workload.tables:
+            widest[table.module] = max(widest.get(table.module, 0), table.embedding_dim)
+        return widest
 
     def _load(self, lookup: LookupShard) -> Array:
         """Load of one feature of a shard, without filling the cache."""
@@ -281,7 +296,7 @@ class ShardLoads:
             filled = replace(lookup, kernel=there)  # every row is in the cache by now
             if filling_column(self.workload) is Load.PREFETCH_MS:
                 read = filled
-        load[Load.FORWARD_MS] = self.lookups.forward_ms(filled)
+        load[Load.FORWARD_MS] = self.lookups.bounds_ms(lookup) + self.lookups.forward_ms(filled)
         # optimizer states stay in host memory, they are never cached
         load[Load.BACKWARD_MS] = self.lookups.backward_ms(lookup)
         load[Load.SORTED] = lookup.ids * self.lookups.sort_passes(lookup.rows)

@@ -155,25 +155,50 @@ def _read(text: str, origin: str) -> tuple[dict[str, Any], Problems]:
 
 def _profile(text: str, origin: str, folder: Path, chain: tuple[Path, ...]) -> HardwareProfile:
     data, problems = _read(text, origin)
-    base = None
-    if "base" in data:
-        name, place = data.pop("base"), problems.place(("base",))
+
+    def named(key: str) -> HardwareProfile | None:
+        if key not in data:
+            return None
+        name, place = data.pop(key), problems.place((key,))
         if not isinstance(name, str) or not name.strip():
             raise ProfileError(
-                f"{place}: base is {name!r}; give the name of a shipped profile, or the path of a "
+                f"{place}: {key} is {name!r}; give the name of a shipped profile, or the path of a "
                 "profile file from this one"
             )
         try:
-            base = _load(name, folder, chain)
+            return _load(name, folder, chain)
         except ProfileError as error:
-            raise ProfileError(f"{place}: base: {error}") from error
+            raise ProfileError(f"{place}: {key}: {error}") from error
+
+    base, host = named("base"), named("host")
+    if host is not None:
+        data = _on_host(data, origin, host)
     merged = data if base is None else _merged(data, origin, base)
     profile = _validated(HardwareProfile, merged, problems, has_base=base is not None)
     _check_law(data, problems, profile)
     if base is None:
         return profile
     given = {name: _has(data, name.split(".")) for name in GROUP_NAMES}
-    return profile.with_origins({n: origin if given[n] else base.origins[n] for n in GROUP_NAMES})
+    origins = {n: origin if given[n] else base.origins[n] for n in GROUP_NAMES}
+    if host is not None:
+        origins["overheads"] = host.origins["overheads"]
+    return profile.with_origins(origins)
+
+
+def _on_host(data: dict[str, Any], origin: str, host: HardwareProfile) -> dict[str, Any]:
+    """The groups of the file with the costs of another profile's host."""
+    if "overheads" in data:
+        raise ProfileError(
+            f"{origin}: host and overheads both say what the host costs; give one of them"
+        )
+    wanted = data.get("execution")
+    if wanted not in (None, host.execution):
+        raise ProfileError(
+            f"{origin}: host: {host.name} is a host of {host.execution} ranks, but execution is "
+            f"{wanted}; name a profile of {wanted} ranks, or a file of `calibrate --only host`"
+        )
+    group = host.overheads.model_dump(mode="json", exclude_none=True)
+    return data | {"overheads": group}
 
 
 def _merged(data: dict[str, Any], origin: str, base: HardwareProfile) -> dict[str, Any]:

@@ -156,6 +156,10 @@ class Memory(Group):
         return units.gb_per_s(min(self.host_link_gb_s, self.ddr_gb_s))
 
 
+BatchLayout = Literal["nn", "nt", "tn", "outer"]
+"""How the operands lie: ``t`` for columns that lie together; outer products have a depth of 1."""
+
+
 class TensorKernels(StrictModel):
     """The kernels of one data type on tensor cores; see `predictor.cost.gemm`."""
 
@@ -176,6 +180,12 @@ class TensorKernels(StrictModel):
     unaligned_share: Fraction = 1.0
     """The same, K split or not, where rows of an operand or of the result are no multiple of 16
     bytes: bulk copies cannot load these, so kernels of an older generation run."""
+    unaligned_memory_share: Fraction = 1.0
+    """Share of the HBM bandwidth that these kernels reach: they load elements one by one."""
+    layout_rate: dict[BatchLayout, Positive] = {}
+    """Layout of the operands -> rate over that of ``nn``. Hopper's wgmma reads 4-byte operands from
+    shared memory only where K lies together (PTX ISA, wgmma.mma_async: transposed operands are for
+    16-bit types); the others pass through registers."""
     exposed: float = Field(default=0.0, ge=0, le=1)
     """Share of one wave's HBM traffic that hides behind no arithmetic."""
     floor_us: NonNegative
@@ -183,8 +193,6 @@ class TensorKernels(StrictModel):
 
 TensorType = Literal["tf32", "fp16", "bf16", "fp8"]
 DataType = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
-BatchLayout = Literal["nn", "nt", "tn", "outer"]
-"""How the operands lie: ``t`` for columns that lie together; outer products have a depth of 1."""
 
 
 class Gemm(Group):
@@ -239,6 +247,11 @@ class Gemm(Group):
     attention_head_us: tuple[NonNegative, NonNegative] = (0.0, 0.0)
     """Time of each sample's head of fused attention on a CPU, forward and backward, beyond its
     arithmetic."""
+    vector_us: NonNegative | None = None
+    """Shortest product with a side of 1, which a kernel of its own runs at the speed of memory;
+    None where no measured row shows it."""
+    outer_ns_per_element: NonNegative = 0.0
+    """Time of an element of an outer product, where its bytes take less."""
     timing_floor_us: NonNegative = 0.0
     """What the timing method of the fitted rows adds to each; used only to compare with them."""
 
@@ -256,18 +269,41 @@ class Gemm(Group):
 
 
 class Elementwise(Group):
-    """Memory-bound kernels: ``floor + bytes/(hbm efficiency) + ramp bytes/(bytes + half)``."""
+    """Memory-bound kernels: ``floor + max((bytes - kept)/(hbm efficiency), bytes/l2)
+    + ramp bytes/(bytes + half)``."""
 
     efficiency: Fraction
     """Share of ``memory.hbm_gb_s`` that large kernels reach."""
     floor_us: NonNegative
     ramp_us: NonNegative = 0.0
     ramp_half_mib: Positive = 1.0
+    kept_mib: NonNegative = 0.0
+    """MiB of a kernel's operands that the L2 still holds of the kernel before, or keeps of its
+    result."""
+    l2_gb_s: Positive | None = None
+    """Rate of kernels whose operands all lie in the L2; None where ``kept_mib`` is 0."""
+    strided_ns: NonNegative = 0.0
+    """Time of an element on a GPU where operands lie apart, are broadcast or differ in type, if the
+    bytes take less: such a kernel computes addresses one by one and loads no vectors
+    (`gpu_kernel_impl` of aten's CUDALoops.cuh)."""
+    strided_input_ns: NonNegative = 0.0
+    """The same of each further input of another type: every load chooses by its type."""
+    turned_ns: NonNegative = 0.0
+    """As ``strided_ns`` where an operand's columns lie together, so that lanes load apart."""
+    index_add_ns: NonNegative = 0.0
+    """Time of an element that is added to a place given by index, where no rows are added
+    (`indexing_backward_kernel_stride_1` of aten's Indexing.cu)."""
+    column_sum_us: NonNegative = 0.0
+    """Shortest sum over the rows of a matrix; the next for each row: blocks walk down the rows."""
+    column_sum_ns_per_row: NonNegative = 0.0
     columns: Fraction = 1.0
     """Share of that bandwidth that copies of columns reach: concatenation along the last dimension
     and its backward."""
     decode: Fraction = 1.0
     """Share of that bandwidth that kernels reach which unpack groups of quantised values."""
+    permute_ns: NonNegative = 0.0
+    """Time of a bag whose ids are moved to another place, beyond their bytes
+    (`permute_2D_data_kernel`: a warp a bag)."""
     bucketize_ns_per_id: NonNegative = 0.0
     """Time to sort an id into the bucket of its row block, beyond the bytes moved."""
     fused_bias: bool = True
@@ -317,6 +353,15 @@ class CudaEmbedding(Group):
     """Time from one row of a bag to the next when only latency limits it."""
     l2_latency: Fraction = 1.0
     """Share of ``row_latency_us`` that a row in the L2 takes."""
+    bag_ns: NonNegative = 0.0
+    """Time of a bag in the forward where starting its warp decides, over all SMs; the next of an
+    id. 0 where no measured row shows them."""
+    id_ns: NonNegative = 0.0
+    bounds_ns: NonNegative = 0.0
+    """Time of a bag in the check of its ids (`bounds_check_indices`, a warp a bag) beyond their
+    bytes; 0: TorchRec does not check."""
+    linearize_ns: NonNegative = 0.0
+    """Time to number the ids of a bag, over all SMs, beyond ``prepare_bytes``."""
     linearize_us: NonNegative = 0.0
     """Time to number up to 32 ids of each of a warp's bags, beyond ``kernel_us``."""
     segment_us: NonNegative = 0.0
@@ -327,13 +372,18 @@ class CudaEmbedding(Group):
     weights (embedding_backward_split_kernel_cta_template.cu); 0: another library without blocks."""
     update_latency_us: NonNegative = 0.0
     """Time that a warp spends on a distinct row beyond its bytes: the chain of loads to it."""
+    gradient_latency_us: NonNegative = 0.0
+    """The same of an id whose gradient it gathers; 0 where no measured row shows it."""
     kernel_us: NonNegative
     """Shortest time of one kernel of the sequence."""
     forward_kernels: Size
     backward_kernels: Size
     prefetch_kernels: Size
     prefetch_ns_per_lookup: NonNegative
-    """Time to find, evict and insert a row in the UVM cache."""
+    """Time to find an id in the UVM cache, its sort included."""
+    prefetch_ns_per_row: NonNegative = 0.0
+    """Time to find a distinct row in its set, whose ways a warp compares, and to note when
+    (`lru_cache_find_uncached_kernel`, `lru_cache_insert_kernel`)."""
     uvm_efficiency: Fraction
     """Share of the host link that reading rows through unified memory reaches."""
     uvm_both_ways: Fraction = 1.0
@@ -438,6 +488,14 @@ class Overheads(Group):
     step_us: dict[str, NonNegative] = {}
     """Dense optimizer -> host time of its step for each parameter, where it was measured; others
     take ops of the dense part."""
+    batch_us: NonNegative = 0.0
+    """Host time that a step on a real batch takes beyond a near-empty one on a GPU: sizes of jagged
+    tensors that are read back, and waiting for the device in between."""
+    threads: Size | None = None
+    """OpenMP threads of the process that was measured; torchrun sets one, a plain script starts as
+    many as there are cores."""
+    idle_threads_us: NonNegative = 0.0
+    """Host time of a step that OpenMP threads beyond the first cost, however little they do."""
     iteration_us: NonNegative = 0.0
     """Host time of an iteration outside its stages: pipeline, DistributedDataParallel, autograd."""
     launch_us: NonNegative

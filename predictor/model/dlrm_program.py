@@ -2,8 +2,9 @@
 
 They are those that PyTorch 2 dispatches for such a module, in the order of TorchRec's own DLRM
 (torchrec/models/dlrm.py): bottom MLP, lookups, interaction, top MLP; low-rank DCN v2 is Wang et al.
-2021, eq. 5. Products in half precision are those of autocast: parameters stay in fp32 and are cast
-once an iteration.
+2021, eq. 5, as in torchrec/modules/crossnet.py. Products in half precision are those of autocast:
+parameters stay in fp32 and are cast once an iteration, pooled embeddings are cast to the type of
+the bottom output, and a pointwise op of two types gives the wider one.
 """
 
 from __future__ import annotations
@@ -76,6 +77,16 @@ class OpWriter:
         """The columns of a matrix, taken apart."""
         ends = accumulate(widths)
         return [self.columns(of, end - w, w) for end, w in zip(ends, widths, strict=True)]
+
+    def _split(self, of: Operand, widths: Sequence[int]) -> list[Operand]:
+        """As `side_by_side`, in one op."""
+        ends = accumulate(widths)
+        parts = [
+            replace(of, shape=(of.shape[0], width), offset=of.offset + end - width)
+            for end, width in zip(ends, widths, strict=True)
+        ]
+        self.events.append(OpCall("split_with_sizes", (of,), tuple(parts)))
+        return parts
 
     def row(self, stacked: Operand, at: int) -> Operand:
         """A matrix of the middle axis of three."""
@@ -275,7 +286,7 @@ class _Dlrm(OpWriter):
     def _linear(
         self, x: Operand, out: int, *, input_gradient: bool, bias: bool = True
     ) -> tuple[Operand, Backward]:
-        x = self.cast(x, self.type)
+        given_type, x = x.data_type, self.cast(x, self.type)
         weight, take_weight = self.parameter(out, x.shape[-1])
         y = self.tensor((self.batch, out), self.type)
         if bias:
@@ -293,7 +304,7 @@ class _Dlrm(OpWriter):
                 total = self.op("sum", [grad], self.tensor((1, out), self.type))
                 take_bias(self.view("view", total, shape=(out,), strides=(1,)))
             take_weight(self.t(self.t(of_weight)))
-            return found
+            return self.cast(found, given_type) if input_gradient else found
 
         return y, backward
 
@@ -344,54 +355,96 @@ class _Dlrm(OpWriter):
         batch, count, dim = self.batch, 1 + len(found), bottom.shape[-1]
         pair_count = count * (count - 1) // 2
         shape = (batch, count, dim)
-        stacked = self.op("stack", [bottom, *found], self.tensor(shape, "fp32"))
-        stacked = self.cast(stacked, self.type)
+        stacked = self.op("stack", [bottom, *found], self.tensor(shape, self.type))
         square = self.tensor((batch, count, count), self.type)
         self.op("bmm", [stacked, self.t(stacked)], square)
-        index = self.tensor((2, pair_count), "int64")
-        self.inputs.append(index)
-        pairs = self.tensor((batch, pair_count), self.type)
-        self.op("index", [square, index], pairs)
-        whole, concat_back = self._concat([bottom, pairs])
+        picked, picked_back = self._pairs(square, pair_count)
+        joined = [bottom, picked]
+        missing = self.dense.joined_width(dim, count) - dim - picked.shape[-1]
+        if missing:
+            joined.append(self.tensor((batch, missing), self.type))
+            self.inputs.append(joined[-1])
+        whole, concat_back = self._concat(joined)
 
         def backward(grad: Operand) -> list[Operand]:
-            of_bottom, of_pairs = concat_back(grad)
-            zeros = self.op("new_zeros", [of_pairs], self.like(square))
-            of_square = self.op("index_put", [zeros, index, of_pairs], self.like(square))
+            of_bottom, of_pairs, *_ = concat_back(grad)
+            of_square = picked_back(of_pairs)
             right = self.tensor((batch, dim, count), self.type)
             self.op("bmm", [self.t(stacked), of_square], right)
             left = self.op("bmm", [of_square, stacked], self.like(stacked))
             both = self.op("add", [left, self.t(right)], self.like(stacked))
-            both = self.cast(both, "fp32")
             rows = [self.row(both, at) for at in range(count)]
             rows[0] = self.op("add", [of_bottom, rows[0]], self.like(bottom))
             return rows
 
         return whole, backward
 
+    def _pairs(self, square: Operand, count: int) -> tuple[Operand, Backward]:
+        """What goes on of all products, and the gradient of these."""
+        batch, how = self.batch, self.dense.pairs
+        flat = (batch, math.prod(square.shape[1:]))
+        if how == "all":
+            found = self.view("view", square, shape=flat, strides=(flat[1], 1))
+            return found, lambda grad: self.op("clone", [grad], self.like(square))
+        pairs = self.tensor((batch, count), self.type)
+        if how == "gather":
+            index = self.tensor((1, count), "int64")
+            self.inputs.append(index)
+            index = replace(index, shape=(batch, count), strides=(0, 1))
+            given = self.view("view", square, shape=flat, strides=(flat[1], 1))
+            self.op("gather", [given, index], pairs)
+        else:
+            index = self.tensor((2, count), "int64")
+            self.inputs.append(index)
+            self.op("index", [square, index], pairs)
+
+        def backward(grad: Operand) -> Operand:
+            zeros = self.op("new_zeros", [grad], self.like(square))
+            if how == "index":
+                return self.op("index_put", [zeros, index, grad], self.like(square))
+            self.events.append(OpCall("scatter_add_", (zeros, index, grad), (zeros,), mutates=True))
+            return zeros
+
+        return pairs, backward
+
     def _cross(self, first: Operand) -> tuple[Operand, Backward]:
-        """Layers ``x0 * (U (V x) + b) + x``; none where the interaction is another."""
+        """Layers ``x0 * (U (V x) + b) + x``; none where the interaction is another. The bias is a
+        parameter in fp32, which autocast leaves alone."""
         kind = self.dense.interaction
         x, layers = first, []
         for _ in range(kind.layers if isinstance(kind, DcnV2) else 0):
             assert isinstance(kind, DcnV2)
+            given = x
             low, down_back = self._linear(x, kind.low_rank_dim, input_gradient=True, bias=False)
-            high, up_back = self._linear(low, first.shape[-1], input_gradient=True)
-            product = self.op("mul", [first, high], self.like(high))
-            x = self.op("add", [product, x], self.like(high))
-            layers.append((high, down_back, up_back))
+            width = first.shape[-1]
+            high, up_back = self._linear(low, width, input_gradient=True, bias=False)
+            bias = self.tensor((width,))
+            self.parameters.append(bias)
+            biased = self._join("add", high, bias)
+            x = self._join("add", self._join("mul", first, biased), x)
+            layers.append((given, high, biased, down_back, up_back))
 
         def backward(grad: Operand) -> Operand:
             total: Operand | None = None
-            for high, down_back, up_back in reversed(layers):
-                of_high = self.op("mul", [grad, first], self.like(high))
-                of_first = self.op("mul", [grad, high], self.like(high))
-                below = down_back(up_back(of_high))
-                grad = self.op("add", [grad, below], self.like(high))
+            for given, high, biased, down_back, up_back in reversed(layers):
+                of_biased = self._join("mul", grad, first)
+                of_first = self.cast(self._join("mul", grad, biased), first.data_type)
+                of_bias = self.op("sum", [of_biased], self.tensor((1, first.shape[-1])))
+                self.gradients.append(
+                    self.view("view", of_bias, shape=(first.shape[-1],), strides=(1,))
+                )
+                self.events.append(Gradient(first.shape[-1]))
+                below = down_back(up_back(self.cast(of_biased, high.data_type)))
+                grad = self.op("add", [self.cast(grad, given.data_type), below], self.like(below))
                 total = self._sum(total, of_first)
             return self._sum(total, grad)
 
         return x, backward
+
+    def _join(self, name: str, a: Operand, b: Operand) -> Operand:
+        """A pointwise op of two operands, the second perhaps broadcast, in the wider type."""
+        same = a.data_type == b.data_type
+        return self.op(name, [a, b], self.tensor(a.shape, a.data_type if same else "fp32"))
 
     def _sum(self, known: Operand | None, more: Operand) -> Operand:
         return more if known is None else self.op("add", [known, more], self.like(more))
@@ -430,7 +483,7 @@ class _Dlrm(OpWriter):
                 found += [self.op("segment_reduce", [v], self.tensor(shape)) for v, shape in sums]
             else:
                 widths = [table.embedding_dim for table in of for _ in table.features]
-                found += self.side_by_side(given[module][0], widths)
+                found += self._split(self.cast(given[module][0], self.type), widths)
         self.inputs += self.copy(self.batch * self.dense.copies[0])
 
         def backward(grads: Sequence[Operand]) -> None:

@@ -210,6 +210,10 @@ class DcnV2:
     low_rank_dim: int
 
 
+PADDED = 8
+"""Columns: rows of halves are then multiples of 16 bytes, which tensor cores load in bulk."""
+
+
 @dataclass(frozen=True)
 class DenseArch:
     """Bottom MLP, interaction, top MLP; each layer is Linear then ReLU, except the last of the top.
@@ -221,6 +225,9 @@ class DenseArch:
             ``x * sigmoid(layer_norm(x))`` (modules/activation.py).
         copies: elements per sample that the model's own code reads and writes between embeddings
             and layers, forward and backward, beyond one concatenation.
+        pairs: how ``dot`` takes the pairs out of all products: by ``index``, as TorchRec's DLRM
+            does (``z[:, i, j]``), by ``gather``, or not: ``all`` of them go on. The last two pad
+            the concatenation to a multiple of `PADDED` columns.
         bucket_cap_mb: MiB of dense gradients that one all-reduce carries, > 0; the
             ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
         compiled: forward and backward are compiled (torch.compile), which joins memory-bound ops.
@@ -239,6 +246,14 @@ class DenseArch:
     bucket_cap_mb: float = 25.0
     compiled: bool = False
     cuda_graphs: bool = False
+    pairs: str = "index"
+
+    def joined_width(self, bottom: int, vectors: int) -> int:
+        """Columns that ``dot`` hands on: the bottom output and the products of so many vectors."""
+        if self.pairs == "index":
+            return bottom + vectors * (vectors - 1) // 2
+        picked = vectors * (vectors - 1) // 2 if self.pairs == "gather" else vectors**2
+        return -(-(bottom + picked) // PADDED) * PADDED
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ class RankTrace:
         device_name: as the profiler calls the device; None where it does not say.
         notes: what was missing and what was done instead, for the user.
         memory: of the device, or of the host where there is none; in order of time.
+        untraced_step_ms: what a step took without the profiler, where the recording says it.
     """
 
     source: str
@@ -150,6 +151,7 @@ class RankTrace:
     steps: tuple[TraceStep, ...]
     notes: tuple[str, ...] = field(default=())
     memory: tuple[MemoryEvent, ...] = field(default=())
+    untraced_step_ms: float | None = None
 
     @cached_property
     def launches(self) -> Mapping[int | None, HostEvent]:

@@ -66,6 +66,10 @@ MEMORY = "[memory]"
 Args = Mapping[str, Any]
 
 
+RECORDING = "shardopt"
+"""Key of a trace's metadata under which a recording says what it measured beside the trace."""
+
+
 class KinetoReader:
     """Takes the events of a document one by one, as they are read."""
 
@@ -204,6 +208,7 @@ class KinetoReader:
             steps=steps,
             notes=(*rank_notes, *step_notes, *self._notes(device)),
             memory=tuple(sorted(self.memory[bool(device)], key=lambda e: e.time_us)),
+            untraced_step_ms=_untraced_step_ms(document.get(RECORDING)),
         )
 
     def _notes(self, device: Sequence[DeviceEvent]) -> Iterator[str]:
@@ -301,3 +306,11 @@ def _steps(
         )
     ends = [*(e.start_us for e in found[1:]), found[-1].end_us]
     return tuple(TraceStep(e.name, e.start_us, end) for e, end in zip(found, ends, strict=True)), ()
+
+
+def _untraced_step_ms(said: object) -> float | None:
+    """What `shardopt.torchrec.record` wrote of steps without the profiler."""
+    found = said.get("step_ms") if isinstance(said, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if 0 < found < math.inf else None

@@ -48,7 +48,7 @@ def _below(state: Any, count: int) -> int:
 
 
 @compiled
-def _patience(state: Any) -> float:
+def _patience(state: Any) -> Any:
     """A random number, exponential to the accuracy of a straight line between halvings: products
     and sums alone are the same on every machine."""
     found = 0.0
@@ -187,7 +187,7 @@ def _place(space: Any, loads: Any, state: Any, option: int, where: Any) -> bool:
 
 
 @compiled
-def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> int:
+def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> Any:
     """A random table; half of the time one that lies on a busy rank."""
     tables, ranks = len(space.free), loads.shape[0]
     table = space.free[_below(state, tables)]

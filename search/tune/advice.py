@@ -29,6 +29,7 @@ from search.space.enumerate import reduced_space
 from search.space.option import Option
 from search.surrogate import Surrogate
 from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, turned
+from search.tune.script import script_steps
 from search.tune.trial import carry_over_plan
 
 REPLANNED = 2
@@ -49,6 +50,9 @@ STEP_S, STEP_CELL_S = 0.08, 9e-6
 `reserve_s` sets time aside by them, and no result depends on them."""
 FIRST = (
     "dense.data_type",
+    "dense.pairs",
+    "OMP_NUM_THREADS",
+    "bounds_check_mode",
     "qcomm",
     "index_dedup",
     "dense.compiled",
@@ -252,6 +256,7 @@ class Advisor:
         """All that is tried, one at a time, the most promising first."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
         tried = [s for s in steps(self.case) if cached or s.name != "cache_load_factor"]
+        tried += script_steps(self.case)
         order = {name: place for place, name in enumerate(FIRST)}
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 

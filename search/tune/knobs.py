@@ -38,6 +38,12 @@ PRODUCTS = {
     "bf16": "torch.autocast(dtype=torch.bfloat16)",
 }
 """How products of the dense part are computed -> what sets it in a script."""
+PAIRS = {
+    "index": "z[:, i, j]",
+    "gather": "torch.gather(z.flatten(1), 1, pairs), padded to a multiple of 8 columns,",
+    "all": "z.flatten(1), padded to a multiple of 8 columns,",
+}
+"""How an interaction takes pairs out of all products ``z`` -> the code in a script."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 SWITCH = OFF, ON = ("false", "true")
 MAX_RANKS = 1 << 16
@@ -433,6 +439,12 @@ def _no_dense(case: Case) -> str:
     return "" if has and case.hardware.device == "cuda" else "the dense part has no such field here"
 
 
+def _no_pairs(case: Case) -> str:
+    dense = case.workload.dense
+    dot = isinstance(dense, DenseArch) and dense.interaction == "dot" and not dense.linears
+    return _no_dense(case) or ("" if dot else "only the interaction dot takes pairs")
+
+
 def _products_wrong(case: Case, value: Any) -> str:
     if value == "bf16" and isinstance(case.workload.dense, CapturedDense):
         return "captured ops have the types that they were captured with"
@@ -467,8 +479,8 @@ def _of_qcomm(way: str) -> Knob:
 
 def _of_dense(name: str, field: str, choices: Sequence[str] = SWITCH, **more: Any) -> Knob:
     path = f"dense.{field}"
-    more = {"advised": lambda case: (ON,), **more}
-    return _of_text(name, path, choices, key=path, refused=_no_dense, **more)
+    more = {"advised": lambda case: (ON,), "refused": _no_dense, **more}
+    return _of_text(name, path, choices, key=path, **more)
 
 
 def _of_tables(name: str, path: str, choices: Sequence[str], **more: Any) -> Knob:
@@ -648,6 +660,16 @@ PARAMETERS: dict[str, Knob] = {
             wrong=_products_wrong,
             script=PRODUCTS.__getitem__,
             costs=(NUMERICS,),
+        ),
+        # TorchRec's DLRM picks them by index, whose backward adds element by element
+        _of_dense(
+            "pairs",
+            "pairs",
+            tuple(PAIRS),
+            advised=lambda case: ("gather", "all"),
+            refused=_no_pairs,
+            script=PAIRS.__getitem__,
+            costs=("a line of code in the interaction",),
         ),
         _of_dense(
             "compiled",

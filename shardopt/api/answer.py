@@ -143,15 +143,15 @@ class Answer:
 
     def plan_text(self) -> str:
         """The plan file of the best plan."""
+        return _plan_file(self.result.best.plan, self.file_head)
+
+    @property
+    def file_head(self) -> dict[str, Any]:
+        """What the file of the best plan says beside its tables."""
         result = self.result
-        head = {
-            **self.head,
-            "iteration_ms": self.best.iteration_ms,
-            "lower_bound_ms": result.lower_bound_ms,
-        }
-        if result.stopped_by in CUT:
-            head["stopped_by"] = result.stopped_by
-        return _plan_file(result.best.plan, head)
+        cut = {"stopped_by": result.stopped_by} if result.stopped_by in CUT else {}
+        times = {"iteration_ms": self.best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
+        return {**self.head, **times, **cut}
 
 
 def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
@@ -417,12 +417,7 @@ def made_by(inputs: Inputs) -> dict[str, Any]:
     is, so that files may lie anywhere; ``code``: of the three packages; ``versions``: of what the
     search runs on.
     """
-    setting = inputs.setting
-    contents = {
-        "model": digest(setting.workload),
-        "hardware": digest(setting.hardware),
-        "ranks": digest(setting.topology, setting.installed),
-    }
+    contents = inputs.setting.digests()
     if inputs.in_use is not None:
         contents["plan in use"] = digest(inputs.in_use)
     return {

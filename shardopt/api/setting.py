@@ -24,6 +24,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from search.tune.knobs import Case
+from shardopt.api.cache import digest
 from shardopt.api.request import Machine, check_number
 from shardopt.config import ClusterConfig, load_cluster, read_model
 from shardopt.config.cluster import (
@@ -78,6 +79,14 @@ class Setting:
     def predict(self, plan: ShardingPlan) -> Prediction:
         """The iteration time and memory of one plan."""
         return predict(self.workload, self.topology, self.hardware, plan)
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of model and machine, by what they are."""
+        return {
+            "model": digest(self.workload),
+            "hardware": digest(self.hardware),
+            "ranks": digest(self.topology, self.installed),
+        }
 
     def facts(self) -> dict[str, Any]:
         """Model, hardware and ranks as plan files and JSON output name them."""

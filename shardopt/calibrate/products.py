@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from predictor import units
-from predictor.cost.gemm import gemm_ms, gemm_times, product_rate, small_product_work
+from predictor.cost.gemm import (
+    DATA_BYTES,
+    gemm_ms,
+    gemm_times,
+    product_rate,
+    products_ms,
+    small_product_work,
+)
 from predictor.hardware.schema import Gemm, HardwareProfile
 from predictor.iteration.torchrec.sparse import COPY_PASSES, OUTPUT_BYTES
 from shardopt.calibrate.fitting import (
@@ -214,7 +221,8 @@ def measure_interaction(point: Point, timer: Timer, seconds: float) -> list[Meas
     single = [
         torch.ones(batch, dim, device=timer.device, requires_grad=True) for _ in range(vectors)
     ]
-    dot = Dot(vectors, torch.device(timer.device))
+    width = dim + vectors * (vectors - 1) // 2
+    dot = Dot(vectors, torch.device(timer.device), "index", width)
     forward, inputs = {
         "bmm": (lambda: torch.bmm(stacked, stacked.transpose(1, 2)), [stacked]),
         "dot": (lambda: dot(single), single),
@@ -505,9 +513,14 @@ def predict_gemms(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
     for dtype in {row.point.params["dtype"] for row in rows}:
         chosen = [i for i, row in enumerate(rows) if row.point.params["dtype"] == dtype]
         of = gemm_rows([rows[i] for i in chosen])
-        sizes = (of.m, of.n, of.k)
-        found[chosen] = gemm_times(hw.gemm, hw.sms, hw.memory.hbm, sizes, dtype, hw.name)
+        found[chosen] = products_ms(hw, (of.m, of.n, of.k), dtype)
     return found
+
+
+def _is_aligned(row: Measurement, dtype: str) -> bool:
+    """Rows of both operands and of the result are multiples of 16 bytes."""
+    sides = (row.point.params[side] for side in ("n", "k"))
+    return all(side * DATA_BYTES[dtype] % 16 == 0 for side in sides)
 
 
 def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
@@ -519,8 +532,11 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     used = [row for rows in fit.values() for row in rows]
     rates = tuple(FreeConstant("gemm", f"tflops.{dtype}", *TFLOPS) for dtype in fit)
     start = made.profile
-    for rate, rows in zip(rates, fit.values(), strict=True):
-        start = rate.put(start, gemm_rows(rows).fastest_tflops)
+    for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
+        # kernels of unaligned rows say little of the rate
+        aligned = [row for row in rows if _is_aligned(row, dtype)]
+        if aligned:
+            start = rate.put(start, gemm_rows(aligned).fastest_tflops)
     found = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
     made = replace(made, profile=found.hw)
     for dtype, rows in fit.items():

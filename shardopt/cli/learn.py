@@ -21,6 +21,7 @@ def learn(
     output: Path,
     hardware: str | None = None,
     batch_size: int | None = None,
+    step_ms: float | None = None,
 ) -> View:
     """Correct a hardware profile by traces of your own job; runs nothing.
 
@@ -32,6 +33,8 @@ def learn(
         model (MODEL): Model file (YAML) of the traced job.
         plan (PLAN): Plan file (JSON) that it ran under.
         batch_size (N): Samples per GPU of the traced job; those of the model file by default.
+        step_ms (MS): What a step takes without the profiler, which slows the host down. By default
+            what `shardopt.torchrec.record` wrote into the traces, else an estimate on GPUs.
 
     Output:
         hardware (NAME|FILE): Profile to correct; that of the plan by default. One that has learned
@@ -43,7 +46,7 @@ def learn(
     from shardopt.files import atomic_write_text
 
     check_writable(output, [model, plan, *files])
-    setting, lesson = learn_from_traces(files, model, plan, hardware, batch_size)
+    setting, lesson = learn_from_traces(files, model, plan, hardware, batch_size, step_ms)
     check_writable(output)
     text = overlay_text(lesson.learned, setting.hardware_name, output.resolve().parent)
     atomic_write_text(output, text)

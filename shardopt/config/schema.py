@@ -456,6 +456,8 @@ class DenseSection(Section):
         "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
         "compiled": "forward and backward are compiled (`torch.compile`)",
         "cuda_graphs": "the device runs them as captured CUDA graphs",
+        "pairs": "how `dot` takes pairs out of all products: by `index` as TorchRec's DLRM, by "
+        "`gather`, or `all` of them; the last two pad to a multiple of 8 columns",
     }
 
     refused = {
@@ -477,6 +479,7 @@ class DenseSection(Section):
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
     compiled: Flag = False
     cuda_graphs: Flag = False
+    pairs: Annotated[str, choice(["index", "gather", "all"])] = "index"
 
 
 class OpsSection(Section):

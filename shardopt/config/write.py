@@ -110,6 +110,7 @@ def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str,
     if isinstance(dense, CapturedDense):
         return {"ops": dense.file, **rest}
     layers = _fields(dense, "in_features", "bottom_mlp", "interaction", "top_mlp")
+    layers |= _unusual(dense, pairs="index")
     if isinstance(dense.interaction, DcnV2):
         layers["interaction"] = {"dcn_v2": asdict(dense.interaction)}
     return {**layers, **rest}

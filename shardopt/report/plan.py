@@ -18,12 +18,14 @@ from search.problem import Result, TieSummary
 from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
+from shardopt.explain.host import host_bound, host_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
     gap_of,
     hbm_use,
     interval,
+    memory_title,
     ms,
     number,
     percent,
@@ -49,6 +51,8 @@ from shardopt.report.prediction import (
     tables_object,
 )
 
+OPTIMAL = 1e-9
+"""Gap that is rounding alone."""
 SHOWN_CONSTANTS = 3
 SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
@@ -75,10 +79,10 @@ def advice_view(answer: Answer) -> View:
     data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
     blocks: list[Block] = [
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         f"Priced at a plan that was not searched for: that of {where}.",
     ]
-    return View({**data, **advice_object(answer.advised)}, blocks)
+    return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
 
 
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
@@ -87,11 +91,14 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     lead = [answer.verdict, *constraints_words(answer)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
+    waits = host_bound(best, answer.setting.hardware)
+    if waits is not None:
+        lead.append(host_words(waits))
     return [
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         *_constraints(answer),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
@@ -195,7 +202,8 @@ def _ranking(answer: Answer) -> list[Block]:
         mix = "" if plan is None else type_mix(plan)
         above = _above(theirs, result)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
-    columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
+    kind = memory_title(answer.best.memory)
+    columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
         Grid(columns, rows, strong=0),
@@ -266,11 +274,17 @@ def _claim(best_ms: float, result: Result) -> str:
         which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
     if gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
-    if gap <= 1e-9:
-        return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
+    return proved_text("plan 1", best_ms, result.lower_bound_ms, which)
+
+
+def proved_text(plan: str, time_ms: float, bound_ms: float, which: str = "no plan") -> str:
+    """What a positive lower bound proves of a plan."""
+    gap = time_ms / bound_ms - 1
+    if gap <= OPTIMAL:
+        return f"Proved: {which} is predicted to be faster; {plan} is optimal."
     return (
-        f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
-        f"plan 1 is {at_most(gap)} from optimal."
+        f"Proved: {which} is predicted to be faster than {ms(bound_ms)}; "
+        f"{plan} is {at_most(gap)} from optimal."
     )
 
 
@@ -458,6 +472,8 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
             cost were as predicted) and ``draws``; null where TorchRec's planner has no plan.
         sharding_matters: false where sane plans are alike.
         verdict: what to do, the first line of the console.
+        host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
+            ``why`` and ``remedy``.
         advice, together, advice_considered, other_machines: `advice_object`.
         constraint_costs: constraints that bind, in the order in which dropping them saves most:
             ``table`` (null for all that are left), ``constraint``, ``iteration_ms_without`` (it and
@@ -484,6 +500,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
             plan over it, empty where the network was named).
     """
     result, best, fastest = answer.result, answer.best, answer.result.fastest
+    waits = host_bound(best, answer.setting.hardware)
     passed_over = result.passed_over
     if passed_over is not None and result.aim == REGRET:
         passed_over -= 1
@@ -508,6 +525,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "expected_gain": None if answer.gain is None else asdict(answer.gain),
         "sharding_matters": answer.stakes is None or answer.stakes.matters,
         "verdict": answer.verdict,
+        "host_bound": waits and asdict(waits),
         **advice_object(answer.advised),
         **_constraints_object(answer),
         "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardopt.torchrec.provider import ShardoptPlannerExecutor as ShardoptPlannerExecutor
     from shardopt.torchrec.provider import ShardoptPlannerProvider as ShardoptPlannerProvider
     from shardopt.torchrec.provider import plan_machines as plan_machines
+    from shardopt.torchrec.record import record as record
     from shardopt.torchrec.report import ShardoptPlanReporter as ShardoptPlanReporter
     from shardopt.torchrec.report import ShardoptStats as ShardoptStats
     from shardopt.torchrec.running import check_resume as check_resume
@@ -37,6 +38,7 @@ _HOMES = {
     "shardopt.torchrec.hook": "ShardoptPlanner",
     "shardopt.torchrec.model_file": "to_yaml",
     "shardopt.torchrec.provider": "ShardoptPlannerExecutor ShardoptPlannerProvider plan_machines",
+    "shardopt.torchrec.record": "record",
     "shardopt.torchrec.report": "ShardoptPlanReporter ShardoptStats",
     "shardopt.torchrec.running": "check_resume load_training_state load_under_plan save_for_plan "
     "training_state",

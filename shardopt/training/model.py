@@ -181,20 +181,35 @@ def _sum_sequences(sequences: JaggedTensor) -> torch.Tensor:
 
 
 class Dot(nn.Module):
-    """The bottom output and all pairwise dots of it and the pooled embeddings."""
+    """The bottom output and all pairwise dots of it and the pooled embeddings.
 
-    def __init__(self, vectors: int, device: torch.device) -> None:
+    Args:
+        pairs: as `DenseArch.pairs`.
+        width: of the output.
+    """
+
+    def __init__(self, vectors: int, device: torch.device, pairs: str, width: int) -> None:
         super().__init__()
+        self.how, self.width, self.vectors = pairs, width, vectors
         # never on meta: DistributedModelParallel would materialise a buffer as zeros
         where = "cpu" if device.type == "meta" else device
-        pairs = torch.triu_indices(vectors, vectors, offset=1, device=where)
-        self.register_buffer("pairs", pairs, persistent=False)
+        picked = torch.triu_indices(vectors, vectors, offset=1, device=where)
+        if pairs == "gather":
+            picked = (picked[0] * vectors + picked[1]).unsqueeze(0)
+        self.register_buffer("pairs", picked, persistent=False)
 
     def forward(self, vectors: list[torch.Tensor]) -> torch.Tensor:
         """`[batch, width + pairs]` of vectors of one width; the first is the bottom output."""
         stacked = torch.stack([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
         dots = torch.bmm(stacked, stacked.transpose(1, 2))
-        return torch.cat([vectors[0], dots[:, self.pairs[0], self.pairs[1]]], dim=1)
+        if self.how == "index":
+            return torch.cat([vectors[0], dots[:, self.pairs[0], self.pairs[1]]], dim=1)
+        flat = dots.flatten(1)
+        if self.how == "gather":
+            flat = torch.gather(flat, 1, self.pairs.expand(flat.shape[0], -1))
+        missing = self.width - vectors[0].shape[1] - flat.shape[1]
+        joined = torch.cat([vectors[0], flat], dim=1)
+        return nn.functional.pad(joined, (0, missing)) if missing else joined
 
 
 class Concat(nn.Module):
@@ -244,7 +259,8 @@ def _interaction(
             f"interaction dot needs one width, but the bottom MLP ends in {bottom} and tables have "
             f"embedding_dim {', '.join(map(str, others))}; make them equal, or use concat"
         )
-    return Dot(1 + len(widths), device), bottom + len(widths) * (len(widths) + 1) // 2
+    joined = dense.joined_width(bottom, 1 + len(widths))
+    return Dot(1 + len(widths), device, dense.pairs, joined), joined
 
 
 def _mlp(widths: Sequence[int], device: torch.device, *, bare_last: bool = False) -> nn.Sequential:

@@ -104,7 +104,7 @@ def total(work: DenseWork) -> float:
 
 
 def worth(hw: HardwareProfile) -> Callable[[int, int], float]:
-    return lambda kernels, views: 1e-3 * (kernels * hw.overheads.launch_us + views)
+    return lambda kernels, views, casts: 1e-3 * (kernels * hw.overheads.launch_us + views)
 
 
 @st.composite

@@ -80,6 +80,13 @@ class CudaLookups(LookupModel):
             time = max(time, self.constants.hash_hybrid * self.forward_ms(_on_device(shard)))
         return time
 
+    def bounds_ms(self, shard: LookupShard) -> float:
+        """A warp a bag (`bounds_check_indices_kernel`)."""
+        if not self.constants.bounds_ns:
+            return 0.0
+        checked = self.constants.index_bytes * shard.ids / self.hw.streaming
+        return units.us(1e-3 * self.constants.bounds_ns) * shard.walks + checked
+
     def _hash_ms(self, shard: LookupShard) -> float:
         """Find the distinct ids and their rows (`segmented_unique`, `_find_keys` of dynamicemb),
         and read those that stay on the host."""
@@ -112,7 +119,7 @@ class CudaLookups(LookupModel):
         Bags are mapped to groups of lanes table by table (``t = b_t / B``), so a large batch fills
         the device with bags of one table. Lin et al. 2022, embedding model: ``n = ceil(W / B)``.
         """
-        resident = self.hw.sms * self.constants.warps_per_sm * WARP / _lanes(shard.dim)
+        resident = self.hw.sms * self.constants.warps_per_sm * WARP / _lanes(shard)
         return max(1.0, math.ceil(resident / shard.walks)) if shard.walks > 0 else 1.0
 
     def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
@@ -169,6 +176,8 @@ class CudaLookups(LookupModel):
             lookup = self.forward_ms(there) + self.backward_ms(there)
             return max(fill, (self.constants.hash_caching - 1.0) * lookup)
         probe = units.us(self.constants.prefetch_ns_per_lookup * 1e-3) * shard.ids
+        held = max(0.0, shard.distinct_rows - rows)
+        probe += units.us(self.constants.prefetch_ns_per_row * 1e-3) * held
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
@@ -211,10 +220,12 @@ class CudaLookups(LookupModel):
     def _gather_ms(self, shard: LookupShard, tables: float) -> float:
         """Ids and offsets stream in, rows are gathered, pooled outputs stream out.
 
-        ``max(HBM bytes / (efficiency BW_hbm), gathered bytes / BW_l2)``; of the rows only the
-        expected misses of the L2 go to HBM. Managed memory stays on the host, mapped into the
-        device (`new_managed_tensor` in memory_utils.cu: preferred location CPU, accessed by the
-        GPU), so that its rows cross the link whenever they are read.
+        ``max(HBM bytes / (efficiency BW_hbm), gathered bytes / BW_l2, warps)``; of the rows only
+        the expected misses of the L2 go to HBM. A warp serves a bag: one-hot features start as many
+        warps as they gather rows, and the rate at which warps come and go decides. Managed memory
+        stays on the host, mapped into the device (`new_managed_tensor` in memory_utils.cu:
+        preferred location CPU, accessed by the GPU), so that its rows cross the link whenever they
+        are read.
         """
         ids = shard.ids
         id_bytes = self.constants.index_bytes + ID_WEIGHT_BYTES * shard.weighted
@@ -230,7 +241,9 @@ class CudaLookups(LookupModel):
         from_hbm = (streamed + misses * row) / (
             self.constants.forward_efficiency * self.hw.memory.hbm
         )
-        return max(from_hbm, ids * row / self.hw.memory.l2, over_link)
+        warps = self.constants.bag_ns * shard.walks + self.constants.id_ns * ids
+        warps = units.us(1e-3 * warps) * _lanes(shard) / WARP
+        return max(from_hbm, ids * row / self.hw.memory.l2, over_link, warps)
 
     def _managed_reads(self, shard: LookupShard) -> float:
         """Rows of managed memory that cross the link in a forward.
@@ -274,7 +287,8 @@ class CudaLookups(LookupModel):
         if shard.kernel is ComputeKernel.FUSED_UVM_CACHING:
             one += self.sort_pass_ms(weighted=False, pooled=True)
         prepare = self.constants.prepare_bytes / self._sort_bandwidth
-        return shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
+        numbering = units.us(1e-3 * self.constants.linearize_ns) * shard.walks
+        return numbering + shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
 
     def _reduce_ms(self, shard: LookupShard) -> float:
         """Gradients of each row are added up, and the row is updated.
@@ -293,7 +307,8 @@ class CudaLookups(LookupModel):
         of_ids = float((long * mean).sum()) / shard.ids
         of_rows = min(1.0, float(long.sum()) / shard.distinct_rows)
         segments = np.maximum(1.0, mean / self.constants.segment_rows)
-        loads = self.constants.block_loads + mean / segments / BLOCK_WARPS
+        rows_in_l2 = self.constants.l2_latency * mean / segments / BLOCK_WARPS
+        loads = self.constants.block_loads + rows_in_l2
         waiting = float((long * segments * loads).sum()) / self.hw.sms
         moving = of_ids * gradients + of_rows * updates
         blocks = max(moving, units.us(self.constants.row_latency_us) * waiting)
@@ -310,7 +325,14 @@ class CudaLookups(LookupModel):
         from_hbm = max(first_touches, ids * uncached) * row
         gathered = ids * self._row_cost(shard.dim * GRADIENT_ELEMENT_BYTES)
         efficiency = self.constants.forward_efficiency
-        return max(from_hbm / (efficiency * self.hw.memory.hbm), gathered / self.hw.memory.l2)
+        waiting = ids * units.us(self.constants.gradient_latency_us) / self._warps(shard)
+        waiting *= _rounds(shard.dim)
+        moving = from_hbm / (efficiency * self.hw.memory.hbm)
+        return max(moving, gathered / self.hw.memory.l2, waiting)
+
+    def _warps(self, shard: LookupShard) -> float:
+        """Groups of lanes that the device holds at once."""
+        return self.hw.sms * max(self.constants.warps_per_sm, 1.0) * WARP / _lanes(shard)
 
     def _updates_ms(self, shard: LookupShard) -> float:
         """Distinct rows and their optimizer state are read and written, in HBM or over the link; a
@@ -319,7 +341,7 @@ class CudaLookups(LookupModel):
         What lies in host memory crosses the full-duplex link once in each direction. One group of
         lanes updates a row, after a chain of loads to find it.
         """
-        distinct, on_host = shard.distinct_rows, 0.0
+        distinct, on_host, vectors = shard.distinct_rows, 0.0, 0.0
         if shard.kernel is ComputeKernel.DENSE:
             row = shard.dim * GRADIENT_ELEMENT_BYTES
             moved = float(shard.rows) * row + distinct * self._row_cost(row)
@@ -339,8 +361,9 @@ class CudaLookups(LookupModel):
             if shard.kernel is ComputeKernel.FUSED_UVM:
                 on_host += self._row_bytes(shard)
             moved = 2.0 * distinct * in_hbm
-        warps = self.hw.sms * max(self.constants.warps_per_sm, 1.0) * WARP / _lanes(shard.dim)
-        waiting = distinct * units.us(self.constants.update_latency_us) / warps
+        waiting = distinct * units.us(self.constants.update_latency_us) / self._warps(shard)
+        if self.constants.gradient_latency_us:
+            waiting *= _rounds(shard.dim * (1 + vectors / (GRADIENT_ELEMENT_BYTES * shard.dim)))
         bandwidth = self.constants.backward_efficiency * self.hw.memory.hbm
         moved *= 1.0 - shard.host_share
         over_link = distinct * self._exchange_ms(on_host)
@@ -366,14 +389,21 @@ class CudaLookups(LookupModel):
         return self._link_ms(size) / self.constants.uvm_both_ways
 
 
+def _rounds(elements: float) -> float:
+    """Times that the lanes of a group go round to serve so many elements."""
+    return max(1.0, elements / (4 * WARP))
+
+
 def _on_device(shard: LookupShard) -> LookupShard:
     """A shard of a hash table, if all of it were on the device."""
     return replace(shard, kernel=ComputeKernel.DYNAMICEMB)
 
 
-def _lanes(dim: int) -> int:
+def _lanes(shard: LookupShard) -> int:
     """Lanes that serve one bag, four elements each: 8, 16 or 32.
 
-    Narrower rows share a warp (`FBGEMM_USE_SUBWARP_SHUFFLE`, embedding_common_code_generator.py).
+    Rows share a warp where the widest table of the launch is narrow (`FBGEMM_USE_SUBWARP_SHUFFLE`
+    and ``max_D`` in embedding_common_code_generator.py and the dispatch of its kernels).
     """
+    dim = shard.dim if shard.widest_dim is None else shard.widest_dim
     return 8 if dim <= 32 else 16 if dim <= 64 else WARP

@@ -46,6 +46,7 @@ class LookupShard:
         mean: the lookup itself divides by the lengths.
         cache_load_factor: share of the rows in a cache, or on the device.
         host_bytes: memory of the host in front of the SSD of a key-value table.
+        widest_dim: of the tables that share its launch; its own if None.
     """
 
     bins: Bins
@@ -63,6 +64,7 @@ class LookupShard:
     lengths: float | None = None
     distinct: float | None = None
     host_bytes: float = 0.0
+    widest_dim: int | None = None
 
     @property
     def value_bytes(self) -> int:
@@ -159,6 +161,10 @@ class LookupModel:
         Args:
             fetched_rows: rows to fetch; None: as if no other table shared the cache.
         """
+        return 0.0
+
+    def bounds_ms(self, shard: LookupShard) -> float:
+        """Check that the ids lie within their tables, as TorchRec's lookups do before a forward."""
         return 0.0
 
     def fetch_ms(self, shard: LookupShard) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from predictor import units
-from predictor.cost.elementwise import columns_ms, decode_ms, memory_ms
+from predictor.cost.elementwise import column_sums_ms, columns_ms, decode_ms, memory_ms
 from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import Elementwise, HardwareProfile
@@ -42,6 +42,9 @@ ATTENTION: Mapping[str, bool] = _OPS["attention"]
 CONVOLUTIONS, DECODES, RANDOM = _names("convolutions"), _names("decodes"), _names("random")
 FILLS, OVERWRITTEN = _names("fills"), _names("overwritten")
 GATHERS, SCATTERS, COPIES = _names("gathers"), _names("scatters"), _names("copies")
+POINTWISE = _names("pointwise")
+FLOATS = ("fp32", "fp16", "bf16")
+INDEX_ADDS = frozenset(("index_put", "_index_put_impl", "_unsafe_index_put"))
 PASSES = FILLS.union(*map(_names, ("pointwise", "reductions", "softmax", "norms", "losses")))
 MATH, READ_AGAIN, KERNELS = _numbers("math"), _numbers("read_again"), _numbers("launches")
 
@@ -135,11 +138,13 @@ class OpTimes:
     def _product(self, call: OpCall, name: str) -> OpCost:
         a, b = call.inputs[:2] if name in ("linear", "_scaled_mm") else call.inputs[-2:]
         count, m, n, k = _product_shape(name, a, b)
+        # a linear layer is given its weight as [n, k]
+        of_b = {"n": "t", "t": "n"}[b.side] if name == "linear" else b.side
+        layout = a.side + of_b
         if count > 1:
-            layout = a.side + b.side
             ms = batched_ms(self.hardware, count, m, n, k, self._type(a), layout)
         else:
-            ms = gemm_ms(self.hardware, m, n, k, self._type(a))
+            ms = gemm_ms(self.hardware, m, n, k, self._type(a), layout)
         if PRODUCTS[name] and not self.hardware.elementwise.fused_bias:
             ms += float(memory_ms(self.hardware, 2 * call.outputs[0].bytes))
         return OpCost(ms, 1, "gemm", None if count > 1 else (m, n, k))
@@ -184,9 +189,19 @@ class OpTimes:
         model = columns_ms if _takes_rows_apart(call, name) else memory_ms
         model = decode_ms if name in DECODES else model
         cost = self.hardware.elementwise
-        kernels = 1 if self.hardware.inline else _kernels(call, name)
-        ms = float(model(self.hardware, size)) + (kernels - 1) * units.us(cost.floor_us)
-        ms += units.us(1e-3 * _element_ns(call, name, gathered, cost))
+        if self.hardware.inline:
+            ms = float(model(self.hardware, size))
+            ms += units.us(1e-3 * _element_ns(call, name, gathered, cost))
+            return OpCost(ms, 1, modelled=name in KNOWN)
+        kernels = _kernels(call, name)
+        rows = _summed_rows(call, name)
+        if rows and cost.column_sum_us:
+            return OpCost(column_sums_ms(self.hardware, rows, size), kernels)
+        apart = units.us(cost.floor_us + 1e-3 * _apart_on_gpu_ns(call, name, cost))
+        ms = max(float(model(self.hardware, size)), apart)
+        ms += (kernels - 1) * units.us(cost.floor_us)
+        if name in INDEX_ADDS:
+            ms += units.us(1e-3 * cost.index_add_ns) * gathered / 2
         return OpCost(ms, kernels, modelled=name in KNOWN)
 
 
@@ -214,6 +229,35 @@ def _apart_ns(call: OpCall, name: str, cost: Elementwise) -> float:
     if name in ROW_COPIES:
         return sum(o.elements * cost.turned_ns_per_element for o, lies in sides if lies == "turned")
     return 0.0
+
+
+def _apart_on_gpu_ns(call: OpCall, name: str, cost: Elementwise) -> float:
+    """Of the elements of a pointwise op or a copy that loads no vectors: operands that lie apart,
+    are broadcast or differ in type. A cast from fp32 to half precision has a kernel of its own
+    (`bfloat16_copy_kernel_cuda`, aten's cuda/Copy.cu), which does."""
+    if (name not in POINTWISE and name not in ROW_COPIES) or not call.outputs or is_foreach(call):
+        return 0.0
+    count = call.outputs[0].elements
+    inputs = [operand for operand in call.inputs if operand.elements > 1]
+    lies = {_lies(o) for o in (*inputs, call.outputs[0]) if o.elements == count}
+    broadcast = any(operand.elements < count for operand in inputs)
+    types = [o.data_type for o in (*inputs, call.outputs[0]) if o.data_type in FLOATS]
+    narrowed = len(inputs) == 1 and types[:1] == ["fp32"]
+    mixed = len({*types}) > 1 and not narrowed
+    if lies <= {"whole"} and not broadcast and not mixed:
+        return 0.0
+    each = cost.turned_ns if "turned" in lies else cost.strided_ns
+    return count * (each + cost.strided_input_ns * mixed * (len(inputs) - 1))
+
+
+def _summed_rows(call: OpCall, name: str) -> int:
+    """Rows of a matrix that an op sums over; 0 for other ops."""
+    if name != "sum" or not call.outputs or not call.inputs or len(call.inputs[0].shape) < 2:
+        return 0
+    columns = call.inputs[0].shape[-1]
+    if columns == 1 or call.outputs[0].elements != columns:
+        return 0
+    return call.inputs[0].elements // columns
 
 
 def _lies(operand: Operand) -> str:

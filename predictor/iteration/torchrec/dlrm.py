@@ -202,6 +202,8 @@ class DlrmBuilder:
         def look_up(module: Sequence[Exchange]) -> None:
             announced = [(e, self._announce([e], COMPUTE)) for e in _sending(module)]
             ids: dict[str, int] = {}
+            if self.costs.topology.world_size == 1 and not self.hardware.inline:
+                self._read_lengths()
             for exchange, splits in announced:
                 ids |= self._send([exchange], self._read([exchange], splits))
             self._lookups(module, self._recats(module, COMPUTE, ids))
@@ -275,7 +277,8 @@ class DlrmBuilder:
         ids = sum(t.lookups_per_sample for t in tables)
         lengths = sum(f.num_poolings for t in tables for f in t.features)
         dense = self.workload.dense.in_features + 1
-        per_sample = ids * INDEX_BYTES + lengths * LENGTH_BYTES + dense * 4
+        weights = sum(t.lookups_per_sample for t in tables if t.weighted)
+        per_sample = ids * INDEX_BYTES + (lengths + weights) * LENGTH_BYTES + dense * 4
         cost_ms = float(copy_h2d_ms(self.hardware, self.workload.batch_size * per_sample))
         return self._add("input copy", COPY_INPUT, cost_ms, (HOST_OPS["copy"], 4, 0))
 
@@ -308,6 +311,13 @@ class DlrmBuilder:
         name, cost_ms = f"{_name(exchanges)} read splits", us(self.hardware.overheads.sync_us)
         active = _any_active(exchanges)
         return [Dep(self._add(name, READ_SPLITS, cost_ms, deps=splits, active=active))]
+
+    def _read_lengths(self) -> None:
+        """The host reads how many ids each feature has (`KeyedJaggedTensor.length_per_key`), which
+        the device sums behind all that the step before left to do."""
+        sums = self._add("sum lengths", MOVE_IDS, us(self.hardware.elementwise.floor_us))
+        sync_ms = us(self.hardware.overheads.sync_us)
+        self._add("read lengths", READ_SPLITS, sync_ms, deps=[Dep(sums)])
 
     def _send(self, exchanges: Sequence[Exchange], read: Sequence[Dep]) -> dict[str, int]:
         """Send lengths, ids and weights; returns exchange name -> op."""
@@ -602,7 +612,7 @@ class DlrmBuilder:
         for exchange in self.exchanges:
             if exchange.is_dense:
                 step_ms = step_ms + exchange.optimizer_ms(self.costs.optimizer_ms)
-        host_ms = us(self.hardware.overheads.iteration_us)
+        host_ms = self.costs.pipeline_host_ms()
         host_ms += self.costs.step_host_ms(self.dense.parameters, step.kernels)
         work, deps = ("optimizer step", OPTIMIZER, step_ms), [*self.gradients]
         deps += [] if self.states is None else [self.states]

@@ -28,6 +28,7 @@ from predictor.cost.loads import (
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.ops import position_weights
 from predictor.cost.stragglers import expected_excess
+from predictor.hardware.loader import load_runtime
 from predictor.iteration.graph import Mask
 from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ROW_SPLITS, ShardingType
@@ -49,6 +50,9 @@ UNIQUE_PASSES = 8
 inverse 2 (UniqueCub.cu)."""
 SPLITS = 3
 """Numbers sent to each peer to announce a transfer: of lengths, ids and samples."""
+
+LOOKUP_KERNELS: int = load_runtime("torchrec")["lookup_kernels"]
+"""Small kernels that TorchRec runs around a fused lookup."""
 
 TYPE_ORDER = (
     ShardingType.TABLE_WISE,
@@ -215,17 +219,21 @@ class Exchange:
         return 2 + (self.weighted and (not self.processed or self.sharding_type in ROW_SPLITS))
 
     def recat_ms(self) -> Array:
-        """Reordering the received ids by feature, ``[plans, ranks]``."""
-        return self.cost(
+        """Reordering ids by feature, ``[plans, ranks]``: those received, or of a local batch."""
+        moving = self.cost(
             partial(memory_ms, self.hardware),
             lambda load: (
                 2 * INDEX_BYTES * load[..., Load.IDS] + 2 * LENGTH_BYTES * load[..., Load.BAGS]
             ),
         )
+        bag_ms = units.us(1e-3 * self.hardware.elementwise.permute_ns)
+        return moving + self.cost(lambda bags: bag_ms * bags, lambda load: load[..., Load.BAGS])
 
     def forward_ms(self, group: int) -> Array:
         """The fused lookup on every rank, ``[plans, ranks]``; ranks without a shard launch none."""
         floor_ms = self.lookups.forward_floor_ms()
+        if not self.hardware.inline:
+            floor_ms += LOOKUP_KERNELS * units.us(self.hardware.elementwise.floor_us)
         if self.groups[group].hashed:
             floor_ms += self.lookups.hash_floor_ms()
         return self._lookup(group, Load.FORWARD_MS, floor_ms)
@@ -304,7 +312,9 @@ class Exchange:
         concatenated (`All2All_Pooled_Wait`). Columns of a table are put together
         (`permute_pooled_embs`). Outputs that share a KeyedTensor with those of other exchanges are
         concatenated once more, and their gradients made contiguous. Where distinct ids were looked
-        up, repeated ones get copies of their rows (`construct_jagged_tensors`).
+        up, repeated ones get copies of their rows (`construct_jagged_tensors`). Ids that stay on
+        the rank are brought into the order of the module's exchanges, where it has several
+        (`_has_features_permute` of embeddingbag.py).
 
         Args:
             shared: plans ``[plans]`` in which other exchanges of the module are used.
@@ -327,7 +337,14 @@ class Exchange:
         repeats = COPY_PASSES + backward  # gradients of repeated ids are added up
         moved = OUTPUT_BYTES * (passes * received + repeats * expanded)
         bandwidth = self.hardware.streaming * self.hardware.elementwise.columns
-        return np.asarray(moved / bandwidth)[..., None]
+        found = moved / bandwidth
+        if self.is_local and not backward and self.hardware.elementwise.permute_ns:
+            bags = self.total[..., Load.BAGS].mean(axis=-1)
+            ids = self.total[..., Load.IDS].mean(axis=-1)
+            permuted = COPY_PASSES * (INDEX_BYTES * ids + LENGTH_BYTES * bags)
+            bag_ms = units.us(1e-3 * self.hardware.elementwise.permute_ns)
+            found = found + shared * (permuted / self.hardware.streaming + bag_ms * bags)
+        return np.asarray(found)[..., None]
 
     @property
     def _all_to_all(self) -> bool:

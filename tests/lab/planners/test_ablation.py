@@ -58,6 +58,6 @@ def test_the_page_says_what_is_lost() -> None:
     ]
     text = benchmarks_text([], [*rows("one", 0.0), *rows("two", 0.1), *lost])
     assert "| annealing | 5.00 % | 5.00 % | 10.00 % | two | 2 |" in text
-    assert "| x | 10.00 | annealing | 25 % |  | no plan |" in text
+    assert "| x | 10.00 | annealing | 25 % | no plan |" in text
     assert "| placing | 100.00 % | 100.00 % | 100.00 % | one | 3 |" in text
     assert "## What each stage brings" not in benchmarks_text([])

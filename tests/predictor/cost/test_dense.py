@@ -86,7 +86,7 @@ def sequences() -> DenseProgram:
 
 def at_once(cap: float = 25.0, ms: float = 0.0, **switches: bool) -> Execution:
     """A host that takes so long for an op."""
-    return Execution(lambda kernels, views: ms, bucket_cap_mb=cap, **switches)
+    return Execution(lambda kernels, views, casts: ms, bucket_cap_mb=cap, **switches)
 
 
 def priced(program: DenseProgram, modules: tuple[str, ...], cap: float = 25.0) -> DenseWork:

@@ -130,3 +130,27 @@ def test_curve_bands_are_checked(valid: dict[str, object]) -> None:
     data = yaml.safe_load(text)
     data["collectives"]["intra"]["all_reduce"]["us_per_mib"] = [1]
     assert "one value per edge" in complaint(data)
+
+
+def test_a_chip_on_another_host(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.yaml"
+    slow.write_text("base: h200-sxm\nhost: a100-80gb\n")
+    found, chip, host = (load_hardware(name) for name in (str(slow), "h200-sxm", "a100-80gb"))
+    assert found.overheads == host.overheads
+    assert found.gemm == chip.gemm
+    assert found.origins["overheads"] == host.origins["overheads"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("base: h100-sxm\nhost: nothing-like-it\n", "nothing-like-it"),
+        ("base: h100-sxm\nhost: 3\n", "host is 3"),
+        ("base: h100-sxm\nhost: b200\noverheads: {op_us: 3}\n", "host and overheads"),
+    ],
+)
+def test_a_host_that_cannot_be_taken(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "profile.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=named):
+        load_hardware(str(path))

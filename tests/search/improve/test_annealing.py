@@ -19,10 +19,12 @@ from search.model.shard_costs import ShardModel
 from search.objective import Assignment, Objective
 from search.surrogate import Surrogate
 from tests.search.problems import (
+    H100,
     a_problem,
     a_table,
     a_workload,
     assert_valid,
+    copying,
     hosts,
     objective_of,
     random_plan,
@@ -133,3 +135,25 @@ def test_tables_that_are_tied_stay() -> None:
     start = everywhere(objective)
     task = AnnealingTask(start, objective.space.options, 4_000, 4, 0)
     assert Annealer(objective, surrogate).improve(task)[0] == start
+
+
+def test_tables_of_one_data_type_gather() -> None:
+    """A rank launches a lookup for every data type that it has. Where each has half of both, no
+    change of one table or two makes an iteration faster, only several one after the other."""
+    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
+    tables = [
+        a_table(f"t{i}", 2_000, 32, 1.0, data_type=kind, constraints=wants)
+        for i, kind in enumerate(["fp16", "bf16"] * 6)
+    ]
+    problem = a_problem(a_workload(*tables, batch_size=64), hosts(2), copying(H100))
+    objective, surrogate = objective_of(problem)
+    options = [table[0] for table in objective.space.options]
+    mixed = tuple((option, (i // 2 % 2,)) for i, option in enumerate(options))
+    apart = tuple((option, (i % 2,)) for i, option in enumerate(options))
+    before, best = objective.score([mixed, apart]).tolist()
+    assert best < before * 0.99
+    found: Assignment | None
+    task = AnnealingTask(mixed, objective.space.options, 40_000, 6, 0)
+    found, ms = Annealer(objective, surrogate).improve(task)
+    assert ms == pytest.approx(best, rel=1e-3)
+    assert found is not None

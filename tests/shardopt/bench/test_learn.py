@@ -1,13 +1,18 @@
 """`shardopt learn` on traces of CPU ranks: what fits, and what says so instead of a traceback."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from predictor.hardware.loader import load_hardware
+from predictor.trace.events import RankTrace, TraceStep
+from predictor.trace.phases import Measured
+from shardopt.bench.learn import PROFILED_US, _host_decides, _untraced
 from shardopt.cli.app import main
+from tests.predictor.trace.handmade import Recorder
 
 MODEL = """
 schema: 1
@@ -191,3 +196,51 @@ def test_traces_of_another_model_are_refused(job: Path, capsys: pytest.CaptureFi
     (job / "model.yaml").write_text(MODEL.replace("name: b,", "name: c,"))
     assert learn(job) == 2
     assert "plan.json" in capsys.readouterr().err
+
+
+def gpu_trace(busy_us: float, step_us: float = 1000.0) -> RankTrace:
+    recorder = Recorder()
+    for at in range(3):
+        start = at * step_us
+        recorder.steps.append(TraceStep(at, start, start + step_us))
+        for op in range(50):
+            recorder.op("aten::add", start + 10 * op, start + 10 * op + 5)
+        recorder.launch((start, start + 5), (start + 5, start + 5 + busy_us))
+    return recorder.trace()
+
+
+STEP_OF_1_MS = [Measured("step", None, 1.0, 0.01)]
+
+
+def test_the_profilers_own_time_is_taken_off_a_gpus_step() -> None:
+    trace = gpu_trace(busy_us=200)
+    measured, notes = _untraced(STEP_OF_1_MS, [trace], 0.0)
+    events = len(trace.host) / 3
+    assert measured[0].ms == pytest.approx(1.0 - 1e-3 * PROFILED_US * events)
+    assert measured[0].noise > 0.05
+    assert "record" in notes[0]
+
+
+@pytest.mark.parametrize("told", ["given", "in the trace"])
+def test_a_step_that_no_profiler_watched_counts(told: str) -> None:
+    recorded = 0.7 if told == "in the trace" else None
+    trace = replace(gpu_trace(busy_us=200), untraced_step_ms=recorded)
+    measured, notes = _untraced(STEP_OF_1_MS, [trace], 0.6 if told == "given" else 0.0)
+    assert measured[-1].ms == (recorded or 0.6)
+    assert not notes
+
+
+@pytest.mark.parametrize(("busy_us", "decides"), [(200, True), (990, False)])
+def test_a_busy_gpu_says_nothing_of_its_host(busy_us: float, decides: bool) -> None:
+    assert _host_decides(STEP_OF_1_MS, [gpu_trace(busy_us)]) is decides
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "nan", "inf"])
+def test_a_step_without_a_time_is_refused(
+    job: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    args = ["learn", str(job / "traces"), "--model", str(job / "model.yaml")]
+    args += ["--plan", str(job / "plan.json"), "-o", str(job / "x.yaml"), f"--step-ms={given}"]
+    assert main(args) == 2
+    assert "ms" in capsys.readouterr().err
+    assert not (job / "x.yaml").exists()

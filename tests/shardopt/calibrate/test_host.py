@@ -13,7 +13,9 @@ from predictor.cost.collectives import OPS
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingPlan
+from predictor.model.topology import Topology
 from predictor.model.workload import Workload
+from predictor.predict import predict
 from shardopt.calibrate.fitting import CalibratedProfile, Wiring
 from shardopt.calibrate.host import (
     DEEPER,
@@ -163,3 +165,29 @@ def test_the_host_is_timed_while_no_device_works() -> None:
     clock.sample(lambda: calls.append("call"))
     assert waits == ["device"]
     assert calls == ["call"]
+
+
+@pytest.mark.parametrize(
+    ("card", "plan", "layers", "pipeline", "measured_ms"),
+    [
+        ("h100-sxm", "tw", 0, "base", 2.952),
+        ("h100-sxm", "tw+rw+cw", 0, "base", 4.917),
+        ("h100-sxm", "tw", 8, "base", 4.057),
+        ("h100-sxm", "tw", 0, "sparse_dist", 3.898),
+        ("h200-sxm", "tw", 0, "base", 5.611),
+        ("h200-sxm", "tw+rw+cw+dp", 0, "base", 11.448),
+        ("h200-sxm", "tw", 8, "base", 7.555),
+        ("h200-sxm", "tw+rw+dp", 0, "sparse_dist", 11.094),
+    ],
+)
+def test_near_empty_iterations_of_two_gpu_hosts(
+    card: str, plan: str, layers: int, pipeline: str, measured_ms: float
+) -> None:
+    """Iterations of TorchRec 1.7 that `calibrate --only host` timed on one rank of each machine."""
+    hw = load_hardware(card)
+    hw = hw.model_copy(update={"overheads": hw.overheads.model_copy(update={"batch_us": 0.0})})
+    params = {"plan": plan, "tables": 8, "layers": layers, "pipeline": pipeline, "ranks": 1}
+    workload, candidate = near_empty(params)
+    topology = Topology.uniform(1, 1, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    found = predict(workload, topology, hw, candidate)
+    assert found.iteration_ms == pytest.approx(measured_ms, rel=0.1)

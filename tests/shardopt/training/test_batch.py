@@ -160,3 +160,19 @@ def test_pipelines_of_gpus_are_refused_on_cpus(pipeline: str) -> None:
     model = replace(workload(table(Feature("f", 1.0))), train_pipeline=pipeline)
     with pytest.raises(InputError, match=f"{pipeline} .*cannot run on CPUs"):
         Training(model, ShardingPlan({}, 1, 1), torch.device("cpu"), batch_ring(model))
+
+
+@pytest.mark.parametrize("how", ["gather", "all"])
+def test_pairs_are_the_same_however_they_are_taken(how: str) -> None:
+    from shardopt.training.model import Dot
+
+    vectors = [torch.randn(4, 8) for _ in range(3)]
+    device = torch.device("cpu")
+    plain = Dot(3, device, "index", 8 + 3)(vectors)
+    found = Dot(3, device, how, 16 if how == "gather" else 24)(vectors)
+    assert found.shape[1] % 8 == 0
+    products = torch.stack(vectors, 1) @ torch.stack(vectors, 1).transpose(1, 2)
+    beside = plain[:, 8:] if how == "gather" else products.flatten(1)
+    expected = torch.cat([vectors[0], beside], dim=1)
+    assert torch.allclose(found[:, : expected.shape[1]], expected)
+    assert not found[:, expected.shape[1] :].any()

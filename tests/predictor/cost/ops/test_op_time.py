@@ -94,8 +94,12 @@ def test_passes_over_memory(name: str, given: int, made: int, passes: int) -> No
 
 def test_what_broadcasting_repeats_is_read_once() -> None:
     row = replace(tensor(2, 1024, 1024), strides=(0, 1), storage_bytes=4096)
+    hw = hardware()
+    # the kernel computes addresses one by one, which may outlast the bytes
+    apart = units.us(hw.elementwise.floor_us + 1e-3 * hw.elementwise.strided_ns * 2**20)
     found = cost("mul", [tensor(1, 1024, 1024), row], tensor(3, 1024, 1024))
-    assert found.ms == pytest.approx(float(memory_ms(hardware(), 2 * 4 * 2**20 + 4096)))
+    read_once = float(memory_ms(hw, 2 * 4 * 2**20 + 4096))
+    assert found.ms == pytest.approx(max(apart, read_once))
 
 
 def test_an_operand_given_twice_is_read_once_and_one_written_in_place_twice_touched() -> None:

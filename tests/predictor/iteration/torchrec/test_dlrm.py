@@ -214,7 +214,8 @@ def test_dense_gradients_leave_in_buckets() -> None:
 def test_a_rank_alone_sends_nothing() -> None:
     for pipeline in ("base", "sparse_dist", "prefetch_sparse_dist"):
         found = graph(pipeline, world=1)
-        assert {op.stream for op in found.ops} <= {"compute", "copy"}
+        # the host reads the lengths of a batch
+        assert {op.stream for op in found.ops} <= {"compute", "copy", "host"}
         assert all(op.scope is None for op in found.ops)
 
 
@@ -234,6 +235,7 @@ def test_the_dense_optimizer_steps_a_dense_shard_on_the_rank_that_has_it() -> No
     alone, own = step_ms(shard)
     copies = step_ms(data_parallel(workload.tables[0], 2))
     assert copies == [own, own]
-    assert own - alone > 3 * 4 * 64_000_000 / hardware.streaming
+    # of its bytes the L2 may still hold a part
+    assert own - alone > 0.95 * 3 * 4 * 64_000_000 / hardware.streaming
     fused, _ = step_ms(table_wise(workload.tables[0], 1))
     assert fused == alone

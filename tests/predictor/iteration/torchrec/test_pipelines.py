@@ -58,7 +58,8 @@ def test_a_bound_of_semi_sync_is_below_its_plans() -> None:
     problem = Problem(under("semi_sync"), RANKS, H100)
     found = solve(problem, Stop(effort=0.01), 0)
     best = found.best.iteration_ms
-    assert 0 < found.lower_bound_ms <= best <= predicted(problem.workload).iteration_ms
+    assert 0 < found.lower_bound_ms <= best
+    assert best <= predicted(problem.workload).iteration_ms * (1 + 1e-9)
 
 
 @pytest.mark.slow

@@ -1,0 +1,42 @@
+"""Whether the host decides, and what settles it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from predictor.hardware.loader import load_hardware
+from predictor.model.topology import Topology
+from predictor.predict import Prediction, predict
+from shardopt.calibrate.host import near_empty
+from shardopt.explain.host import host_bound
+
+
+def near_empty_on(name: str) -> Prediction:
+    params = {"plan": "tw", "tables": 8, "layers": 0, "pipeline": "base", "ranks": 1}
+    workload, plan = near_empty(params)
+    hw = load_hardware(name)
+    topology = Topology.uniform(1, 1, hbm_bytes=hw.hbm_bytes, ddr_bytes=hw.ddr_bytes)
+    return predict(workload, topology, hw, plan)
+
+
+def test_a_host_that_was_not_measured() -> None:
+    found = host_bound(near_empty_on("h100-sxm"), load_hardware("h100-sxm"))
+    assert found is not None
+    assert found.share > 0.9
+    assert "calibrate --only host" in found.remedy
+
+
+def test_a_host_that_was_measured(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    group = load_hardware("h200-sxm").overheads.model_dump_json(exclude_none=True)
+    mine.write_text(f"base: h100-sxm\noverheads: {group}\n")
+    found = host_bound(near_empty_on(str(mine)), load_hardware(str(mine)))
+    assert found is not None
+    assert "calibrate" not in found.remedy
+
+
+@pytest.mark.parametrize("name", ["cpu-gloo"])
+def test_ranks_on_cpus_wait_for_no_host(name: str) -> None:
+    assert host_bound(near_empty_on(name), load_hardware(name)) is None
