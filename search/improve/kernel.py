@@ -27,7 +27,14 @@ option of a table, or place it anew."""
 
 LN_2 = 0.6931471805599453
 
-compiled = numba.njit(cache=True, error_model="numpy")
+
+def compiled(function: Any) -> Any:
+    """The function compiled; what numba has compiled before is read from beside this file or the
+    user's cache, unless neither can be written."""
+    try:
+        return numba.njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # no place for a cache
+        return numba.njit(error_model="numpy")(function)
 
 
 @compiled
