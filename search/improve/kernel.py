@@ -49,13 +49,13 @@ def _draw(state: Any) -> Any:
 
 
 @compiled
-def _below(state: Any, count: int) -> int:
+def _below(state: Any, count: int) -> Any:
     """A random number below a count."""
     return min(int(_draw(state) * count), count - 1)
 
 
 @compiled
-def _patience(state: Any) -> float:
+def _patience(state: Any) -> Any:
     """A random number, exponential to the accuracy of a straight line between halvings: products
     and sums alone are the same on every machine."""
     found = 0.0
@@ -148,7 +148,7 @@ def _count(
 
 
 @compiled
-def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: int) -> int:
+def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: int) -> Any:
     """A random alternative, on a host if that is not negative; rather where there is little of a
     random column."""
     first, count = space.first_rank[pool], space.alternatives[pool]
@@ -194,7 +194,7 @@ def _place(space: Any, loads: Any, state: Any, option: int, where: Any) -> bool:
 
 
 @compiled
-def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> int:
+def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> Any:
     """A random table; half of the time one that lies on a busy rank."""
     tables, ranks = len(space.free), loads.shape[0]
     table = space.free[_below(state, tables)]

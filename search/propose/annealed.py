@@ -131,7 +131,8 @@ class AnnealedPlans:
         late: Callable[..., bool],
     ) -> Candidate | None:
         """A plan annealed to the end, with the options that a better one can have."""
-        params, options = self.params, self.objective.space.options
+        params = self.params
+        options: Sequence[Sequence[Option]] = self.objective.space.options
         cuts: list[CycleCut] = []
         if one is not None:
             window = params.window_of(self.tables) * one.priced_ms
