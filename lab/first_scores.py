@@ -24,7 +24,7 @@ from lab.statistics import grouped
 from lab.suites import ComparedRow, Summary
 from lab.validate.collectives import compare_link
 from lab.validate.gemm import BF16_FILE, bf16_row
-from lab.validate.links import NCCL_TESTS_FILE, link_of
+from lab.validate.links import MULTIHOST_FILE, NCCL_TESTS_FILE, link_of
 from lab.validate.primus_step import FILE as STEP_FILE
 from lab.validate.primus_step import step_row
 from lab.validate.tables import compare_tables, profile_of_row
@@ -48,14 +48,22 @@ def _message(row: ComparedRow) -> str:
     return f"{kind}, {band}"
 
 
+def _between_hosts(row: ComparedRow) -> str:
+    size = int(row.name["size_bytes"])
+    kind = "all-to-all" if row.name["collective"] == "all_to_all" else "other collectives"
+    small, large = 2**16, mib(8)
+    band = "from 8 MiB" if size >= large else "64 KiB to 8 MiB" if size >= small else "below 64 KiB"
+    return f"{kind} across hosts, {band}"
+
+
 def _product(row: ComparedRow) -> str:
     gflop = 2e-9 * prod(int(row.name[side]) for side in "mnk")
     band = "below 2 GFLOP" if gflop < 2 else "2 to 50 GFLOP" if gflop < 50 else "from 50 GFLOP"
     return f"bf16 products, {band}"
 
 
-def _nccl_row(row: Row) -> ComparedRow:
-    return compare_link(link_of(NCCL_TESTS_FILE, row))
+def _nccl_row(file: str, row: Row) -> ComparedRow:
+    return compare_link(link_of(file, row))
 
 
 def _product_row(row: Row) -> ComparedRow:
@@ -68,11 +76,19 @@ def _classed(
     build: Callable[[Row], ComparedRow], part: Callable[[ComparedRow], str], row: Row
 ) -> ComparedRow:
     found = build(row)
-    return replace(found, family=profile_of_row(row).name, part=part(found))
+    family = found.name.get("profile") or profile_of_row(row).name
+    return replace(found, family=str(family), part=part(found))
 
 
 TABLES = {
-    NCCL_TESTS_FILE: ("collectives", partial(_classed, _nccl_row, _message)),
+    NCCL_TESTS_FILE: (
+        "collectives",
+        partial(_classed, partial(_nccl_row, NCCL_TESTS_FILE), _message),
+    ),
+    MULTIHOST_FILE: (
+        "collectives",
+        partial(_classed, partial(_nccl_row, MULTIHOST_FILE), _between_hosts),
+    ),
     BF16_FILE: ("gemm", partial(_classed, bf16_row, _product)),
     STEP_FILE: ("primus-step", partial(_classed, _product_row, _product)),
 }

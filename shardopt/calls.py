@@ -118,7 +118,7 @@ class Planned(Answered):
         """The best plan; ``.to_torchrec(module)`` gives TorchRec's."""
         best = self.answer.result.best.plan
         return LoadedPlan(
-            best.tables, best.world_size, best.local_world_size, dict(self.answer.head)
+            best.tables, best.world_size, best.local_world_size, self.answer.file_head
         )
 
     def save(self, path: FilePath) -> None:
@@ -177,12 +177,14 @@ def plan(
     pairs = zip(result.plans, found.predictions, strict=True)
     rows = [_row("found_by", ranked.found_by, prediction) for ranked, prediction in pairs]
     others = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
-    best = PredictedPlan("the best plan", result.best.plan, found.best)
+    # with a plan in use the bound is of the plans near it alone
+    bound = None if result.in_use is not None else result.lower_bound_ms or None
+    best = PredictedPlan("the best plan", result.best.plan, found.best, bound_ms=bound)
     return Planned(
         setting,
         [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *others)],
         plan_object(found),
-        lambda: explain_plan(setting.problem(), [best]),
+        lambda: explain_plan(setting.problem(), [best], setting.case()),
         found,
     )
 
@@ -227,7 +229,7 @@ def predict(
         setting,
         [_row("plan", one.name, one.prediction) for one in found],
         dict(predict_view(setting, found).data),
-        lambda: explain_plan(setting.problem(), found),
+        lambda: explain_plan(setting.problem(), found, setting.case()),
     )
 
 

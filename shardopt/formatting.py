@@ -112,6 +112,17 @@ def hbm_use(memory: Sequence[RankMemory]) -> str:
     return f"{gib_number(used)} / {gib_number(cap)}"
 
 
+def memory_title(memory: Sequence[RankMemory]) -> str:
+    """What a column of `hbm_use` is called."""
+    device = all(rank.peak.on_device if rank.peak else rank.hbm_cap_bytes for rank in memory)
+    return "HBM GiB" if device else "memory GiB"
+
+
+def rank_word(device: str) -> str:
+    """What a rank is called: the GPU that it is, or a rank where it runs on CPUs."""
+    return "rank" if device == "cpu" else "GPU"
+
+
 def memory_use(rank: RankMemory) -> tuple[int, int]:
     """What a rank's process reserves at its peak, and what it has: device memory, or host memory
     where there is none."""

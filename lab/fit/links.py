@@ -46,9 +46,11 @@ FEWEST_BYTES = 2**20
 SLINGSHOT_EDGES_MIB = (0.0, 0.0625, 0.5, 4.0, 16.0)
 SEND_RECV_US = {"h100": 9.1, "a100": 15.3}
 """Shortest message between two hosts (vidur: DGX H100, DGX A100)."""
-EXCHANGE_US = 15.0
-"""Of an all-to-all per doubling of the ranks: the middle of that and the empty all-to-alls of 2x2
-H20 (20 us) and 2x8 RTX 6000D (51 us)."""
+EXCHANGE_US = 44.0
+"""Of an all-to-all over hosts, before its messages: an empty one of 2x8 RTX 6000D takes 48 us."""
+PEER_US = 0.5
+"""Of an all-to-all for each peer on another host: its excess over the wire at 16 MiB grows by 46 us
+from 8 peers to 120 (ratios of SimAI, at 400 Gbit/s)."""
 
 
 def rdma(folder: Path) -> Curve:
@@ -122,7 +124,7 @@ def inter_curves(past_nic: Curve, hop_us: float) -> Mapping[str, Curve]:
     """
     ring = past_nic.model_copy(update={"latency_us": 0.0, "latency_per_rank_us": hop_us})
     doubling = {"latency_us": 0.0, "latency_per_doubling_us": 2 * hop_us}
-    exchange = {"latency_us": 0.0, "latency_per_doubling_us": EXCHANGE_US}
+    exchange = {"latency_us": EXCHANGE_US, "latency_per_rank_us": PEER_US}
     return {
         "all_to_all": past_nic.model_copy(update=exchange),
         "all_reduce": past_nic.model_copy(update=doubling),

@@ -50,6 +50,8 @@ WITHIN_SKEWED = "within a domain, below 128 MiB, with the skew of hosts in its t
 ACROSS_LARGE = "across hosts, from 8 MiB"
 ACROSS_SMALL = "across hosts, below 8 MiB"
 BAD_NETWORK = "across hosts, network said to be poorly configured"
+BADLY_JOINED = ("poorly configured", "without EFA or slow")
+"""Notes of rows whose hosts were not joined as they are sold."""
 UNSTATED = "across hosts, line rate of the network not stated"
 PAIRED = "cards with NVLink bridges in pairs, which no shipped profile is of"
 
@@ -123,7 +125,7 @@ def _part(row: LinkRow) -> str:
     if gave_constants(row):
         return GAVE
     if wiring.across:
-        if "poorly configured" in row.cells.get("note", ""):
+        if any(words in row.cells.get("note", "") for words in BADLY_JOINED):
             return BAD_NETWORK
         if not wiring.rate_known:
             return UNSTATED

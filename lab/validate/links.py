@@ -14,6 +14,7 @@ from lab.statistics import grouped
 from lab.validate.tables import joined_ranks, profile_of_row, read
 from predictor.cost.collectives import OPS, Op
 from predictor.csv_rows import MOST_RANKS, Row, count, number
+from predictor.hardware.loader import load_hardware
 from predictor.hardware.networks import Network
 from predictor.units import mib
 from shardopt.calibrate.collectives import CollectiveRows
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 NCCL_FILE = "nccl_collectives_measured.csv"
 NCCL_EXTRA_FILE = "nccl_rccl_extra_measured.csv"
+MULTIHOST_FILE = "nccl_multihost_2026.csv"
 NCCL_TESTS_FILE = "nccl_tests_measured.csv"
 XLA_FILE = "xla_collectives_measured.csv"
 VIDUR_FILE = "vidur_collectives_measured.csv"
@@ -59,6 +61,7 @@ _NCCL = Layout(
 LAYOUTS: Mapping[str, Layout] = {
     NCCL_FILE: _NCCL,
     NCCL_EXTRA_FILE: _NCCL,
+    MULTIHOST_FILE: replace(_NCCL, setup=("source", "network", "note"), platform=""),
     NCCL_TESTS_FILE: Layout("ranks", setup=("system", "nccl")),
     XLA_FILE: Layout("ranks", setup=("method", "concurrent_groups", "dtype")),
     # the shortest over ranks and repeats, because kernels that start early wait for the others
@@ -77,13 +80,25 @@ LAYOUTS: Mapping[str, Layout] = {
 NAMES = {op.replace("_", ""): op for op in OPS}
 UNCLEAR: dict[str, Op] = {"allgatheroralltoall": "all_gather"}
 """dstack's rows do not say which; an all-to-all would put 214 GB/s through NICs of 100 GB/s."""
-KINDS = {"TCPXO": "tcpxo", "TCPX": "tcpx", "SLINGSHOT": "slingshot", "ROCE": "roce"}
+KINDS = {
+    "TCPXO": "tcpxo",
+    "TCPX": "tcpx",
+    "SLINGSHOT": "slingshot",
+    "ROCE": "roce",
+    "EFA 4X100G": "efa-v1",
+    "EFA 8X400G": "efa-v3",
+    "EFA": "efa-v2",
+    "INFINIBAND NDR": "ib-ndr",
+}
 """Part of a network's name in a table -> its kind (`predictor.hardware.networks`)."""
 NO_PEERS = "l40s-no-peers"
 """Profile of L40S hosts whose cards reach each other through the memory of the host."""
 UNSTATED_GBIT_S = {"unspecified IB": 800.0}
 """Of a host whose table names no line rate: its largest message moves 91.7 GB/s of bus bytes out of
 a host, and the next rate that NICs of hosts are sold with is 100 GB/s."""
+UNSTATED_GPU = "h100-sxm"
+"""Profile of rows over EFA whose table names no instance type: of the instances that EFA joins, the
+most common at the date of those rows."""
 PAIRS = "NVLINK PAIRS"
 
 
@@ -254,7 +269,10 @@ def link_of(file: str, cells: Row) -> LinkRow:
 
 def _wiring(row: Timing) -> Wiring:
     unnamed = row.file == VIDUR_FILE and not row.cells.get("gpu")
-    hardware = profile_of_row(row.cells, "platform" if unnamed else "gpu")
+    if row.cells.get("gpu") == "unstated":
+        hardware = load_hardware(UNSTATED_GPU)
+    else:
+        hardware = profile_of_row(row.cells, "platform" if unnamed else "gpu")
     ranks, network = row.ranks, row.cells.get("network", "")
     hosts = row.hosts or -(-ranks // hardware.gpus_per_host)
     if row.file == XLA_FILE and ranks <= hardware.nvlink_domain:

@@ -14,6 +14,14 @@ with the factors of nccl-tests (doc/PERFORMANCE.md). Its time is
 
 where ``band_j`` rises with slope one from edge ``e_j`` to edge ``e_(j+1)`` and ``c_j >= 0`` is the
 marginal cost of a byte in that band: continuous, and never falling with size.
+
+Over a network whose ``fill`` is ``f``, a reduction or an all-gather of latency ``a`` whose bytes
+take ``x`` past the NICs waits ``2 f sqrt(a x)`` more. Messages are cut into chunks that follow one
+another along the ranks: more chunks pay the latency more often, fewer leave the other ranks
+waiting, and at the best size of a chunk ``a + x`` becomes ``(sqrt(a) + sqrt(x))^2`` (Johnsson and
+Ho 1989; NCCL's chunks shrink with the message, src/enqueue.cc). An all-to-all posts a message to
+every peer, so its latency grows with the peers; the first `NET_CHUNK_MIB` of each go through one
+channel, and those of all peers side by side.
 """
 
 from __future__ import annotations
@@ -73,6 +81,9 @@ def transfer_ms(curve: Curve, bus_bytes: Array, ranks: int) -> Array:
     return np.asarray(bands(bus_bytes, edges) @ costs) * rank_cost(curve, ranks)
 
 
+NET_CHUNK_MIB = 0.125
+"""Largest piece of a message between two ranks that a channel sends at a time over a network
+(NCCL_P2P_NET_CHUNKSIZE, 128 KiB)."""
 Array = NDArray[np.float64]
 Op = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather"]
 OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
@@ -107,7 +118,7 @@ class Level:
         kind: ``nvlink``; ``host``: PCIe between the domains of a host, which a ring crosses over
             one slot; ``nic``: every inner rank has one of its own.
         tree_cost: factor on the bytes of an all-reduce within while a tree joins the domains.
-        in_network: the switches reduce.
+        in_network, fill, peer_us_per_mib: as `predictor.hardware.schema.Inter` has them.
         switch: an all-reduce that the switch within a domain does.
         uplinks: of the levels of the network, where ``kind`` is ``nic``.
     """
@@ -119,6 +130,8 @@ class Level:
     kind: Literal["nvlink", "host", "nic"] = "nvlink"
     tree_cost: float = 1.0
     in_network: bool = False
+    fill: float = 0.0
+    peer_us_per_mib: float = 0.0
     switch: Curve | None = None
     uplinks: tuple[Uplink, ...] = ()
 
@@ -150,7 +163,9 @@ def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
             leaving = size * ((total - uplink.ranks) / total)
             transfer = np.maximum(transfer, transfer_ms(uplink.curve, leaving, parties))
         crossing = units.us(sum(uplink.latency_us for uplink in level.uplinks))
-        times.append(latency_ms(level.curve, parties) + crossing + transfer)
+        chunk = np.minimum(size / total, units.mib(NET_CHUNK_MIB))
+        first = units.us(level.peer_us_per_mib) / units.MIB * chunk
+        times.append(latency_ms(level.curve, parties) + crossing + first + transfer)
     return np.asarray(np.max(times, axis=0))
 
 
@@ -189,22 +204,34 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | No
     return np.asarray(np.min([*times, *([] if rings is None else [rings])], axis=0))
 
 
+def _pipelined(latency: float, over_hosts: Array, transfer: Array, fill: float) -> Array:
+    """Latency and transfer, with the wait for the pipeline over the hosts to fill.
+
+    Args:
+        over_hosts: transfer past the NICs; a domain's own curve has the fill within it.
+        transfer: of the busiest link.
+    """
+    return np.asarray(latency + transfer + 2 * fill * np.sqrt(latency * over_hosts))
+
+
 def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
     """The bus bytes of all ranks flow past each link."""
     ranks, first = levels[-1].outer, levels[0]
     bus_bytes = size * bus_factor(op, ranks)
-    transfers, latency = [], 0.0
+    transfers, latency, over_hosts = [], 0.0, np.zeros_like(size)
     for level in levels:
         links = level.inner if level.kind == "nic" else 1
         among = ranks if level.kind == "nvlink" else level.ranks
-        transfers.append(transfer_ms(level.curve, bus_bytes / links, among))
+        over_hosts = transfer_ms(level.curve, bus_bytes / links, among)
+        transfers.append(over_hosts)
         # a hop to a further domain brings those inside it
         inside = (level.ranks - 1) * (level.inner - 1) * first.curve.latency_per_rank_us
         latency += level.latency_ms + units.us(inside)
         for uplink in level.uplinks:
             transfers.append(transfer_ms(uplink.curve, bus_bytes / uplink.ring_ranks, among))
             latency += units.us(max(0, uplink.crossings - 1) * uplink.latency_us)
-    return np.asarray(latency + np.max(transfers, axis=0))
+    slowest = np.asarray(np.max(transfers, axis=0))
+    return _pipelined(latency, over_hosts, slowest, levels[-1].fill)
 
 
 def _tree(size: Array, levels: Sequence[Level]) -> Array:
@@ -215,10 +242,12 @@ def _tree(size: Array, levels: Sequence[Level]) -> Array:
     for up in top.uplinks:
         shared = transfer_ms(up.curve, size * (ways / up.ranks), top.ranks)
         transfer = np.maximum(transfer, shared)
+    over_hosts = transfer
     if inner:
         within = top.tree_cost * _hierarchical_transfer("all_reduce", size, inner)
         transfer = np.maximum(transfer, within)
-    return np.asarray(sum(level.latency_ms for level in levels) + top.crossings_ms + transfer)
+    latency = sum(level.latency_ms for level in levels) + top.crossings_ms
+    return _pipelined(latency, over_hosts, transfer, top.fill)
 
 
 # Curves are tabulated once per scope, so that scoring many plans costs one interpolation. Sixteen
@@ -335,6 +364,6 @@ def _nics(op: Op, link: Inter, inner: int, outer: int, topology: Topology) -> Le
         for level in topology.network
         if level.parts > 1
     )
-    facts = (link.tree_cost, link.in_network)
+    facts = (link.tree_cost, link.in_network, link.fill or 0.0, link.peer_us_per_mib or 0.0)
     curve = getattr(link, op)
     return Level("collectives.inter", curve, inner, outer, "nic", *facts, uplinks=uplinks)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predictor.errors import InputError
+from predictor.errors import InputError, did_you_mean
 from predictor.hardware.loader import load_hardware, load_table
 from predictor.hardware.schema import HardwareProfile, Inter
+
+MOST_GBPS = 1e6
 
 
 @dataclass(frozen=True)
@@ -21,23 +23,41 @@ class Network:
     kind: str
     per_gpu_gbps: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind not in list_networks():
+            raise InputError(
+                f"network '{self.kind}' is unknown{did_you_mean(self.kind, list_networks())}; "
+                f"kinds are {', '.join(list_networks())}",
+                inputs=("network",),
+            )
+        rate = self.per_gpu_gbps
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate <= MOST_GBPS):
+            raise InputError(
+                f"network {self.kind}: per_gpu_gbps is {rate!r}; give Gbit/s of NIC for each GPU, "
+                f"above 0 and at most {MOST_GBPS:g}"
+            )
+
     def joins(self, hardware: HardwareProfile) -> HardwareProfile:
         """The profile in hosts that this network joins."""
         if hardware.inline:
             raise InputError(
                 f"network {self.kind} joins GPUs, and hardware {hardware.name} is of CPU ranks; "
                 "leave it out",
-                inputs=("cluster",),
+                inputs=("network", "cluster"),
             )
         found = load_table("networks")[self.kind]
         usual = found["per_gpu_gbps"]
-        about = {key: found[key] for key in ("rel_error", "provenance")}
-        if "inter" in found:
-            inter = Inter(nic_gbit_s=usual, **about, **found["inter"])
-        else:
-            own = load_hardware(found["curves"]).collectives.inter.at(usual)
-            tree_cost = hardware.collectives.inter.tree_cost
-            inter = Inter(**own.model_dump() | about | {"tree_cost": tree_cost})
+        about = {
+            key: found[key]
+            for key in ("rel_error", "small_rel_error", "provenance")
+            if key in found
+        }
+        about["tree_cost"] = hardware.collectives.inter.tree_cost
+        own = found.get("inter", {})
+        if "curves" in found:
+            curves = load_hardware(found["curves"]).collectives.inter.at(usual)
+            own = curves.model_dump() | own
+        inter = Inter(**own | about | {"nic_gbit_s": usual})
         rate = self.per_gpu_gbps or usual
         inter = inter.at(rate / found.get("slower", 1.0)).model_copy(update={"nic_gbit_s": rate})
         links = hardware.collectives.model_copy(update={"inter": inter})

@@ -582,11 +582,17 @@ class Inter(LinkCurves):
         tree_cost: factor on what bytes of an all-reduce cost within a domain while a tree joins the
             domains: a rank then also passes on what comes from the network.
         in_network: the switches between hosts reduce (SHARP).
+        fill: share of the fill of the pipeline over the hosts, ``2 sqrt(latency x transfer)``, that
+            a reduction or an all-gather waits for; None: its curve has it.
+        peer_us_per_mib: cost in an all-to-all of the first chunk of a peer's message, which goes
+            through one channel and is not pipelined; None: its curve has it.
     """
 
     nic_gbit_s: Positive
     tree_cost: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     in_network: bool = False
+    fill: Fraction | None = None
+    peer_us_per_mib: Positive | None = None
 
     def at(self, nic_gbit_s: float) -> Self:
         """The same hosts with NICs of another line rate.

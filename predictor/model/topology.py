@@ -251,8 +251,8 @@ class ReplicaGroups:
     def facts(self, job: Topology) -> dict[str, Any]:
         """As plan files and JSON output say it: the fields, and the job that they divide.
 
-        ``node_group_size`` is what `DMPCollection` should take: the ranks of a sharding group
-        within which TWRW and GRID split rows.
+        ``node_group_size`` is the ranks of a sharding group within which TWRW and GRID split rows.
+        `DMPCollection` takes it as it is up to TorchRec 1.9, and over its pod size since.
         """
         return {
             **asdict(self),

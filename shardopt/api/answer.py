@@ -37,6 +37,7 @@ from shardopt.api.setting import ModelRead, Setting, resolve
 from shardopt.config.model import load_model
 from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
+from shardopt.explain.networks import NetworkPart, network_part
 from shardopt.formatting import ms, percent, picked, points
 
 TOP_K = 3
@@ -81,6 +82,7 @@ class Answer:
         constraint_costs: what the model's constraints cost; None where they cost nothing, or
             nobody asked.
         deciding: constants whose stated errors could make another plan the faster one.
+        network: the part of the network between hosts in the best plan; None where there is none.
         head: what plan file and JSON begin with.
         from_cache: the search was not run.
     """
@@ -95,6 +97,7 @@ class Answer:
     advised: Advised | None = None
     constraint_costs: ConstraintCosts | None = None
     deciding: tuple[DecidingConstant, ...] = ()
+    network: NetworkPart | None = None
     from_cache: bool = field(default=False, compare=False)
 
     @property
@@ -140,15 +143,15 @@ class Answer:
 
     def plan_text(self) -> str:
         """The plan file of the best plan."""
+        return _plan_file(self.result.best.plan, self.file_head)
+
+    @property
+    def file_head(self) -> dict[str, Any]:
+        """What the file of the best plan says beside its tables."""
         result = self.result
-        head = {
-            **self.head,
-            "iteration_ms": self.best.iteration_ms,
-            "lower_bound_ms": result.lower_bound_ms,
-        }
-        if result.stopped_by in CUT:
-            head["stopped_by"] = result.stopped_by
-        return _plan_file(result.best.plan, head)
+        cut = {"stopped_by": result.stopped_by} if result.stopped_by in CUT else {}
+        times = {"iteration_ms": self.best.iteration_ms, "lower_bound_ms": result.lower_bound_ms}
+        return {**self.head, **times, **cut}
 
 
 def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
@@ -325,6 +328,9 @@ def answer_of(
         found,
         stakes=None if result.stopped_by in CUT else stakes(problem, result),
         deciding=tuple(deciding_constants(problem, result.best.plan, known_plans(result))),
+        network=network_part(
+            problem, result.best.plan, predictions[0], named=setting.network is not None
+        ),
     )
 
 
@@ -411,12 +417,7 @@ def made_by(inputs: Inputs) -> dict[str, Any]:
     is, so that files may lie anywhere; ``code``: of the three packages; ``versions``: of what the
     search runs on.
     """
-    setting = inputs.setting
-    contents = {
-        "model": digest(setting.workload),
-        "hardware": digest(setting.hardware),
-        "ranks": digest(setting.topology, setting.installed),
-    }
+    contents = inputs.setting.digests()
     if inputs.in_use is not None:
         contents["plan in use"] = digest(inputs.in_use)
     return {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from predictor.errors import InputError, PlanError
@@ -16,8 +17,9 @@ from predictor.model.plan_check import (
     model_mismatch,
 )
 from predictor.model.plan_json import load_plan
+from predictor.predict import Prediction
 from search.in_use.plan import find_broken_constraint
-from shardopt.api.request import Machine
+from shardopt.api.request import MADE, Machine
 from shardopt.api.setting import Setting, refuse_outside, resolve
 from shardopt.explain.explanation import PredictedPlan
 
@@ -55,8 +57,22 @@ def predict_plans(
         prediction = setting.predict(fitting)
         if strict:
             refuse_outside(prediction.out_of_range, path)
-        found.append(PredictedPlan(path, fitting, prediction, doubts))
+        bound = None if doubts else _proved_bound(plan, setting, prediction)
+        found.append(PredictedPlan(path, fitting, prediction, doubts, bound))
     return setting, found
+
+
+def _proved_bound(plan: ShardingPlan, setting: Setting, prediction: Prediction) -> float | None:
+    """The lower bound in a plan file, in ms; None where it is of another model or machine, of
+    another predictor, or of the plans near a plan in use."""
+    bound, planned = (plan.meta.get(key) for key in ("lower_bound_ms", "iteration_ms"))
+    made = plan.meta.get(MADE)
+    if not isinstance(bound, int | float) or not isinstance(planned, int | float):
+        return None
+    if not isinstance(made, Mapping) or made.get("inputs") != setting.digests():
+        return None
+    same = math.isclose(planned, prediction.iteration_ms, rel_tol=1e-6)
+    return float(bound) if same and bound > 0 else None
 
 
 def fit_plan(plan: ShardingPlan, setting: Setting, *, where: str) -> ShardingPlan:

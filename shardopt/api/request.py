@@ -41,6 +41,8 @@ class Machine:
         gpus_per_node: ranks of one host; ``min(8, gpus)`` if no file says.
         cluster: cluster file, instead of ``gpus`` and ``gpus_per_node``.
         hardware: name or path of a hardware profile.
+        network: kind of network between hosts, instead of the one that the cluster file, the plan
+            or the profile has.
         hbm_gib, ddr_gib: device and host memory per rank.
         reserve: share of device memory kept free, in [0, 1); if None, by whether activations are
             known.
@@ -51,6 +53,7 @@ class Machine:
     gpus_per_node: int | None = None
     cluster: Path | None = None
     hardware: str | None = None
+    network: str | None = None
     hbm_gib: float | None = None
     ddr_gib: float | None = None
     reserve: float | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from predictor.cost.stragglers import FEWEST_IDS
 from predictor.csv_rows import MOST_RANKS
-from predictor.errors import InputError, RangeError
+from predictor.errors import InputError, PlanError, RangeError
 from predictor.hardware.loader import DEFAULT_HARDWARE, context_bytes, load_hardware
+from predictor.hardware.networks import Network
 from predictor.hardware.schema import HardwareProfile
 from predictor.iteration.ranges import OutOfRange, ranks_outside
 from predictor.model.memory.peak import DEFAULT_RESERVE, default_reserve, leave_for_shards
@@ -23,6 +24,7 @@ from predictor.predict import Prediction, predict
 from predictor.units import gib
 from search.problem import Problem
 from search.tune.knobs import Case
+from shardopt.api.cache import digest
 from shardopt.api.request import Machine, check_number
 from shardopt.config import ClusterConfig, load_cluster, read_model
 from shardopt.config.cluster import (
@@ -48,6 +50,7 @@ class Setting:
         installed: all ranks with all of their memory.
         hardware_name: name or path of the profile, as it goes into a plan file.
         hardware_from: who chose it: ``given``, ``cluster``, ``plan`` or ``default``.
+        network: between hosts; None: the one that the profile assumes.
         notes: what the user should be told once.
         reserve: share of device memory kept free.
         windows: the workloads of several windows of data, the first one's is ``workload``; empty
@@ -63,6 +66,7 @@ class Setting:
     notes: tuple[str, ...] = ()
     reserve: float = DEFAULT_RESERVE
     windows: Mapping[str, Workload] = field(default_factory=dict)
+    network: Network | None = None
 
     def problem(self) -> Problem:
         """What `search.solve.solve` takes."""
@@ -76,16 +80,26 @@ class Setting:
         """The iteration time and memory of one plan."""
         return predict(self.workload, self.topology, self.hardware, plan)
 
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of model and machine, by what they are."""
+        return {
+            "model": digest(self.workload),
+            "hardware": digest(self.hardware),
+            "ranks": digest(self.topology, self.installed),
+        }
+
     def facts(self) -> dict[str, Any]:
         """Model, hardware and ranks as plan files and JSON output name them."""
         groups = self.workload.replica_groups
         copies = {} if groups is None else {"replica_groups": groups.facts(self.installed)}
+        network = {} if self.network is None else {"network": asdict(self.network)}
         return {
             "model": {"name": self.workload.name, "sha256": self.workload.sha256},
             "hardware": self.hardware_name,
             "world_size": self.topology.world_size,
             "local_world_size": self.topology.local_world_size,
             "batch_size": self.workload.batch_size,
+            **network,
             **copies,
         }
 
@@ -127,7 +141,8 @@ def resolve(
     windows = windows if len(windows) > 1 else {}
     cluster = load_cluster(machine.cluster) if machine.cluster is not None else None
     name, hardware, origin = _hardware(machine, cluster, plan)
-    hardware = hardware if cluster is None else cluster.joined(hardware)
+    network = _network(machine, cluster, plan)
+    hardware = hardware if network is None else network.joins(hardware)
     workload = with_dense_kernels(workload, hardware.device)
     windows = {n: with_dense_kernels(w, hardware.device) for n, w in windows.items()}
     installed = _topology(machine, cluster, job, hardware)
@@ -147,10 +162,22 @@ def resolve(
     if strict:
         refuse_outside(ranks_outside(hardware, installed))
     told = [*notes, *_notes(workload, topology.world_size, hardware)]
+    if machine.network is not None and installed.groups == 1:
+        told.append(f"NVLink or one host joins all ranks, so network {machine.network} has no part")
+    told += cluster.notes if cluster is not None else ()
     if origin == "default":
         told.append(f"hardware is {name}, the default; choose another by name or file")
     return Setting(
-        workload, topology, installed, hardware, name, origin, tuple(told), reserve, windows
+        workload,
+        topology,
+        installed,
+        hardware,
+        name,
+        origin,
+        tuple(told),
+        reserve,
+        windows,
+        network,
     )
 
 
@@ -295,6 +322,26 @@ def _hardware(
     if isinstance(planned, str) and planned:
         return planned, load_hardware(planned), "plan"
     return DEFAULT_HARDWARE, load_hardware(DEFAULT_HARDWARE), "default"
+
+
+def _network(
+    machine: Machine, cluster: ClusterConfig | None, plan: ShardingPlan | None
+) -> Network | None:
+    """What joins the hosts: by the machine, then its cluster file, then the plan."""
+    if machine.network is not None:
+        return Network(machine.network)
+    if cluster is not None or machine.hardware is not None or plan is None:
+        return cluster.fabric if cluster is not None else None
+    planned = plan.meta.get("network")
+    if planned is None:
+        return None
+    try:
+        return Network(**planned)
+    except (TypeError, InputError) as error:
+        raise PlanError(
+            f"the plan: network is {planned!r}, which is not the kind of a network and its rate, "
+            "as `shardopt plan` writes it; name one, or leave it out"
+        ) from error
 
 
 def _topology(

@@ -83,6 +83,8 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         InfeasibleError: the tables need more memory than there is.
         MissingPackageError: TorchRec is not installed.
     """
+    if job.build is None:
+        check_layers(job.workload)
     _check_ranks(job, given_ranks)
     if job.link is not None:
         _check_link(job, job.link, joined)
@@ -107,6 +109,15 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         )
     if not joined:
         check_memory(job, available_bytes())
+
+
+def check_layers(workload: Workload) -> None:
+    """Refuse a model that cannot be built of its file, before anything is planned or started.
+
+    Raises:
+        InputError: its dense part is captured or measured, not given layer by layer.
+    """
+    _ = workload.dlrm
 
 
 def _check_ranks(job: Job, given: int | None) -> None:

@@ -41,6 +41,8 @@ Machine:
         hardware; replaces --gpus and --gpus-per-node.
     hardware (NAME|FILE): Hardware profile, by name or file; `shardopt hardware` lists the names.
         By default that of the cluster file or the plan, else h100-sxm.
+    network (KIND): Network between hosts, in place of the one that the profile assumes: ib-ndr,
+        ib-ndr-sharp, roce, tcpx, tcpxo, efa-v1, efa-v2, efa-v3, slingshot or nvl72.
     hbm_gib (GIB): Device memory per GPU in GiB; that of the profile by default.
     ddr_gib (GIB): Host memory per GPU in GiB; that of the profile by default.
     reserve (SHARE): Share of the device memory to keep free, for what no prediction knows; 0.05 by

@@ -175,6 +175,10 @@ def plan(
 
         with SearchProgress(on=not (json or quiet)) as shown:
             return run_tuning(inputs, tuning, output, shown, say)
+    if confirm is not None:
+        from shardopt.bench.job import check_layers
+
+        check_layers(inputs.setting.workload)
     join = None if confirm is None else rank_of_torchrun()
     if join is not None and join.index:
         from shardopt.bench.confirm import follow

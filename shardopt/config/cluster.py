@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,6 +120,7 @@ class ClusterConfig:
         network: levels of the network between hosts, or between NVLink domains that span hosts.
         fabric: what kind of network that is; None: the one of the profile.
         host_hardware: of each host, if they differ; as ``hardware``.
+        notes: what the user should be told once.
     """
 
     name: str
@@ -129,6 +133,7 @@ class ClusterConfig:
     network: tuple[NetworkLevel, ...] = ()
     fabric: Network | None = None
     host_hardware: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -172,7 +177,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     problems.raise_if_any()
     assert section is not None
     hosts, levels, local = section.hosts, section.levels, section.ranks_per_host
-    domain = _domain(section, ranks, problems)
+    domain, note = _domain(section, ranks, problems)
     shared = max(1.0, local / (section.nics_per_host or local))
     if shared > 1 and ranks > domain and all(of.link == "nvlink" for of in levels):
         levels = [*levels, LevelSection(name="hosts")]
@@ -201,6 +206,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
         network=network,
         fabric=Network(**section.network.values()) if section.network else None,
         host_hardware=mixed,
+        notes=(note,) if note else (),
     )
 
 
@@ -216,8 +222,6 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
         if level.link == "nvlink":
             if i:
                 problems.add((*path, "link"), "only the innermost level can be NVLink")
-            if level.size is None:
-                problems.add(path, "size is missing; give the number of ranks that NVLink joins")
             for key in ("oversubscription", "gbit_s", "latency_us"):
                 if getattr(level, key) is not None:
                     problems.add((*path, key), "NVLink costs what the profile says; leave it out")
@@ -227,13 +231,13 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
             problems.add(("levels",), f"'{level.name}' is there twice; rename one")
 
 
-def _domain(section: ClusterSection, world: int, problems: Problems) -> int:
+def _domain(section: ClusterSection, world: int, problems: Problems) -> tuple[int, str]:
     """Ranks joined by NVLink, by the rule of `predictor.model.topology.Topology`, checked here to
-    name file and line."""
+    name file and line; and what to tell the user of domains of unlike size."""
     host, given = section.ranks_per_host, section.nvlink_domain
     inner = next((level for level in section.levels if level.link == "nvlink"), None)
-    size = inner.size if inner else None
-    if given is not None and inner and given != size:
+    size, note = (None, "") if inner is None else _nvlink_size(section, inner, world, problems)
+    if given is not None and inner and size and given != size:
         problems.fail(("nvlink_domain",), f"got {given}, but level '{inner.name}' has {size}")
     domain = given or size or host
     if host % domain and (domain % host or world % domain):
@@ -242,7 +246,76 @@ def _domain(section: ClusterSection, world: int, problems: Problems) -> int:
             f"got {domain}; it must divide ranks_per_host ({host}), or be whole hosts that divide "
             f"all {world} ranks",
         )
-    return domain
+    return domain, note
+
+
+def _nvlink_size(
+    section: ClusterSection, level: LevelSection, world: int, problems: Problems
+) -> tuple[int | None, str]:
+    """Ranks of a part of the NVLink level: as given, of the parts that hosts say they are in, or
+    what the sizes of the levels around it leave; None where ``nvlink_domain`` says it.
+
+    TorchRec splits tables within groups of one size (``Topology.intra_group_size``), so of parts of
+    unlike size the domain is the largest group of whole hosts that divides them all, as TorchRec's
+    ``resolve_pod_size`` has it (pull request 4768).
+    """
+    named = _named_parts(level, 0, section.hosts, problems)
+    if named:
+        host = section.ranks_per_host
+        stretches = [len([*same]) * host for _, same in groupby(named)]
+        domain, sizes = math.gcd(*stretches), sorted({*Counter(named).values()})
+        if len(sizes) == 1 and domain == sizes[0] * host:
+            return domain, ""
+        ranks = ", ".join(str(size * host) for size in sizes)
+        return domain, (
+            f"{level.name}: NVLink joins parts of {ranks} ranks, but TorchRec splits tables within "
+            f"groups of one size; planned with domains of {domain}, the largest that fit"
+        )
+    if level.size is not None or section.nvlink_domain is not None:
+        return level.size, ""
+    return _left_over(world, section.levels[1:], 0, "ranks that NVLink joins", problems), ""
+
+
+def _left_over(
+    count: int, outer: Sequence[LevelSection], number: int, what: str, problems: Problems
+) -> int:
+    """The size of a level that follows from the sizes of all levels around it.
+
+    Args:
+        count: parts that these levels join in all.
+        outer: the levels around it.
+        number: of the level, for messages.
+    """
+    sizes = [level.size for level in outer]
+    given = [size for size in sizes if size is not None]
+    if len(given) < len(sizes):
+        problems.fail(
+            ("levels", number),
+            f"size is missing; give the number of {what}, or the size of every other level",
+        )
+    if count % math.prod(given):
+        problems.fail(
+            ("levels", number),
+            f"size is missing, and {count} does not divide by the sizes of the levels around it, "
+            f"{' x '.join(map(str, given))}",
+        )
+    return count // math.prod(given)
+
+
+def _named_parts(
+    level: LevelSection, number: int, hosts: Sequence[HostSection], problems: Problems
+) -> list[Hashable]:
+    """The part of a level that each host says it is in; empty where no host says any."""
+    named = [host.places.get(level.name) for host in hosts]
+    if all(name is None for name in named):
+        return []
+    without = next((h.name for h, name in zip(hosts, named, strict=True) if name is None), "")
+    if without or level.size is not None:
+        why = f"host '{without}' says none" if without else "it has a size too"
+        problems.fail(
+            ("levels", number), f"hosts say which part of '{level.name}' they are in, but {why}"
+        )
+    return named
 
 
 def _network_levels(
@@ -261,14 +334,16 @@ def _network_levels(
         shared: ranks to a network card, of which a profile has one a rank.
     """
     first = sum(level.link == "nvlink" for level in levels)
-    known = [level.name for level in levels[first:]]
+    known = [level.name for level in levels]
     for number, host in enumerate(hosts):
         for name in host.places:
             if name not in known:
-                words = ", ".join(known) or "none, as the file has no levels of a network"
+                words = ", ".join(known) or "none, as the file has no levels"
                 problems.fail(("hosts", number, "in"), f"level '{name}' is unknown; known: {words}")
     together = max(1, domain // local)
     units: list[Hashable] = [i // together for i in range(len(hosts))]
+    if first:
+        units = _named_parts(levels[0], 0, hosts, problems) or units
     found = []
     for i, level in enumerate(levels[first:], start=first):
         found.append(
@@ -294,21 +369,17 @@ def _joined(
 ) -> list[Hashable]:
     """The part of a level that each host is in, by the part inside it."""
     level, path, is_last = levels[number], ("levels", number), number == len(levels) - 1
-    named = [host.places.get(level.name) for host in hosts]
     parts: dict[Hashable, Hashable] = {}
-    if any(name is not None for name in named):
-        without = next((h.name for h, name in zip(hosts, named, strict=True) if name is None), "")
-        if without or level.size is not None:
-            why = f"host '{without}' says none" if without else "it has a size too"
-            problems.fail(path, f"hosts say which part of '{level.name}' they are in, but {why}")
+    named = _named_parts(level, number, hosts, problems)
+    if named:
         for unit, name in zip(units, named, strict=True):
             if parts.setdefault(unit, name) != name:
                 problems.fail(path, f"hosts of one part inside are in '{parts[unit]}' and '{name}'")
     else:
         inner = list(dict.fromkeys(units))
-        size = level.size or (len(inner) if is_last else 0)
-        if not size:
-            problems.fail(path, "size is missing; only the outermost level may leave it out")
+        size = level.size or _left_over(
+            len(inner), levels[number + 1 :], number, "parts that it joins", problems
+        )
         if len(inner) % size or (is_last and size != len(inner)):
             problems.fail(
                 (*path, "size"),

@@ -12,6 +12,7 @@ import numpy as np
 from predictor.errors import InfeasibleError
 from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
+from predictor.model.workload import Constraints
 from predictor.predict import Prediction, predict
 from search.improve.local_search import Change, LocalSearch
 from search.in_use.plan import option_in_use
@@ -20,7 +21,7 @@ from search.problem import Problem
 from search.space.enumerate import reduced_space
 from search.space.option import Choice, Space
 from search.surrogate import Surrogate
-from shardopt.formatting import plural, ranks_text
+from shardopt.formatting import percent, plural, ranks_text
 
 MAX_CHANGES = 3
 MIN_SAVING = 1e-3
@@ -31,6 +32,8 @@ FEWEST, MOST = 32, 4096
 """Fewest and most changes tried."""
 MOST_RANKS = 8192
 """On more ranks no change is tried: one takes seconds there, and gains little."""
+NO_LIMIT = 2**60
+"""Bytes that no plan fills."""
 MAX_NAMED = 3
 SWAPPED = 2
 """Most tables in a swap; larger changes move a group of tables to another exchange."""
@@ -66,13 +69,13 @@ class Changes:
 
     @property
     def none_words(self) -> str:
-        """Why there is nothing to show."""
+        """Why there is nothing to show, as a sentence without its full stop."""
         if self.reason:
-            return f"no change was tried: {self.reason}"
-        if not self.tried:
-            return "no change to the plan fits in memory"
-        tried = plural(self.tried, "change")
-        return f"none of the {tried} tried saves more than {100 * MIN_SAVING:g} %"
+            return f"No change of the plan was tried, as {self.reason}"
+        tried = plural(self.tried, "single change")
+        return (
+            f"None of the {tried} of the plan that were tried saves more than {percent(MIN_SAVING)}"
+        )
 
 
 def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -> Changes:
@@ -93,11 +96,34 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
     search = LocalSearch(objective, Surrogate(objective), seed=0)
     most = max(FEWEST, min(MOST, RANKS_TRIED // ranks))
     tried = list(islice(search.neighbours(base), most))
+    if not tried:
+        return Changes(0, (), _why_none(problem, plan))
     times = objective.score_neighbours(base, tried)
     best = _without_shared_tables(tried[i] for i in np.argsort(times, kind="stable").tolist())
     found = [_predict_change(objective, base, change, prediction.iteration_ms) for change in best]
     worth = [c for c in found if c.saving_ms > MIN_SAVING * prediction.iteration_ms]
     return Changes(len(tried), tuple(sorted(worth, key=lambda c: -c.saving_ms)))
+
+
+def _why_none(problem: Problem, plan: ShardingPlan) -> str:
+    """Why a plan has no neighbour: memory, where there are some without its limits, or that its
+    tables have no other sharding."""
+    topology = problem.topology
+    roomy = replace(
+        topology,
+        hbm_cap_bytes=tuple(cap and NO_LIMIT for cap in topology.hbm_cap_bytes),
+        ddr_cap_bytes=tuple(cap and NO_LIMIT for cap in topology.ddr_cap_bytes),
+        installed_bytes=(),
+        limit_bytes=(),
+    )
+    problem = replace(problem, topology=roomy, loads=None)
+    space, base = _space_around(problem, plan)
+    objective = Objective(problem, space)
+    if any(LocalSearch(objective, Surrogate(objective), seed=0).neighbours(base)):
+        return "none fits in memory"
+    constrained = any(table.constraints != Constraints() for table in problem.workload.tables)
+    source = "the constraints leave" if constrained else "the tables have"
+    return f"{source} no other sharding on {plural(topology.world_size, 'rank')}"
 
 
 def _space_around(problem: Problem, plan: ShardingPlan) -> tuple[Space, Assignment]:

@@ -34,12 +34,15 @@ class PredictedPlan:
     Args:
         name: the path as given.
         doubts: why the prediction may differ from what the plan file says.
+        bound_ms: no plan is predicted to be faster; None where none was proved for this model on
+            this machine.
     """
 
     name: str
     plan: ShardingPlan
     prediction: Prediction
     doubts: tuple[str, ...] = ()
+    bound_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from predictor.model.plan_json import plan_to_dict
 from search.prefer import TOLERANCE
 from search.tune.advice import Advice, Advised, OtherMachine
-from shardopt.formatting import ms, number, percent, picked, plural
+from shardopt.formatting import ms, number, percent, picked, plural, rank_word
 from shardopt.report.blocks import Block, Grid, Heading, Line
 
 SHOWN_NAMES = 3
@@ -15,16 +15,19 @@ SHOWN_NAMES = 3
 SHOWN_REASONS = 3
 
 
-def advice(advised: Advised | None) -> list[Block]:
-    """What gains most per sample, with what it takes, and what other machines would give."""
+def advice(advised: Advised | None, device: str) -> list[Block]:
+    """What gains most per sample, with what it takes, and what other machines would give.
+
+    Args:
+        device: ``cuda`` or ``cpu``, of the profile.
+    """
     if advised is None:
         return []
     found: list[Block] = [Heading("Advice", "what to change beside the plan, by time per sample")]
-    machines = [Line(_machine_words(other), "dim") for other in advised.machines]
+    machines = [Line(_machine_words(other, rank_word(device)), "dim") for other in advised.machines]
     machines += _not_tried(advised)
     if not advised.advice:
-        tried = plural(advised.tried, "setting")
-        return [*found, f"None of the {tried} tried saves {percent(TOLERANCE)} or more.", *machines]
+        return [*found, none_saves(advised), *machines]
     rows = [
         (str(place), one.steps[0].label, *_cells(one))
         for place, one in enumerate(advised.advice, start=1)
@@ -35,6 +38,12 @@ def advice(advised: Advised | None) -> list[Block]:
         rows.append(("", f"{', '.join(some[:-1])} and {some[-1]} together", *_cells(together)))
     grid = Grid([">#", "~change", ">time per sample", ">ms", "~what it takes"], rows)
     return [*found, grid, f"To do 1: {advised.advice[0].steps[0].how}.", *machines]
+
+
+def none_saves(advised: Advised) -> str:
+    """That no setting helps."""
+    tried = plural(advised.tried, "setting")
+    return f"None of the {tried} tried saves {percent(TOLERANCE)} or more."
 
 
 def _not_tried(advised: Advised) -> list[Line]:
@@ -65,13 +74,15 @@ def _cells(one: Advice) -> tuple[str, str, str]:
     return f"-{percent(one.gain)}", number(one.iteration_ms), ", ".join((*one.costs, *again))
 
 
-def _machine_words(other: OtherMachine) -> str:
+def _machine_words(other: OtherMachine, rank: str) -> str:
     rate = f"{ms(other.iteration_ms)}, {1 / (1 - other.gain):.2f} times the samples per second"
     if other.name != "gpus":
         return f"With a network {other.value:g} times as fast: {rate}."
     more = other.gpu_time - 1
     word = "more" if more > 0 else "less"
-    return f"With {other.value} GPUs: {rate}, {percent(abs(more))} {word} GPU time per sample."
+    return (
+        f"With {other.value} {rank}s: {rate}, {percent(abs(more))} {word} {rank} time per sample."
+    )
 
 
 def advice_object(advised: Advised | None) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
 from shardopt.api.setting import Setting
-from shardopt.explain.explanation import Explanation
+from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.explain.waits import Wait, host_work
 from shardopt.formatting import ms, number, percent, phase_words, picked, plural
 from shardopt.report.advice import advice, advice_object
 from shardopt.report.blocks import Block, Grid, Heading, View
-from shardopt.report.plan import deciding_lines, deciding_object
+from shardopt.report.plan import deciding_lines, deciding_object, proved_text
 from shardopt.report.prediction import (
     breakdown,
     doubts,
@@ -45,32 +45,43 @@ def explain_view(setting: Setting, explanation: Explanation, told: Sequence[str]
     """
     return View(
         explain_object(explanation, setting.facts()),
-        [setting_facts(setting), *report(explanation)],
+        [setting_facts(setting), *report(explanation, setting.hardware.device)],
         headlines(explanation.plans),
         [*setting.notes, *told],
     )
 
 
-def report(explanation: Explanation) -> list[Block]:
-    """The whole report: the plan in words, then in tables, then what would change its time."""
+def report(explanation: Explanation, device: str) -> list[Block]:
+    """The whole report: the plan in words, then in tables, then what would change its time.
+
+    Args:
+        device: ``cuda`` or ``cpu``, of the profile.
+    """
     given, prediction = explanation.given, explanation.given.prediction
     several = bool(explanation.others)
     return [
         "",
         time_line(given),
+        *_proved(given),
         *deciding_lines(explanation.deciding),
         *doubts(prediction, given.name),
         *in_words(explanation),
-        *advice(explanation.advised),
+        *advice(explanation.advised, device),
         *(side_by_side(explanation.plans) if several else ()),
         Heading("Where the time goes", f"{given.name}, along its critical path"),
         *breakdown(prediction),
-        Heading("Critical path", "one iteration of the steady state, in order of time"),
-        *path_grid(prediction.critical_path),
+        *critical_path(prediction),
         *ranks(prediction),
-        *_changes(explanation),
-        *_what_if(explanation),
+        *single_changes(explanation),
+        *what_if(explanation),
     ]
+
+
+def _proved(given: PredictedPlan) -> list[str]:
+    """What is proved of the plan, where its file says so."""
+    if given.bound_ms is None:
+        return []
+    return [proved_text("this plan", given.prediction.iteration_ms, given.bound_ms)]
 
 
 def in_words(explanation: Explanation) -> list[str]:
@@ -115,10 +126,16 @@ def _host_words(prediction: Prediction) -> list[str]:
 def _what_runs(section: Sequence[Segment]) -> str:
     """The operations by name, as many as fit a line."""
     if section[0].phase == HOST:
-        return "the GPU waits for the host to issue work"
+        return "the device waits for the host to issue work"
     names = list(dict.fromkeys(segment.name for segment in section))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return ", ".join(names[:2]) + more
+
+
+def critical_path(prediction: Prediction) -> list[Block]:
+    """The sections of the critical path."""
+    aside = "one iteration of the steady state, in order of time"
+    return [Heading("Critical path", aside), *path_grid(prediction.critical_path)]
 
 
 def path_grid(path: Sequence[Segment]) -> list[Block]:
@@ -141,22 +158,28 @@ def path_grid(path: Sequence[Segment]) -> list[Block]:
     return grid
 
 
-def _changes(explanation: Explanation) -> list[Block]:
+def single_changes(explanation: Explanation) -> list[Block]:
+    """The changes of the plan itself that help most, each alone."""
     changes, before = explanation.changes, explanation.given.prediction.iteration_ms
+    aside = "each alone; settings beside the plan stand under Advice"
+    if explanation.advised is None:
+        aside = "each alone"
+    heading = Heading("Single changes of the plan", aside)
     if not changes.found:
-        return [Heading("What would help most"), f"{changes.none_words.capitalize()}."]
+        return [heading, f"{changes.none_words}."]
     rows = [
         (c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms))
         for c in changes.found
     ]
-    tried = f"best of {plural(changes.tried, 'change')} tried, each predicted on its own"
     return [
-        Heading("What would help most", tried),
+        heading,
         Grid(["~change", ">saves ms", ">share", ">then ms"], rows),
+        f"The best of {plural(changes.tried, 'change')} tried.",
     ]
 
 
-def _what_if(explanation: Explanation) -> list[Block]:
+def what_if(explanation: Explanation) -> list[Block]:
+    """The same plan with one thing changed that is not the plan."""
     before = explanation.given.prediction.iteration_ms
     rows = [
         (
@@ -194,6 +217,8 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
         facts: of the setting.
 
     Keys beside the facts, ``plan`` and those of `prediction_object`:
+        lower_bound_ms: no plan is predicted to be faster, as the search proved that wrote the plan;
+            null where it was for another model or machine.
         critical_path: a list of ``name``, ``phase``, ``resource``, ``rank``, ``start_ms`` and
             ``duration_ms``, in order of time from the start of the period.
         host_work: phase -> ms that the busiest host takes to issue its work; the fixed time of an
@@ -213,6 +238,7 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
         **facts,
         "plan": explanation.given.name,
         **prediction_object(explanation.given.prediction),
+        "lower_bound_ms": explanation.given.bound_ms,
         "critical_path": path_object(explanation.given.prediction.critical_path),
         "host_work": host_work(explanation.given.prediction.graph),
         "waits": [_wait_object(wait) for wait in explanation.waits],

@@ -8,7 +8,16 @@ from typing import Any
 
 from shardopt.api.answer import Answer
 from shardopt.api.machines import OnMachine
-from shardopt.formatting import gap_of, hbm_use, memory_use, number, percent, picked
+from shardopt.formatting import (
+    gap_of,
+    hbm_use,
+    memory_title,
+    memory_use,
+    number,
+    percent,
+    picked,
+    rank_word,
+)
 from shardopt.report.advice import advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, View, warning
 from shardopt.report.prediction import tables_object
@@ -44,25 +53,32 @@ def machines_view(found: Sequence[OnMachine], files: Sequence[Path]) -> View:
         no_plan: why none fits, else null.
     """
     objects = [_object(one) for one in found]
-    columns = ["~hardware", ">GPUs", ">ms", ">samples/s", ">a GPU", ">HBM GiB", ">gap", "<bound by"]
+    answers = [one.answer for one in found if one.answer is not None]
+    words = {rank_word(answer.setting.hardware.device) for answer in answers}
+    word = "GPU" if words == {"GPU"} else "rank"
+    kind = memory_title([rank for answer in answers for rank in answer.best.memory])
+    columns = ["~hardware", f">{word}s", ">ms", ">samples/s", f">a {word}", f">{kind}", ">gap"]
+    columns.append("<bound by")
     priced = any(one.price is not None for one in found)
     rows = [_cells(one.answer, of) for one, of in zip(found, objects, strict=True)]
     report: list[Block] = [
         Heading("Machines", "the best plan found on each, predicted"),
         Grid([*columns, ">per 10^6 samples"][: 8 + priced], [row[: 8 + priced] for row in rows]),
         *(
-            warning(f"{one.hardware} with {one.gpus} GPUs: {one.lacks}.")
+            warning(f"{one.hardware} with {one.gpus} {word}s: {one.lacks}.")
             for one in found
             if one.answer is None
         ),
         *(
-            f"{one.hardware} with {one.gpus} GPUs: {advice_words(one.answer.advised.advice[0])}."
+            f"{one.hardware} with {one.gpus} {word}s: {advice_words(one.answer.advised.advice[0])}."
             for one in found
             if one.answer is not None and one.answer.advised and one.answer.advised.advice
         ),
         *([f"Plans are written to {', '.join(map(str, files))}."] if files else []),
     ]
-    return View({"machines": objects, "files": [str(path) for path in files]}, report, report)
+    notes = dict.fromkeys(note for answer in answers for note in answer.setting.notes)
+    data = {"machines": objects, "files": [str(path) for path in files]}
+    return View(data, report, report, [*notes])
 
 
 def _cells(answer: Answer | None, of: dict[str, Any]) -> list[str]:

@@ -25,9 +25,11 @@ from shardopt.formatting import (
     gap_of,
     hbm_use,
     interval,
+    memory_title,
     ms,
     number,
     percent,
+    phase_words,
     picked,
     plural,
     points,
@@ -49,6 +51,8 @@ from shardopt.report.prediction import (
     tables_object,
 )
 
+OPTIMAL = 1e-9
+"""Gap that is rounding alone."""
 SHOWN_CONSTANTS = 3
 SHOWN_MOVES = 12
 """Tables that are named; the others are counted."""
@@ -75,10 +79,10 @@ def advice_view(answer: Answer) -> View:
     data = {**answer.head, **picked(first, "iteration_ms", "found_by")}
     blocks: list[Block] = [
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         f"Priced at a plan that was not searched for: that of {where}.",
     ]
-    return View({**data, **advice_object(answer.advised)}, blocks)
+    return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
 
 
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
@@ -94,12 +98,13 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
-        *advice(answer.advised),
+        *advice(answer.advised, answer.setting.hardware.device),
         *_constraints(answer),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
         *breakdown(best),
+        *_network(answer),
         *memory_lines(best.memory),
         "",
         *_proved(answer),
@@ -110,6 +115,24 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         *end[:-1],
         Line(f"  {end[-1]}", "bold"),
     ]
+
+
+def _network(answer: Answer) -> list[str]:
+    """The stage that the network between hosts decides, and the same plan over other networks."""
+    part, total = answer.network, answer.best.iteration_ms
+    if part is None:
+        return []
+    lines = ["The network between hosts decides no stage of this plan."]
+    if part.stage is not None:
+        share = percent(part.stage_ms / total)
+        lines = [
+            f"The network between hosts decides the {phase_words(part.stage)}: "
+            f"{ms(part.stage_ms)}, {share} of the iteration."
+        ]
+    if part.others:
+        times = ", ".join(f"{kind} {number(time)}" for kind, time in part.others.items())
+        lines.append(f"This plan with another --network, in ms: {times}.")
+    return lines
 
 
 def headline(answer: Answer) -> list[Block]:
@@ -179,7 +202,8 @@ def _ranking(answer: Answer) -> list[Block]:
         mix = "" if plan is None else type_mix(plan)
         above = _above(theirs, result)
         rows.append(("", number(theirs), above, "", "", mix, finder_words(TORCHREC)))
-    columns = [">#", ">ms", ">vs bound", "<90 % interval", ">HBM GiB", "~sharding", "~found by"]
+    kind = memory_title(answer.best.memory)
+    columns = [">#", ">ms", ">vs bound", "<90 % interval", f">{kind}", "~sharding", "~found by"]
     return [
         Heading("Plans", "predicted iteration time; plan 1 is the answer"),
         Grid(columns, rows, strong=0),
@@ -250,11 +274,17 @@ def _claim(best_ms: float, result: Result) -> str:
         which = f"no plan that moves {plural(given.max_moves or 0, 'table')} or fewer"
     if gap is None:
         return "Nothing is proved about optimality: the lower bound is 0 ms."
-    if gap <= 1e-9:
-        return f"Proved: {which} is predicted to be faster; plan 1 is optimal."
+    return proved_text("plan 1", best_ms, result.lower_bound_ms, which)
+
+
+def proved_text(plan: str, time_ms: float, bound_ms: float, which: str = "no plan") -> str:
+    """What a positive lower bound proves of a plan."""
+    gap = time_ms / bound_ms - 1
+    if gap <= OPTIMAL:
+        return f"Proved: {which} is predicted to be faster; {plan} is optimal."
     return (
-        f"Proved: {which} is predicted to be faster than {ms(result.lower_bound_ms)}; "
-        f"plan 1 is {at_most(gap)} from optimal."
+        f"Proved: {which} is predicted to be faster than {ms(bound_ms)}; "
+        f"{plan} is {at_most(gap)} from optimal."
     )
 
 
@@ -465,6 +495,9 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         notes: what the console says once.
         from, move: `move_object`, with a plan in use.
         deciding: `deciding_object`.
+        between_hosts: null where NICs join no ranks, or ``stage`` (the longest that a slower
+            network prolongs, null: none), ``stage_ms`` and ``others`` (kind -> iteration_ms of this
+            plan over it, empty where the network was named).
     """
     result, best, fastest = answer.result, answer.best, answer.result.fastest
     waits = host_bound(best, answer.setting.hardware)
@@ -513,6 +546,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "notes": list(answer.setting.notes),
         **move_object(result, answer.move, in_use),
         "deciding": deciding_object(answer.deciding),
+        "between_hosts": None if answer.network is None else asdict(answer.network),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from predictor.model.memory.peak import NEARLY_FULL
@@ -20,6 +20,7 @@ from shardopt.formatting import (
     gib_number,
     hbm_use,
     interval,
+    memory_title,
     ms,
     number,
     percent,
@@ -27,6 +28,7 @@ from shardopt.formatting import (
     picked,
     plural,
     range_lines,
+    rank_word,
     times,
     type_mix,
 )
@@ -197,7 +199,6 @@ def ranks(prediction: Prediction) -> list[Block]:
     """A bar per rank: what its compute stream does in an iteration; then memory."""
     shown, whole = selected(prediction, MAX_RANKS), prediction.iteration_ms
     memory = prediction.memory
-    kind = "HBM GiB" if any(r.hbm_cap_bytes for r in memory) else "DDR GiB"
     rows: list[Sequence[str | Cell]] = []
     for load in shown:
         forward, backward = _lookups(load)
@@ -213,7 +214,7 @@ def ranks(prediction: Prediction) -> list[Block]:
     some = ""
     if len(shown) < len(memory):
         some = f"; the {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest of {len(memory)}"
-    columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{kind}"]
+    columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{memory_title(memory)}"]
     return [
         Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{some}"),
         Grid(columns, rows, name="ranks"),
@@ -304,23 +305,16 @@ def sync_text(prediction: Prediction) -> str:
     )
 
 
-def doubts(
-    prediction: Prediction, name: str = "This plan", *, several: bool = False
-) -> list[Block]:
+def doubts(prediction: Prediction, name: str = "This plan") -> list[Line | str]:
     """Why a plan may not run as predicted: it does not fit, its copies are averaged, a group of the
-    profile was used beyond what it was fitted on, or ops have no kernel model.
-
-    Args:
-        several: plans, so that each doubt says of which it is.
-    """
-    of = f" ({name})" if several else ""
-    found: list[Block] = []
+    profile was used beyond what it was fitted on, or ops have no kernel model."""
+    found: list[Line | str] = []
     misfit, copies = misfit_text(prediction), sync_text(prediction)
     if misfit:
         found.append(Line(f"{name} {misfit}", "red"))
     if copies:
         found.append(copies)
-    found += [warning(f"Extrapolated{of}: {t}.") for t in range_lines(prediction.out_of_range)]
+    found += [warning(f"Extrapolated: {t}.") for t in range_lines(prediction.out_of_range)]
     calls = prediction.dense_ops_by_bytes
     if calls:
         ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in calls.items())
@@ -350,8 +344,28 @@ def predictions(given: Sequence[PredictedPlan]) -> list[Block]:
     for item in _ranked(given):
         tight = nearly_full_text(item.prediction.memory)
         found += [warning(f"{item.name} is nearly full: {tight}.")] if tight else []
-        found += doubts(item.prediction, item.name, several=True)
-    return found
+    return [*found, *_shared_doubts(_ranked(given))]
+
+
+def _shared_doubts(given: Sequence[PredictedPlan]) -> list[Block]:
+    """The doubts about several plans, each once; one that not all plans share names its plans."""
+    names: dict[Line | str, dict[str, None]] = {}
+    for item in given:
+        for doubt in doubts(item.prediction, item.name):
+            names.setdefault(doubt, {})[item.name] = None
+    every = {item.name for item in given}
+    return [
+        doubt if plans.keys() == every else _prefixed(doubt, plans)
+        for doubt, plans in names.items()
+    ]
+
+
+def _prefixed(doubt: Line | str, plans: Iterable[str]) -> Line | str:
+    """A doubt after its plans; a refusal begins with its plan as it is."""
+    where = ", ".join(plans)
+    if isinstance(doubt, str):
+        return f"{where}: {doubt}"
+    return doubt if doubt.style == "red" else replace(doubt, text=f"{where}: {doubt.text}")
 
 
 def _ranked(given: Sequence[PredictedPlan]) -> list[PredictedPlan]:
@@ -374,7 +388,8 @@ def side_by_side(given: Sequence[PredictedPlan]) -> list[Block]:
         )
         for place, item in enumerate(ranked, start=1)
     ]
-    columns = [">#", "~plan", ">ms", "<vs best", "<90 % interval", ">HBM GiB", "~sharding"]
+    kind = memory_title(ranked[0].prediction.memory)
+    columns = [">#", "~plan", ">ms", "<vs best", "<90 % interval", f">{kind}", "~sharding"]
     shown = ranked[:MAX_COLUMNS]
     by_phase = []
     for phase in PHASES:
@@ -400,6 +415,8 @@ def setting_facts(setting: Setting) -> Grid:
     lookups = sum(t.lookups_per_sample for t in workload.tables)
     default = " (default)" if setting.hardware_from == "default" else ""
     batch, world = workload.batch_size, topology.world_size
+    word = rank_word(setting.hardware.device)
+    domain = f", NVLink domain of {topology.nvlink_domain}" if word == "GPU" else ""
     rows = [
         (
             workload.name,
@@ -409,19 +426,25 @@ def setting_facts(setting: Setting) -> Grid:
         ),
         (
             f"{setting.hardware.name}{default}",
-            f"{plural(world, 'GPU')} ({plural(topology.hosts, 'host')} of "
-            f"{topology.local_world_size}, NVLink domain of {topology.nvlink_domain}"
-            f"{_network_words(topology)}), {_memory_words(setting)}",
+            f"{plural(world, word)} ({plural(topology.hosts, 'host')} of "
+            f"{topology.local_world_size}{domain}"
+            f"{_network_words(topology)}){_kind_words(setting)}, {_memory_words(setting)}",
         ),
         (
             "batch",
-            f"{batch:,} per GPU, {batch * world:,} in total; {workload.train_pipeline} pipeline"
+            f"{batch:,} per {word}, {batch * world:,} in total; {workload.train_pipeline} pipeline"
             f"{_dense_words(workload)}",
         ),
     ]
     if workload.replica_groups:
         rows.append(("replica groups", _copies_words(setting)))
     return Grid((), rows)
+
+
+def _kind_words(setting: Setting) -> str:
+    """The kind of network between hosts, where somebody named it."""
+    named = setting.network is not None and setting.installed.groups > 1
+    return f" over {setting.network.kind}" if named and setting.network else ""
 
 
 def _network_words(topology: Topology) -> str:
@@ -472,9 +495,10 @@ def _dense_words(workload: Workload) -> str:
 
 def _memory_words(setting: Setting) -> str:
     installed, left = setting.installed, setting.topology
+    kind = "HBM" if setting.hardware.device == "cuda" else "memory"
     if any(installed.hbm_cap_bytes):
         return (
             f"{gib_number(min(left.hbm_cap_bytes))} of "
-            f"{gib_number(min(installed.hbm_cap_bytes))} GiB HBM for tables"
+            f"{gib_number(min(installed.hbm_cap_bytes))} GiB {kind} for tables"
         )
     return f"{gib_number(min(left.ddr_cap_bytes))} GiB host memory for tables"

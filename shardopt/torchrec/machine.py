@@ -28,6 +28,7 @@ from shardopt.torchrec.tables import configs_of, find_embedding_modules
 with needs_torchrec():
     import torch
     from torch import nn
+    from torchrec.distributed import comm
     from torchrec.distributed.planner import Topology as TorchRecTopology
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
     from torchrec.distributed.types import ShardingStrategy
@@ -269,10 +270,29 @@ class Replicas:
         return {
             "world_size": facts["world_size"],
             "sharding_group_size": self.groups.size,
-            "node_group_size": facts["node_group_size"],
+            "node_group_size": _node_group_size(facts["node_group_size"]),
             "use_inter_host_allreduce": self.groups.use_inter_host_allreduce,
             "sharding_strategy": ShardingStrategy(self.groups.sharding_strategy),
         }
+
+
+def _node_group_size(ranks: int) -> int:
+    """``node_group_size`` with which the installed runtime forms groups of so many ranks.
+
+    Up to 1.9 that is the ranks themselves. Since pull request 4726 (2026-09) the runtime multiplies
+    it by the pod size of TORCHREC_RESOLVED_POD_SIZE, which the group of a plan already contains.
+
+    Raises:
+        InputError: no multiple of that pod has so many ranks.
+    """
+    resolved = getattr(comm, "get_resolved_pod_size", None)
+    pod = (resolved() if resolved is not None else None) or 1
+    if ranks % pod:
+        raise InputError(
+            f"TORCHREC_RESOLVED_POD_SIZE is {pod}, but the plan splits rows within {ranks} ranks, "
+            "which it does not divide; plan with the pod_size of the job in Topology, or unset it"
+        )
+    return ranks // int(pod)
 
 
 def find_replicas(

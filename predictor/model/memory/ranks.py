@@ -459,8 +459,10 @@ def missing(memory: Sequence[RankMemory]) -> str:
         for kind, short in (("HBM", rank.missing_hbm_bytes), ("DDR", rank.missing_ddr_bytes)):
             if short:
                 need, cap = rank.use(kind)
+                on_host = kind == "HBM" and rank.peak is not None and not rank.peak.on_device
+                what = "memory" if on_host else kind
                 lines.append(
-                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of {kind}: "
+                    f"rank {rank.rank} misses {format_bytes(short, round_up=True)} of {what}: "
                     f"needs {format_bytes(need)}, has {format_bytes(cap)}"
                 )
     return "; ".join(lines)

@@ -27,12 +27,14 @@ def search(
     from search.stop import Stop
     from shardopt.api.cache import versions
     from shardopt.api.setting import resolve
+    from shardopt.bench.job import check_layers
     from shardopt.cli.output import note, words_of
 
     check_number("seed", seed, 0, MAX_SEED)
     Stop(effort, time_limit)
     check_number("repeat", repeat, 1, MAX_REPEAT)
     setting = resolve(model, machine)
+    check_layers(setting.workload)
 
     # torch, torchrec and the solvers, once the input is known to be good
     from shardopt.bench.planners import compare

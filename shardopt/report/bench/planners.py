@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from shardopt.bench.planners import COMMAND, SEARCH, TORCHREC, Answer, Comparison
-from shardopt.formatting import at_most, gap_of, hbm_use, ms, number, picked, times, type_mix
+from shardopt.formatting import (
+    at_most,
+    gap_of,
+    hbm_use,
+    memory_title,
+    ms,
+    number,
+    picked,
+    times,
+    type_mix,
+)
 from shardopt.measure.sampling import Samples
 from shardopt.report.blocks import Block, Grid, Heading, View
 from shardopt.report.prediction import misfit_text, prediction_object, tables_object
@@ -166,5 +176,10 @@ def _plans(found: Comparison) -> list[Block]:
         )
     if found.theirs.prediction is not None and not found.theirs.fits:
         said.append(f"TorchRec's plan {misfit_text(found.theirs.prediction)}.")
-    columns = ["<planner", ">ms", "<", ">HBM GiB", "<fits", "~sharding"]
+    kind = (
+        "memory GiB"
+        if found.ours.prediction is None
+        else memory_title(found.ours.prediction.memory)
+    )
+    columns = ["<planner", ">ms", "<", f">{kind}", "<fits", "~sharding"]
     return [Heading("Plans", "both predicted by shardopt"), Grid(columns, rows), *said]

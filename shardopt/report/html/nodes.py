@@ -10,6 +10,11 @@ from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line
 
 Child = Element | str
 
+_LINES = {"yellow": "dim", "red": "misfit-text"}
+"""Style of a line -> its class where they differ: what may be wrong is no louder than what is."""
+_COLUMNS = {">": "number", "~": "text"}
+"""Side of a column -> the class of its cells."""
+
 
 def node(tag: str, *children: Child, **attributes: object) -> Element:
     """An element with children and text in their order.
@@ -44,14 +49,22 @@ def section(title: str, aside: str, *children: Child) -> Element:
 
 
 def sections(blocks: Iterable[Block]) -> list[Element]:
-    """A report: a section for every heading, and one before the first of them."""
-    found = [node("section")]
+    """A section for every heading; a report begins with one."""
+    found: list[Element] = []
     for block in blocks:
         if isinstance(block, Heading):
             found.append(section(block.title, block.aside))
         elif block:
             found[-1].append(element(block))
     return found
+
+
+def prose(text: str) -> list[Child]:
+    """Flowing text; words between backticks are code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one of them belongs to a name
+        return [text]
+    return [node("code", part) if at % 2 else part for at, part in enumerate(parts)]
 
 
 def element(block: Block) -> Element:
@@ -66,14 +79,13 @@ def element(block: Block) -> Element:
         return node("p", *keys)
     assert not isinstance(block, Heading)
     if isinstance(block, Line):
-        kind = "warning" if block.style in ("yellow", "red") else block.style
-        return node("p", block.text, class_=kind or None)
-    return node("p", block)
+        return node("p", *prose(block.text), class_=_LINES.get(block.style, block.style) or None)
+    return node("p", *prose(block))
 
 
 def grid(given: Grid) -> Element:
     """A table, whose rows are sorted by a click on a title if it has a name."""
-    columns = given.columns or ("<", "<")
+    columns = given.columns or ("<", "~")
     body = [
         node("tr", *(_cell(cell, title) for cell, title in zip(row, columns, strict=True)))
         for row in given.rows
@@ -90,26 +102,30 @@ def grid(given: Grid) -> Element:
 
 def _title(title: str, sortable: bool) -> Element:
     inside: Child = node("button", title[1:], type="button") if sortable else title[1:]
-    return node("th", inside, scope="col", class_="number" if title[0] == ">" else None)
+    return node("th", inside, scope="col", class_=_COLUMNS.get(title[0]))
 
 
 def _cell(given: str | Bar | Cell, title: str) -> Element:
     shown = given.shown if isinstance(given, Cell) else given
     value = given.value if isinstance(given, Cell) else None
-    kind = None
-    if title[0] == ">" and isinstance(shown, str):
-        kind = "number"
-        with suppress(ValueError):  # a sorted column may hold other texts
-            value = float(shown.replace(",", "")) if value is None else value
-    inside = _bar(shown) if isinstance(shown, Bar) else shown
-    return node("td", inside, class_=kind, data_value=None if value is None else f"{value:.9g}")
+    kind = _COLUMNS.get(title[0])
+    if isinstance(shown, Bar):
+        inside: list[Child] = [bar(shown)]
+        kind = None
+    else:
+        inside = prose(shown) if kind == "text" else [shown]
+        if kind == "number" and value is None:
+            with suppress(ValueError):  # a sorted column may hold other texts
+                value = float(shown.replace(",", ""))
+    return node("td", *inside, class_=kind, data_value=None if value is None else f"{value:.9g}")
 
 
-def _bar(bar: Bar) -> Element:
+def bar(given: Bar) -> Element:
+    """Parts side by side on a track."""
     drawn = [
-        node("i", class_=_kind(kind), style=f"width:{100 * value / bar.total:.3f}%", data_tip=tip)
-        for value, kind, tip in bar.parts
-        if value > 0 and bar.total > 0
+        node("i", class_=_kind(kind), style=f"width:{100 * value / given.total:.3f}%", data_tip=tip)
+        for value, kind, tip in given.parts
+        if value > 0 and given.total > 0
     ]
     return node("div", *drawn, class_="bar")
 

@@ -62,6 +62,7 @@
   };
   fit();
   window.addEventListener("resize", fit);
+  lanes.addEventListener("toggle", fit, true);
   document.getElementById("zoom").addEventListener("input", (event) => {
     const middle = (frame.scrollLeft + frame.clientWidth / 2) / frame.scrollWidth;
     lanes.style.setProperty("--zoom", 2 ** Number(event.target.value));

@@ -11,23 +11,47 @@ from predictor.model.workload import Table
 from predictor.units import format_bytes
 from shardopt.api.setting import Setting
 from shardopt.explain.differences import table_diffs
-from shardopt.explain.explanation import Explanation
-from shardopt.formatting import KIND_WORDS, covered, number, percent, plural, ranks_text
-from shardopt.report.blocks import Block, Cell, Grid, Heading
-from shardopt.report.explain import report
+from shardopt.explain.explanation import Explanation, PredictedPlan
+from shardopt.formatting import (
+    KIND_WORDS,
+    at_most,
+    covered,
+    gap_of,
+    interval,
+    ms,
+    number,
+    percent,
+    phase_words,
+    plural,
+    ranks_text,
+    type_mix,
+)
+from shardopt.report.advice import advice, none_saves
+from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Line
+from shardopt.report.explain import critical_path, in_words, single_changes, what_if
 from shardopt.report.hardware import error_words, iteration_words
-from shardopt.report.html.nodes import element, node, section, sections, text_of
+from shardopt.report.html.nodes import bar, element, grid, node, prose, section, sections, text_of
 from shardopt.report.html.timeline import timeline
-from shardopt.report.prediction import setting_facts
+from shardopt.report.plan import OPTIMAL, deciding_lines
+from shardopt.report.prediction import (
+    based_on,
+    breakdown,
+    doubts,
+    misfit_text,
+    ranks,
+    setting_facts,
+    side_by_side,
+)
 
 PLAN_TABLE = "plan"
+TIMELINE = "one iteration of the steady state; the critical path is outlined"
 MAX_OTHERS = 4
 """Other plans whose sharding is shown in the plan table where it differs."""
 
 
 def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
     """The page: needs no network and no other file, readable without scripts; names are escaped."""
-    given = explanation.given
+    given, device = explanation.given, setting.hardware.device
     head = node(
         "head",
         node("meta", charset="utf-8"),
@@ -35,14 +59,20 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
         node("title", f"{setting.workload.name}: {given.name}"),
         node("style", _file("page.css")),
     )
-    first, *others = sections([setting_facts(setting), *report(explanation)])
-    aside = "one iteration of the steady state; the critical path is outlined"
     body = node(
         "body",
-        node("header", node("h1", setting.workload.name, " ", node("small", given.name))),
-        first,
-        section("Timeline", aside, timeline(given.prediction)),
-        *others,
+        node("header", *_header(setting, explanation)),
+        *sections([*advice(explanation.advised, device), *single_changes(explanation)]),
+        *(sections(side_by_side(explanation.plans)) if explanation.others else ()),
+        _breakdown(explanation),
+        section("Timeline", TIMELINE, timeline(given.prediction, given.plan.local_world_size)),
+        *sections(
+            [
+                *ranks(given.prediction),
+                *critical_path(given.prediction),
+                *what_if(explanation),
+            ]
+        ),
         plan_section(setting, explanation),
         *sections(_provenance(setting, explanation.critical_groups)),
         _footer(setting, versions),
@@ -52,13 +82,107 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
     return text_of(node("html", head, body, lang="en"))
 
 
+def _header(setting: Setting, explanation: Explanation) -> list[Element]:
+    """The name, what is predicted for, the three answers, and what they rest on."""
+    given = explanation.given
+    answers = _time(given), _proved(explanation), _best_advice(explanation)
+    facts = node("div", grid(setting_facts(setting)), class_="facts")
+    title = node("h1", setting.workload.name, " ", node("small", given.name))
+    return [title, facts, node("div", *answers, class_="answers"), _caveats(explanation)]
+
+
+def _answer(title: str, figure: str, *lines: Element) -> Element:
+    return node("article", node("h2", title), node("p", figure, class_="figure"), *lines)
+
+
+def _time(given: PredictedPlan) -> Element:
+    prediction = given.prediction
+    lines = [
+        node("p", f"per iteration; 90 % interval {interval(prediction.interval_ms)} ms"),
+        node("p", type_mix(given.plan), class_="dim"),
+    ]
+    misfit = misfit_text(prediction)
+    if misfit:
+        lines.insert(0, element(Line(f"The plan {misfit}.", "red")))
+    return _answer("Predicted time", ms(prediction.iteration_ms), *lines)
+
+
+def _proved(explanation: Explanation) -> Element:
+    """How far the plan is from the best one at most, or what is known instead."""
+    given = explanation.given
+    bound, best = given.bound_ms, next(iter(explanation.changes.found), None)
+    tried = node("p", *prose(f"{explanation.changes.none_words}."), class_="dim")
+    if best is not None:
+        share = percent(best.saving_ms / given.prediction.iteration_ms)
+        tried = node("p", f"The best single change of the plan saves {share}.", class_="dim")
+    gap = None if bound is None else gap_of(given.prediction.iteration_ms, bound)
+    if bound is None or gap is None:
+        why = (
+            "The plan comes without a bound for this model and machine; `shardopt plan` finds one."
+        )
+        return _answer("Distance from optimal", "not known", node("p", *prose(why)), tried)
+    if gap <= OPTIMAL:
+        claim = node("p", "Proved: no plan is predicted to be faster.")
+        return _answer("Distance from optimal", "none", claim, tried)
+    claim = node("p", f"Proved: no plan is predicted to be faster than {ms(bound)}.")
+    return _answer("Distance from optimal", at_most(gap), claim, tried)
+
+
+def _best_advice(explanation: Explanation) -> Element:
+    advised = explanation.advised
+    if advised is None:
+        return _answer("Best advice", "none", node("p", "No settings were tried."))
+    if not advised.advice:
+        return _answer("Best advice", "none", element(none_saves(advised)))
+    best = advised.advice[0]
+    change = node("p", "of the time per sample, by ", node("code", best.steps[0].label))
+    costs = node("p", ", ".join(best.costs), class_="dim")
+    return _answer("Best advice", f"-{percent(best.gain)}", change, costs)
+
+
+def _caveats(explanation: Explanation) -> Element:
+    """What the prediction rests on; what may make it wrong is folded away below."""
+    given = explanation.given
+    based = prose(based_on(given.prediction))
+    more = [
+        *(Line(f"{doubt}.") for doubt in given.doubts),
+        *deciding_lines(explanation.deciding),
+        *(
+            one
+            for one in doubts(given.prediction)
+            if not isinstance(one, Line) or one.style != "red"
+        ),
+    ]
+    if not more:
+        return node("p", *based, class_="dim caveats")
+    count = f" {plural(len(more), 'more note')}."
+    return node("details", node("summary", *based, count), *map(element, more), class_="caveats")
+
+
+def _breakdown(explanation: Explanation) -> Element:
+    """The critical path as one bar, in words and by phase."""
+    prediction = explanation.given.prediction
+    parts = [
+        (part, phase, f"{phase_words(phase)}\n{ms(part)}")
+        for phase, part in prediction.breakdown.items()
+    ]
+    words = [node("li", *prose(sentence)) for sentence in in_words(explanation)]
+    return section(
+        "Where the time goes",
+        "along the critical path",
+        bar(Bar(parts, prediction.iteration_ms)),
+        node("ul", *words),
+        *map(element, breakdown(prediction)),
+    )
+
+
 def _file(name: str) -> str:
     return (resources.files("shardopt.report.html") / name).read_text(encoding="utf-8")
 
 
 def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
     hardware = setting.hardware
-    columns = ["<constants", "<on the critical path", ">1 sigma", "<known error"]
+    columns = ["<constants", "<on the critical path", ">1 sigma", "~known error"]
     rows = []
     for name, group in hardware.groups.items():
         origin = group.provenance
@@ -77,7 +201,7 @@ def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
     return [
         Heading("Provenance", "where the constants come from"),
         *(f"Whole iterations on {hardware.name} {text}." for text in iteration_words(hardware)),
-        Grid([*columns, "<fitted for", "<provenance", "<source"], rows),
+        Grid([*columns, "~fitted for", "~provenance", "~source"], rows),
     ]
 
 
@@ -87,15 +211,15 @@ def _footer(setting: Setting, versions: Mapping[str, str]) -> Element:
     if setting.workload.sha256:
         facts.append(f"model sha256 {setting.workload.sha256}")
     facts += setting.notes
-    return node("footer", node("p", " · ".join(facts)))
+    return node("footer", node("p", *prose(" · ".join(facts))))
 
 
 def plan_section(setting: Setting, explanation: Explanation) -> Element:
     """The table of the explained plan, which sorts and filters, and what differs in the others."""
     given, others = explanation.given, explanation.others[:MAX_OTHERS]
     workload = setting.workload
-    columns = ["<table", ">rows", ">dim", ">ids/sample", "<type", "<kernel", ">shards", "<ranks"]
-    columns += [">weights", ">forward ms", ">backward ms", *(f"<in {one.name}" for one in others)]
+    columns = ["<table", ">rows", ">dim", ">ids/sample", "<type", "<kernel", ">shards", "~ranks"]
+    columns += [">weights", ">forward ms", ">backward ms", *(f"~in {one.name}" for one in others)]
     differing = [_differing(given.plan, other.plan) for other in others]
     rows = []
     for key, table in zip(workload.keys, workload.tables, strict=True):
@@ -104,8 +228,8 @@ def plan_section(setting: Setting, explanation: Explanation) -> Element:
     aside = f"{plural(len(rows), 'table')}; times of a table's shards alone, on the slowest rank"
     if len(explanation.others) > MAX_OTHERS:
         aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
-    grid = element(Grid(columns, rows, name=PLAN_TABLE))
-    return section("Plan", aside, _filters(given.plan), grid)
+    table = element(Grid(columns, rows, name=PLAN_TABLE))
+    return section("Plan", aside, _filters(given.plan), table)
 
 
 def _filters(plan: ShardingPlan) -> Element:

@@ -10,11 +10,17 @@ from xml.etree.ElementTree import Element
 from predictor.predict import Prediction
 from predictor.trace.chrome import WAIT, Event, process_names, step_events
 from predictor.units import us
-from shardopt.formatting import ms, phase_words, plural
+from shardopt.formatting import ms, phase_words, plural, ranks_text
 from shardopt.report.html.nodes import node
 from shardopt.report.prediction import selected
 
 MAX_RANKS = 16
+MAX_HOST = 8
+"""Ranks of one host that are not folded away."""
+OPENED = 2
+"""Ranks whose lanes are all shown at first: those that the critical path is on for longest."""
+COMPUTE = "compute"
+"""The lane that stands for a rank."""
 MAX_SPANS = 8000
 """More would make a browser pause; the longest are drawn."""
 LANE_PX = 18
@@ -82,22 +88,34 @@ def _span(event: Event, period_ms: float) -> Span | None:
     return Span(event["pid"], event["tid"], name, kind, args["phase"], start, end, critical)
 
 
-def timeline(prediction: Prediction) -> Element:
-    """Lanes of the ranks, under a ruler in ms; of many ranks, a few and those of the path."""
-    ranks = _ranks(prediction)
+def timeline(prediction: Prediction, local_world_size: int) -> Element:
+    """Lanes of the ranks under a ruler in ms: of one host and the worst ranks, others folded away.
+
+    Args:
+        local_world_size: ranks per host.
+    """
+    first = _first_ranks(prediction, local_world_size)
+    ranks = sorted({time.rank for time in selected(prediction, MAX_RANKS)} | first)
     shown = set(ranks)
     all_spans = [span for span in spans(prediction) if span.rank in shown]
     drawn = sorted(all_spans, key=lambda s: -s.duration_ms)[:MAX_SPANS]
     by_lane: dict[tuple[int, int], list[Span]] = {}
     for span in sorted(drawn, key=lambda s: s.start_ms):
         by_lane.setdefault((span.rank, span.lane), []).append(span)
-    names = _lanes(prediction)
-    period = prediction.iteration_ms
+    names, period = _lanes(prediction), prediction.iteration_ms
+    lanes = {
+        rank: [(names[lane], by_lane[rank, lane]) for lane in names if (rank, lane) in by_lane]
+        for rank in ranks
+    }
+    path = _time_on_path(prediction)
+    opened = sorted(path, key=lambda rank: (-path[rank], rank))[:OPENED]
     rows = [_ruler(period)]
-    for rank in ranks:
-        lanes = [(lane, by_lane[rank, lane]) for lane in sorted(names) if (rank, lane) in by_lane]
-        for place, (lane, found) in enumerate(lanes):
-            rows.append(_row(rank, names[lane], found, period, first=place == 0))
+    rows += [_rank(r, lanes[r], period, opened=r in opened) for r in ranks if r in first]
+    others = [rank for rank in ranks if rank not in first]
+    if others:
+        summary = node("summary", f"{plural(len(others), 'more rank')}: {ranks_text(others)}")
+        folded = [_rank(rank, lanes[rank], period) for rank in others]
+        rows.append(node("details", summary, *folded, class_="others"))
     left_out = len(all_spans) - len(drawn)
     notes = (
         [f"{plural(left_out, 'short bar')} not drawn; a Perfetto trace has all"] if left_out else []
@@ -114,9 +132,22 @@ def timeline(prediction: Prediction) -> Element:
     )
 
 
-def _ranks(prediction: Prediction) -> list[int]:
-    critical = {segment.rank for segment in prediction.critical_path}
-    return sorted({time.rank for time in selected(prediction, MAX_RANKS)} | critical)
+def _time_on_path(prediction: Prediction) -> dict[int, float]:
+    """Rank -> ms that it spends on the critical path."""
+    spent: dict[int, float] = {}
+    for segment in prediction.critical_path:
+        spent[segment.rank] = spent.get(segment.rank, 0.0) + segment.duration_ms
+    return spent
+
+
+def _first_ranks(prediction: Prediction, local: int) -> set[int]:
+    """The ranks that are not folded away: those of the critical path, the busiest, the idlest, and
+    the host of the one that the path is on for longest."""
+    path = _time_on_path(prediction)
+    worst = max(path, key=lambda rank: (path[rank], -rank), default=0)
+    host = range(worst // local * local, worst // local * local + local)
+    extremes = {time.rank for time in selected(prediction, 2)}
+    return {worst, *path, *extremes, *host[:MAX_HOST]}
 
 
 def _legend(drawn: Sequence[Span]) -> Element:
@@ -132,12 +163,30 @@ def _lanes(prediction: Prediction) -> dict[int, str]:
     return {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
 
-def _row(rank: int, lane: str, found: Sequence[Span], period: float, *, first: bool) -> Element:
+def _rank(
+    rank: int, lanes: Sequence[tuple[str, list[Span]]], period: float, *, opened: bool = False
+) -> Element:
+    """The compute lane of a rank; a click unfolds the others."""
+    kept, others = [], []
+    for name, found in lanes:
+        (kept if name == COMPUTE and not kept else others).append((name, found))
+    if not kept:
+        kept, others = others[:1], others[1:]
+    summary = [_row(rank, name, found, period, first=True) for name, found in kept]
+    folded = [_row(rank, name, found, period) for name, found in others]
+    return node(
+        "details", node("summary", *summary), *folded, class_="rank", open="" if opened else None
+    )
+
+
+def _row(
+    rank: int, lane: str, found: Sequence[Span], period: float, *, first: bool = False
+) -> Element:
     who = node("b", f"rank {rank}") if first else ""
     label = node("span", who, " ", node("span", lane), class_="lane")
     bars = [_bar(span, period) for span in found]
     svg = node("svg", *bars, height=LANE_PX, role="img", aria_label=f"rank {rank}, {lane}")
-    return node("div", label, svg, class_="row first" if first else "row")
+    return node("div", label, svg, class_="row")
 
 
 def _bar(span: Span, period: float) -> Element:

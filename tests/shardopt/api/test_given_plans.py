@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from predictor.errors import InputError, PlanError
+from shardopt.api.answer import plan
 from shardopt.api.given_plans import predict_plans
-from shardopt.api.request import Machine
+from shardopt.api.request import Machine, PlanRequest
 from tests.shardopt.conftest import table
 
 ROWS = {"users": 200000, "items": 50000, "days": 7}
@@ -101,3 +102,28 @@ def test_means_that_torchrec_computes_wrong_are_a_doubt(model: Path, tmp_path: P
     model.write_text(model.read_text().replace(line, f"{line}    pooling: mean\n"))
     _, (found,) = predict_plans(model, [written(tmp_path, items=halves(0, 1, 25000))], Machine())
     assert any("divide the output" in doubt for doubt in found.doubts)
+
+
+def test_a_bound_holds_for_the_model_and_the_machine_it_was_proved_for(
+    model: Path, tmp_path: Path
+) -> None:
+    answer = plan(PlanRequest(model=model, gpus=2, effort=0.01, scenarios="none"))
+    path = tmp_path / "searched.json"
+    path.write_text(answer.plan_text())
+
+    def bound(**machine: Any) -> float | None:
+        return predict_plans(model, [path], Machine(**machine))[1][0].bound_ms
+
+    assert bound() == answer.result.lower_bound_ms > 0
+    assert bound(batch_size=1024) is None
+    assert bound(hbm_gib=40) is None
+    assert bound(hardware="a100-80gb") is None
+    model.write_text(model.read_text().replace("pooling_factor: 4", "pooling_factor: 5"))
+    assert bound() is None
+    other = {**json.loads(path.read_text()), "iteration_ms": 1.0}
+    path.write_text(json.dumps(other))
+    assert bound() is None
+
+
+def test_a_plan_that_no_search_wrote_has_no_bound(model: Path, tmp_path: Path) -> None:
+    assert predict_plans(model, [written(tmp_path)], Machine())[1][0].bound_ms is None

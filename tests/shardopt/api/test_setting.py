@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from predictor.errors import InputError, PlanError
 from predictor.hardware.loader import load_hardware
+from predictor.hardware.networks import Network
+from predictor.model.plan import ShardingPlan
 from predictor.units import gib
 from shardopt.api.request import Machine
 from shardopt.api.setting import resolve
@@ -65,3 +68,36 @@ def test_a_feature_that_hardly_any_batch_reads_is_told(
     model.write_text(text.replace("pooling_factor: 20", f"pooling_factor: {pooling_factor}"))
     notes = resolve(model, Machine(gpus=2)).notes
     assert any("item" in note and pooling_factor in note for note in notes) is told
+
+
+def test_a_named_network_takes_the_place_of_the_profile_s(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "roce.yaml"
+    file.write_text("schema: 1\nhosts: 2\nranks_per_host: 8\nnetwork: {kind: roce}\n")
+    named = resolve(model, Machine(cluster=file, network="tcpx"))
+    assert named.network == Network("tcpx")
+    own = load_hardware(named.hardware_name)
+    assert named.hardware == Network("tcpx").joins(own)
+    assert named.facts()["network"] == {"kind": "tcpx", "per_gpu_gbps": None}
+    assert resolve(model, Machine(cluster=file)).network == Network("roce")
+    assert "network" not in resolve(model, Machine(gpus=16)).facts()
+
+
+@pytest.mark.parametrize(
+    "network", [5, "roce", {"kind": "ro"}, {"kind": "roce", "per_gpu_gbps": "x"}, {"kind": []}]
+)
+def test_a_plan_whose_network_is_none_is_refused(model: Path, network: object) -> None:
+    plan = ShardingPlan(16, 8, {}, meta={"network": network})
+    with pytest.raises(PlanError, match="network is"):
+        resolve(model, Machine(), plan)
+
+
+def test_a_plan_brings_its_network(model: Path) -> None:
+    facts = {"kind": "tcpx", "per_gpu_gbps": 50}
+    plan = ShardingPlan(16, 8, {}, meta={"network": facts})
+    assert resolve(model, Machine(), plan).network == Network("tcpx", 50)
+    assert resolve(model, Machine(network="roce"), plan).network == Network("roce")
+
+
+def test_an_unknown_network_names_the_nearest(model: Path) -> None:
+    with pytest.raises(InputError, match=r"'efa-v4'.*did you mean 'efa-v"):
+        resolve(model, Machine(gpus=16, network="efa-v4"))

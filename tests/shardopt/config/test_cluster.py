@@ -116,6 +116,66 @@ def test_levels_by_size_over_a_rack_that_spans_hosts(write: Callable[[str], Path
     )
 
 
+def racks(*hosts: int, levels: str = "[{name: rack, link: nvlink}, {name: spine}]") -> str:
+    """A cluster of racks with so many hosts of four ranks each."""
+    named = [f"{{name: {r}-{h}, in: {{rack: {r}}}}}" for r, n in enumerate(hosts) for h in range(n)]
+    return f"schema: 1\nhosts: [{', '.join(named)}]\nranks_per_host: 4\nlevels: {levels}\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "domain", "uneven"),
+    [((8, 16), 32, True), ((6, 4, 8), 8, True), ((4, 4), 16, False), ((3, 4), 4, True)],
+)
+def test_nvlink_joins_the_racks_that_hosts_name(
+    write: Callable[[str], Path], hosts: tuple[int, ...], domain: int, uneven: bool
+) -> None:
+    cluster = load_cluster(write(racks(*hosts)))
+    assert cluster.nvlink_domain == domain
+    (spine,) = cluster.network
+    assert (spine.parts, spine.ranks) == (len(hosts), 4 * min(hosts))
+    assert bool(cluster.notes) == uneven
+    assert Topology.uniform(cluster.world_size, 4, hbm_bytes=0, ddr_bytes=0, nvlink_domain=domain)
+
+
+def test_racks_whose_hosts_alternate_join_whole_stretches(write: Callable[[str], Path]) -> None:
+    text = racks(2, 2, 2).replace("rack: 2", "rack: 0")
+    cluster = load_cluster(write(text))
+    assert (cluster.nvlink_domain, cluster.network[0].parts) == (8, 2)
+    assert cluster.notes
+
+
+@pytest.mark.parametrize(
+    ("levels", "domain", "parts"),
+    [
+        ("[{name: rack, link: nvlink}, {name: spine, size: 2}]", 16, [2]),
+        ("[{name: rack, link: nvlink}]", 32, []),
+        ("[{name: rack, size: 8, link: nvlink}, {name: pod}, {name: spine, size: 2}]", 8, [4, 2]),
+    ],
+)
+def test_a_size_that_follows_may_be_left_out(
+    write: Callable[[str], Path], levels: str, domain: int, parts: list[int]
+) -> None:
+    cluster = load_cluster(write(f"schema: 1\nhosts: 8\nranks_per_host: 4\nlevels: {levels}\n"))
+    assert cluster.nvlink_domain == domain
+    assert [level.parts for level in cluster.network] == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (racks(2, 2, levels="[{name: rack, size: 8, link: nvlink}, {name: spine}]"), "a size too"),
+        (racks(2, 2).replace("1-1, in: {rack: 1}", "1-1"), "'1-1' says none"),
+        (racks(2, 2) + "nvlink_domain: 4\n", "got 4, but level 'rack' has 8"),
+    ],
+)
+def test_racks_that_contradict_themselves(
+    write: Callable[[str], Path], text: str, words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_cluster(write(text))
+    assert words in str(caught.value)
+
+
 def test_hosts_with_hardware_of_their_own(write: Callable[[str], Path]) -> None:
     text = "schema: 1\nhosts: [{name: a, hardware: h100-sxm}, b]\nranks_per_host: 8\n"
     cluster = load_cluster(write(text + "hardware: a100-80gb\n"))

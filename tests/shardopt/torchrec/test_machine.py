@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torchrec
+from torchrec.distributed import comm
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingStrategy
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from predictor.errors import InputError
 from shardopt.torchrec import ReplicaGroups, ShardoptPlanner
 from tests.shardopt.torchrec.hook_models import (
     EFFORT,
@@ -92,9 +94,11 @@ def tables(optimizer: type[torch.optim.Optimizer]) -> torchrec.EmbeddingBagColle
     return found
 
 
-def grouped_planner(groups: ReplicaGroups, **more: Any) -> ShardoptPlanner:
+def grouped_planner(
+    groups: ReplicaGroups, job: Topology | None = None, **more: Any
+) -> ShardoptPlanner:
     given = {"constraints": RULES, "effort": EFFORT, "debug": False, "cache": False, **more}
-    ranks = Topology(16, "cuda", local_world_size=8)
+    ranks = job or Topology(16, "cuda", local_world_size=8)
     return ShardoptPlanner(ranks, 64, replica_groups=groups, **given)
 
 
@@ -114,6 +118,30 @@ def test_a_plan_covers_a_group_of_all_ranks() -> None:
     topology = made.found.problem.topology
     assert (topology.world_size, topology.whole.world_size) == (4, 16)
     assert made.found.prediction.replica_sync is not None
+
+
+@pytest.mark.parametrize(("pod", "expected"), [(None, 8), (1, 8), (2, 4), (4, 2)])
+def test_a_runtime_that_multiplies_by_its_pod_forms_the_same_groups(
+    monkeypatch: pytest.MonkeyPatch, pod: int | None, expected: int
+) -> None:
+    """As `intra_and_cross_node_pg_2D` does since pull request 4726."""
+    racks = Topology(32, "cuda", local_world_size=4, pod_size=4)
+    made = grouped_planner(ReplicaGroups(16, use_inter_host_allreduce=False), racks)
+    assert made.replicas is not None
+    group = made.replicas.group.intra_group_size
+    assert made.replicas.collection_arguments["node_group_size"] == group == 8
+    monkeypatch.setattr(comm, "get_resolved_pod_size", lambda: pod, raising=False)
+    given = made.replicas.collection_arguments["node_group_size"]
+    assert given == expected
+    assert given * (pod or 1) == group
+
+
+def test_a_pod_that_does_not_divide_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = grouped_planner(ReplicaGroups(4))
+    assert made.replicas is not None
+    monkeypatch.setattr(comm, "get_resolved_pod_size", lambda: 3, raising=False)
+    with pytest.raises(InputError, match="TORCHREC_RESOLVED_POD_SIZE is 3"):
+        _ = made.replicas.collection_arguments
 
 
 def test_groups_that_do_not_divide_the_ranks() -> None:

@@ -101,11 +101,36 @@ dense:"""
         (("--gpus", 0), "gpus is 0"),
         (("--gpus", 2, "--effort", -1), "effort is -1"),
         ((), "how many GPUs?"),
-        (("--gpus", 2, "--hardware", "h100"), "h100-sxm"),
+        (("--gpus", 2, "--hardware", "h100-sx"), "h100-sxm"),
     ],
 )
 def test_bad_flags(refused, model: Path, flags: tuple[object, ...], words: str) -> None:
     refused("bench", "search", model, *flags, says=words, code=4 if "--hardware" in flags else 2)
+
+
+MEASURED = """\
+dense:
+  measured: {batch_size: 32768, forward_ms: 1, backward_ms: 2, optimizer_ms: 0.1, gradient_mib: 1}
+"""
+
+
+@pytest.mark.parametrize("dense", ["captured", "measured"])
+@pytest.mark.parametrize("command", [("bench", "search"), ("plan", "--confirm", 1)])
+def test_a_model_without_layers_is_refused_before_anything_is_planned(
+    refused, model: Path, monkeypatch: pytest.MonkeyPatch, dense: str, command: tuple[object, ...]
+) -> None:
+    def planned(*args: object, **kwargs: object) -> None:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr("shardopt.bench.planners.compare", planned)
+    monkeypatch.setattr("shardopt.api.answer.find_answer", planned)
+    if dense == "captured":
+        model = ROOT / "configs/models/ranker.yaml"
+    else:
+        text = model.read_text()
+        model.write_text(text[: text.index("dense:")] + MEASURED)
+    flags = ("--gpus", 2, "--effort", 0.005)
+    refused(*command, model, *flags, says="bottom_mlp")
 
 
 def test_nothing_to_measure(run, refused) -> None:

@@ -41,6 +41,7 @@ addEventListener("load", () => {
   put("rank", "2"); found.on_rank = column(0);
   found.width = document.documentElement.scrollWidth <= innerWidth;
   found.bars = [...document.querySelectorAll(".timeline svg svg rect")]
+    .filter(r => r.checkVisibility())
     .map(r => r.getBoundingClientRect()).map(b => [b.width, b.height]);
   found.fetched = performance.getEntriesByType("resource").length;
   found.errors = errors;

@@ -1,15 +1,18 @@
 """The page without a browser: whole, self-contained, escaped, and limited in what it draws."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 
-from shardopt.explain.explanation import explain_plan
+from predictor.model.topology import Topology
+from shardopt.explain.explanation import PredictedPlan, explain_plan
 from shardopt.report.html.nodes import node, text_of
 from shardopt.report.html.page import page
-from shardopt.report.html.timeline import MAX_RANKS, spans
+from shardopt.report.html.timeline import MAX_HOST, MAX_RANKS, OPENED, spans
 from tests.shardopt.report.plans import NASTY, a_problem, a_setting, nasty, predicted, tables, whole
 
 VERSIONS = {"shardopt": "1.2.3"}
@@ -120,18 +123,107 @@ def test_a_period_holds_every_operation_once() -> None:
     assert ran == pytest.approx(cost)
 
 
-def test_of_many_ranks_a_few_are_drawn_and_it_says_so() -> None:
+@pytest.fixture(scope="module")
+def many() -> tuple[PredictedPlan, Element]:
+    """A plan for 40 ranks on five hosts, and the body of its page."""
     problem = a_problem(tables(*(1000 + i for i in range(40))), 40, 8)
     given = predicted(problem, whole(problem, range(40)))
-    text = page(a_setting(problem), explain_plan(problem, [given]), VERSIONS)
-    drawn = {
-        (attributes.get("aria-label") or "").partition(",")[0]
-        for tag, attributes in read(text).tags
-        if tag == "svg" and attributes.get("role") == "img"
-    }
-    critical = {segment.rank for segment in given.prediction.critical_path}
-    assert MAX_RANKS <= len(drawn) <= MAX_RANKS + len(critical)
-    assert f"{len(drawn)} of 40 ranks drawn" in text
+    made = page(a_setting(problem), explain_plan(problem, [given]), VERSIONS)
+    return given, body_of(made)
+
+
+def body_of(text: str) -> Element:
+    """The body as a tree; what is void in HTML is closed for XML."""
+    body = text[text.index("<body>") : text.index("<script>")] + "</body>"
+    return fromstring(re.sub(r"(<input[^>]*)>", r"\1/>", body))
+
+
+def classed(parent: Element, tag: str, name: str) -> list[Element]:
+    """Elements of a class, in the order of the page."""
+    return [one for one in parent.iter(tag) if name in (one.get("class") or "").split()]
+
+
+def lanes_of(parent: Element) -> set[str]:
+    """Ranks of which any lane is drawn below."""
+    labels = [svg.get("aria-label") for svg in parent.iter("svg")]
+    return {label.partition(",")[0] for label in labels if label}
+
+
+def test_of_many_ranks_one_host_and_the_worst_are_shown_and_others_folded_away(
+    many: tuple[PredictedPlan, Element],
+) -> None:
+    given, body = many
+    path = {segment.rank for segment in given.prediction.critical_path}
+    (lanes,) = classed(body, "div", "lanes")
+    shown = {rank for one in lanes.findall("details[@class='rank']") for rank in lanes_of(one)}
+    (others,) = classed(lanes, "details", "others")
+    assert others.get("open") is None
+    assert {f"rank {rank}" for rank in path} <= shown
+    assert any({f"rank {8 * host + i}" for i in range(8)} <= shown for host in range(5))
+    assert len(shown) <= MAX_HOST + 2 + len(path)
+    assert MAX_RANKS <= len(shown | lanes_of(others)) < 40
+    assert not shown & lanes_of(others)
+
+
+def test_of_a_rank_one_lane_is_shown_but_for_the_worst(
+    many: tuple[PredictedPlan, Element],
+) -> None:
+    _, body = many
+    found = classed(body, "details", "rank")
+    for rank in found:
+        assert len([one for one in rank.findall("summary//svg") if one.get("role")]) == 1
+        assert len([one for one in rank.findall("div/svg") if one.get("role")]) > 1
+    assert 1 <= len([rank for rank in found if rank.get("open") is not None]) <= OPENED
+
+
+def test_the_three_answers_come_first_and_advice_is_the_first_section(text: str) -> None:
+    body = body_of(text)
+    header, section = body[0], body[1]
+    assert [header.tag, section.tag] == ["header", "section"]
+    assert len(list(header.iter("article"))) == 3
+    assert all(len(classed(one, "p", "figure")) == 1 for one in header.iter("article"))
+
+
+@pytest.mark.parametrize(("bound", "share"), [(0.5, "100 %"), (1.0, "none")])
+def test_the_second_answer_is_the_proved_gap(bound: float, share: str) -> None:
+    setting, explanation = nasty()
+    given = explanation.given
+    proved = replace(given, bound_ms=bound * given.prediction.iteration_ms)
+    body = body_of(page(setting, replace(explanation, given=proved), VERSIONS))
+    unknown = body_of(page(setting, explanation, VERSIONS))
+    figures, without = (
+        [figure.text or "" for figure in classed(one, "p", "figure")] for one in (body, unknown)
+    )
+    assert share in figures[1]
+    assert (figures[0], figures[2]) == (without[0], without[2])
+    assert not any(digit in without[1] for digit in "0123456789")
+
+
+def test_no_markup_is_raw_and_doubts_are_folded_away(text: str) -> None:
+    setting, explanation = nasty()
+    given = replace(explanation.given, doubts=("run `shardopt plan` again",))
+    body = body_of(page(setting, replace(explanation, given=given), VERSIONS))
+    assert not any("`" in words for words in body.itertext())
+    (notes,) = classed(body, "details", "caveats")
+    assert notes.get("open") is None
+    assert "shardopt plan" in [one.text for one in notes.findall("p/code")]
+
+
+def test_a_plan_that_does_not_fit_says_so_in_the_first_answer() -> None:
+    problem = a_problem(tables(*(1_000_000 + i for i in range(8))))
+    small = replace(problem, topology=Topology.uniform(4, hbm_bytes=2**28, ddr_bytes=2**28))
+    given = predicted(small, whole(small, [0] * 8))
+    body = body_of(page(a_setting(small), explain_plan(small, [given]), VERSIONS))
+    assert classed(next(body.iter("article")), "p", "misfit-text")
+    assert len(classed(body, "p", "misfit-text")) == 1
+
+
+def test_every_table_lies_in_a_frame_that_scrolls(text: str) -> None:
+    body = body_of(text)
+    framed = [t for one in classed(body, "div", "scroll") for t in one.findall("table")]
+    facts = [t for one in classed(body, "div", "facts") for t in one.findall("table")]
+    assert len(framed) > 5
+    assert len(framed) + len(facts) == len(list(body.iter("table")))
 
 
 def test_a_node_keeps_text_and_children_in_order() -> None:
