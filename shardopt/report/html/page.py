@@ -14,7 +14,6 @@ from shardopt.explain.differences import table_diffs
 from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.formatting import (
     KIND_WORDS,
-    at_most,
     covered,
     gap_of,
     interval,
@@ -27,7 +26,7 @@ from shardopt.formatting import (
     type_mix,
 )
 from shardopt.report.advice import advice, none_saves
-from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Line
+from shardopt.report.blocks import Bar, Cell, Grid, Line
 from shardopt.report.explain import critical_path, in_words, single_changes, what_if
 from shardopt.report.hardware import error_words, iteration_words
 from shardopt.report.html.nodes import bar, element, grid, node, prose, section, sections, text_of
@@ -74,7 +73,7 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
             ]
         ),
         plan_section(setting, explanation),
-        *sections(_provenance(setting, explanation.critical_groups)),
+        _provenance(setting, explanation.critical_groups),
         _footer(setting, versions),
         node("div", id="tip", role="status"),
         node("script", _file("page.js")),
@@ -86,7 +85,8 @@ def _header(setting: Setting, explanation: Explanation) -> list[Element]:
     """The name, what is predicted for, the three answers, and what they rest on."""
     given = explanation.given
     answers = _time(given), _proved(explanation), _best_advice(explanation)
-    facts = node("div", grid(setting_facts(setting)), class_="facts")
+    (_, tables), *others = setting_facts(setting).rows
+    facts = node("div", grid(Grid((), [("model", tables), *others])), class_="facts")
     title = node("h1", setting.workload.name, " ", node("small", given.name))
     return [title, facts, node("div", *answers, class_="answers"), _caveats(explanation)]
 
@@ -125,7 +125,9 @@ def _proved(explanation: Explanation) -> Element:
         claim = node("p", "Proved: no plan is predicted to be faster.")
         return _answer("Distance from optimal", "none", claim, tried)
     claim = node("p", f"Proved: no plan is predicted to be faster than {ms(bound)}.")
-    return _answer("Distance from optimal", at_most(gap), claim, tried)
+    most = percent(gap)
+    figure = most if most.startswith("<") else f"at most {most}"
+    return _answer("Distance from optimal", figure, claim, tried)
 
 
 def _best_advice(explanation: Explanation) -> Element:
@@ -145,7 +147,8 @@ def _caveats(explanation: Explanation) -> Element:
     given = explanation.given
     based = prose(based_on(given.prediction))
     more = [
-        *(Line(f"{doubt}.") for doubt in given.doubts),
+        *(f"{doubt}." for doubt in given.doubts),
+        *(f"{other.name}: {doubt}." for other in explanation.others for doubt in other.doubts),
         *deciding_lines(explanation.deciding),
         *(
             one
@@ -169,7 +172,7 @@ def _breakdown(explanation: Explanation) -> Element:
     words = [node("li", *prose(sentence)) for sentence in in_words(explanation)]
     return section(
         "Where the time goes",
-        "along the critical path",
+        f"{explanation.given.name}, along its critical path",
         bar(Bar(parts, prediction.iteration_ms)),
         node("ul", *words),
         *map(element, breakdown(prediction)),
@@ -180,29 +183,36 @@ def _file(name: str) -> str:
     return (resources.files("shardopt.report.html") / name).read_text(encoding="utf-8")
 
 
-def _provenance(setting: Setting, critical: frozenset[str]) -> list[Block]:
+def _provenance(setting: Setting, critical: frozenset[str]) -> Element:
+    """A row for each group of constants; ranges and sources are folded away below."""
     hardware = setting.hardware
-    columns = ["<constants", "<on the critical path", ">1 sigma", "~known error"]
-    rows = []
+    columns = ["<constants", "<on the critical path", ">1 sigma", "~provenance", "~known error"]
+    rows, sources = [], []
     for name, group in hardware.groups.items():
         origin = group.provenance
-        ranges = [covered(quantity, *bounds) for quantity, bounds in origin.range.items()]
+        ranges = "; ".join(covered(quantity, *bounds) for quantity, bounds in origin.range.items())
         rows.append(
             (
                 name,
                 "yes" if name in critical else "",
                 percent(group.rel_error),
-                error_words(origin.error),
-                "; ".join(ranges),
                 f"{KIND_WORDS[origin.kind]}; from {hardware.origins[name]}",
-                " ".join(origin.source.split()),
+                error_words(origin.error),
             )
         )
-    return [
-        Heading("Provenance", "where the constants come from"),
-        *(f"Whole iterations on {hardware.name} {text}." for text in iteration_words(hardware)),
-        Grid([*columns, "~fitted for", "~provenance", "~source"], rows),
-    ]
+        fitted = [node("p", f"Fitted for {ranges}.")] if ranges else []
+        source = node("p", *prose(" ".join(origin.source.split())))
+        sources.append(node("details", node("summary", f"{name}: source"), *fitted, source))
+    return section(
+        "Provenance",
+        "where the constants come from",
+        *(
+            node("p", f"Whole iterations on {hardware.name} {text}.")
+            for text in iteration_words(hardware)
+        ),
+        element(Grid(columns, rows)),
+        node("div", *sources, class_="sources"),
+    )
 
 
 def _footer(setting: Setting, versions: Mapping[str, str]) -> Element:
@@ -228,8 +238,8 @@ def plan_section(setting: Setting, explanation: Explanation) -> Element:
     aside = f"{plural(len(rows), 'table')}; times of a table's shards alone, on the slowest rank"
     if len(explanation.others) > MAX_OTHERS:
         aside += f", with the first {MAX_OTHERS} of {len(explanation.others)} other plans"
-    table = element(Grid(columns, rows, name=PLAN_TABLE))
-    return section("Plan", aside, _filters(given.plan), table)
+    drawn = element(Grid(columns, rows, name=PLAN_TABLE))
+    return section("Plan", aside, _filters(given.plan), drawn)
 
 
 def _filters(plan: ShardingPlan) -> Element:

@@ -167,11 +167,8 @@ def _rank(
     rank: int, lanes: Sequence[tuple[str, list[Span]]], period: float, *, opened: bool = False
 ) -> Element:
     """The compute lane of a rank; a click unfolds the others."""
-    kept, others = [], []
-    for name, found in lanes:
-        (kept if name == COMPUTE and not kept else others).append((name, found))
-    if not kept:
-        kept, others = others[:1], others[1:]
+    kept = [lane for lane in lanes if lane[0] == COMPUTE] or lanes[:1]
+    others = [lane for lane in lanes if lane not in kept]
     summary = [_row(rank, name, found, period, first=True) for name, found in kept]
     folded = [_row(rank, name, found, period) for name, found in others]
     return node(

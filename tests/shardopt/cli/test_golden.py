@@ -29,7 +29,7 @@ from shardopt.explain.explanation import Explanation, PredictedPlan
 from shardopt.explain.waits import Cause, Wait
 from shardopt.explain.whatif import WhatIf
 from shardopt.report import explain
-from shardopt.report.blocks import Block
+from shardopt.report.blocks import Block, Line
 from shardopt.report.console import draw, make_console
 from shardopt.report.diff import diff_view
 from shardopt.report.plan import headline, report
@@ -191,6 +191,23 @@ def test_predict(width: int, plan_data: dict[str, Any], golden: Golden) -> None:
         PredictedPlan("large.json", plan, prediction(1.125, used_gib=65.5)),
     ]
     golden(f"predict_{width}.txt", drawn(width, predictions(given)))
+
+
+def test_a_doubt_is_printed_once_and_names_its_plans_unless_all_share_it(
+    plan_data: dict[str, Any],
+) -> None:
+    plan = plan_from_dict(plan_data, where="plan")
+    ops = [{"shared": 2}, {"shared": 2}, {"shared": 2, "alone": 1}]
+    given = [
+        PredictedPlan(f"{name}.json", plan, replace(prediction(), dense_ops_by_bytes=calls))
+        for name, calls in zip("abc", ops, strict=True)
+    ]
+    for several, doubts in ((given[:2], 1), (given, 2)):
+        shown = predictions(several)
+        texts = [one.text for one in shown if isinstance(one, Line) and "shared" in one.text]
+        assert len(texts) == doubts
+        assert sum("a.json, b.json" in text for text in texts) == doubts - 1
+        assert sum("c.json" in text for text in texts) == doubts - 1
 
 
 def explanation(plan_data: dict[str, Any], *, ranks: int = 20, alone: bool = False) -> Explanation:

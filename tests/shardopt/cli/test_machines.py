@@ -48,6 +48,15 @@ def test_a_machine_that_no_plan_fits_is_a_row(run, as_json, model: Path) -> None
     assert run("plan", model, "--gpus", "1,1", *flags[2:], *QUICK).code == 3
 
 
+@pytest.mark.parametrize("flags", [("--gpus", "1,2"), ("--gpus", 2, "--advice-only")])
+def test_what_there_is_to_say_of_the_model_is_said_once(
+    run, model: Path, flags: tuple[object, ...]
+) -> None:
+    model.write_text(model.read_text().replace(", index_distribution: uniform", ""))
+    shown = run("plan", model, *flags, *QUICK)
+    assert (shown.out + shown.err).count("index_distribution is missing") == 1
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -107,3 +107,14 @@ def test_plans_that_cannot_be_read(
         refused("predict", model, "bad.json", says="error: bad.json")
     del plan_data["tables"]["days"]
     refused("predict", model, write(tmp_path / "p.json", plan_data), says="days")
+
+
+def test_ranks_on_cpus_are_no_gpus(
+    run, model: Path, tmp_path: Path, plan_data: dict[str, Any]
+) -> None:
+    plan = write(tmp_path / "cpu.json", plan_data, hardware="cpu-gloo")
+    for given in ((plan,), (plan, plan)):
+        shown = run("predict", model, *given)
+        words = (shown.out + shown.err).replace(str(tmp_path), "")
+        assert shown.code == 0
+        assert not {word for word in ("GPU", "HBM", "NVLink") if word in words}

@@ -91,7 +91,7 @@ dense:"""
     refused("bench", "search", model, *QUICK, says="two modules have a table 'users'")
     model.write_text(text)
     none = ("--hbm-gib", 0.001, "--ddr-gib", 0.001)
-    refused("bench", "search", model, *QUICK, *none, code=3, says="bytes")
+    refused("bench", "search", model, *QUICK, *none, code=3, says="HBM")
 
 
 @pytest.mark.parametrize(

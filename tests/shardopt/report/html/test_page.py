@@ -12,7 +12,7 @@ from predictor.model.topology import Topology
 from shardopt.explain.explanation import PredictedPlan, explain_plan
 from shardopt.report.html.nodes import node, text_of
 from shardopt.report.html.page import page
-from shardopt.report.html.timeline import MAX_HOST, MAX_RANKS, OPENED, spans
+from shardopt.report.html.timeline import MAX_HOST, MAX_RANKS, OPENED, spans, timeline
 from tests.shardopt.report.plans import NASTY, a_problem, a_setting, nasty, predicted, tables, whole
 
 VERSIONS = {"shardopt": "1.2.3"}
@@ -173,7 +173,17 @@ def test_of_a_rank_one_lane_is_shown_but_for_the_worst(
     for rank in found:
         assert len([one for one in rank.findall("summary//svg") if one.get("role")]) == 1
         assert len([one for one in rank.findall("div/svg") if one.get("role")]) > 1
-    assert 1 <= len([rank for rank in found if rank.get("open") is not None]) <= OPENED
+    assert any(rank.get("open") is not None for rank in found)
+
+
+def test_of_a_path_over_many_ranks_those_it_is_on_for_longest_are_open() -> None:
+    prediction = nasty()[1].given.prediction
+    long, *_ = sorted(prediction.critical_path, key=lambda one: -one.duration_ms)
+    path = [replace(long, rank=rank, end_ms=long.start_ms + 1 + rank) for rank in range(4)]
+    drawn = timeline(replace(prediction, critical_path=tuple(path)), 4)
+    opened = [one for one in classed(drawn, "details", "rank") if one.get("open") is not None]
+    assert len(opened) == OPENED
+    assert {rank for one in opened for rank in lanes_of(one)} == {"rank 3", "rank 2"}
 
 
 def test_the_three_answers_come_first_and_advice_is_the_first_section(text: str) -> None:
