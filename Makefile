@@ -31,6 +31,7 @@ $(STAMP):
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[cpu,calibrate,dev]'
 	$(PIP) --no-deps $(TORCHREC)
+	$(BIN)/python -c "from search.improve.annealing import load_kernel; load_kernel()"  # compiles
 	rm -f $(VENV)/.setup-*
 	touch $@
 

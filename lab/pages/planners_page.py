@@ -333,12 +333,12 @@ def _by_instance(fields: Fields) -> Iterator[str]:
 
 def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     """What is lost without each stage."""
-    if not rows:
-        return
     every = {WHOLE, *PROPOSING, *BOUNDING}
     found = grouped(rows, lambda row: row.instance)
     of = {name: {row.without: row for row in mine} for name, mine in found.items()}
     of = {name: one for name, one in of.items() if every <= one.keys()}  # others are not done
+    if not of:
+        return
     yield "## What each stage brings\n"
     yield (
         f"From `python -m lab ablate` on {len(of)} instances; those of "

@@ -27,7 +27,14 @@ option of a table, or place it anew."""
 
 LN_2 = 0.6931471805599453
 
-compiled = numba.njit(cache=True, error_model="numpy")
+
+def compiled(function: Any) -> Any:
+    """The function compiled; what numba has compiled before is read from beside this file or the
+    user's cache, unless neither can be written."""
+    try:
+        return numba.njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # no place for a cache
+        return numba.njit(error_model="numpy")(function)
 
 
 @compiled
@@ -42,7 +49,7 @@ def _draw(state: Any) -> Any:
 
 
 @compiled
-def _below(state: Any, count: int) -> int:
+def _below(state: Any, count: int) -> Any:
     """A random number below a count."""
     return min(int(_draw(state) * count), count - 1)
 
@@ -141,7 +148,7 @@ def _count(
 
 
 @compiled
-def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: int) -> int:
+def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: int) -> Any:
     """A random alternative, on a host if that is not negative; rather where there is little of a
     random column."""
     first, count = space.first_rank[pool], space.alternatives[pool]

@@ -203,10 +203,10 @@ def space_of_bound(space: Space) -> Space:
 
 
 def pick_searchers(space: Space, searchers: Sequence[str]) -> Sequence[str]:
-    """Those of the searchers that can keep to the limit on moves."""
+    """The searchers to run: those that can keep to a limit on moves where there is one."""
     if space.in_use is None or not space.in_use.is_limited:
         return searchers
-    return [name for name in searchers if name in NEARBY and space.in_use.max_moves]
+    return NEARBY if space.in_use.max_moves else ()
 
 
 def candidates_in_use(objective: Objective) -> list[Candidate]:

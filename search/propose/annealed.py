@@ -89,6 +89,8 @@ class AnnealedPlans:
         ranked = rank_distinct([c for c, _ in first])[: params.finalists]
         origin = {id(c): one for c, one in first}
         best_ms = min((c.iteration_ms for c in ranked), default=math.inf)
+        if self._ended(late)(best_ms):
+            return
         each = round((1 - params.first_share) * self.moves / max(1, len(ranked)))
         pieces = [
             partial(self._finish, c, origin[id(c)], best_ms, each, number, late)

@@ -117,7 +117,7 @@ def test_blocks_of_a_host_move_to_another() -> None:
     """Rows over the ranks of one host; two such tables go to two hosts."""
     wants = Constraints(sharding_types=(ShardingType.TABLE_ROW_WISE,), compute_kernels=("fused",))
     tables = [a_table(f"t{i}", 400_000, 128, 60.0, constraints=wants) for i in range(2)]
-    problem = a_problem(a_workload(*tables, batch_size=32_768), hosts(4, 2))
+    problem = a_problem(a_workload(*tables, batch_size=32_768), hosts(4, 2), copying(H100, 10.0))
     objective, surrogate = objective_of(problem)
     task = AnnealingTask(everywhere(objective), objective.space.options, 4_000, 4, 0)
     plan, _ = Annealer(objective, surrogate).improve(task)
@@ -145,7 +145,9 @@ def test_tables_of_one_data_type_gather() -> None:
         a_table(f"t{i}", 2_000, 32, 1.0, data_type=kind, constraints=wants)
         for i, kind in enumerate(["fp16", "bf16"] * 6)
     ]
-    problem = a_problem(a_workload(*tables, batch_size=64), hosts(2), copying(H100))
+    slow = H100.embedding.model_copy(update={"kernel_us": 100.0})
+    profile = copying(H100).model_copy(update={"embedding": slow})
+    problem = a_problem(a_workload(*tables, batch_size=64), hosts(2), profile)
     objective, surrogate = objective_of(problem)
     options = [table[0] for table in objective.space.options]
     mixed = tuple((option, (i // 2 % 2,)) for i, option in enumerate(options))
