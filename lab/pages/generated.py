@@ -48,7 +48,9 @@ def _benchmarks(root: Path) -> str:
     folder = root / ACCURACY
     gains = [*gain_table([*gain_rows(folder, FAMILIES)]), "", optimism(folder)]
     rows = read_rows(root / SEARCH / "rows.csv", SEARCH_ROWS)
-    return benchmarks_text(rows, read_rows(root / SEARCH / ABLATION, ABLATION_ROWS), gains)
+    file = root / SEARCH / ABLATION
+    ablated = read_rows(file, ABLATION_ROWS) if file.is_file() else []
+    return benchmarks_text(rows, ablated, gains)
 
 
 PAGES: Mapping[str, Callable[[Path], str]] = {
