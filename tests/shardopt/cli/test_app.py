@@ -162,7 +162,7 @@ def searching(model: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str) -> subprocess.Popen[str]:
-        words = ["plan", str(model), "--gpus", "16", "--effort", "500", "--search", "rounding"]
+        words = ["plan", str(model), "--gpus", "16", "--effort", "500", "--search", "annealing"]
         process = subprocess.Popen(
             [sys.executable, "-c", code, *words, "-o", str(tmp_path / "plan.json"), "--json"],
             stdout=subprocess.PIPE,

@@ -75,8 +75,8 @@ def test_words(refused, model: Path, words: tuple[str, ...], says: str | tuple[s
 
 
 def test_unknown_hardware_lists_what_is_known(refused, model: Path) -> None:
-    says = ("'h100'", "did you mean 'h100-sxm'", "a100-80gb")
-    refused("plan", model, "--gpus", 2, "--hardware", "h100", code=4, says=says)
+    says = ("'h100-sx'", "did you mean 'h100-sxm'", "a100-80gb")
+    refused("plan", model, "--gpus", 2, "--hardware", "h100-sx", code=4, says=says)
 
 
 def test_strict_refuses_ranks_outside_the_measured_range(
@@ -92,7 +92,7 @@ def test_strict_refuses_ranks_outside_the_measured_range(
 def test_model_larger_than_all_memory(refused, model: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("old")
     model.write_text(model.read_text().replace("200000", "20000000000"))
-    refused("plan", model, *PLAN, code=3, says=("users", "bytes", "--gpus"))
+    refused("plan", model, *PLAN, code=3, says=("users", " TiB", "--gpus"))
     assert (tmp_path / "plan.json").read_text() == "old"
 
 
@@ -104,12 +104,12 @@ def test_tables_that_fit_alone_but_not_together(refused, model: Path) -> None:
     model.write_text(text)
     flags = ("--hbm-gib", 3.03, "--ddr-gib", 0.0, "--reserve", 0, "--batch-size", 8)
     words = ("plan", model, "--gpus", 1, "--effort", 0.005, *flags)
-    refused(*words, code=3, says=("bytes", "rank 0", "--gpus"))
+    refused(*words, code=3, says=("522.1 MiB", "rank 0", "--gpus"))
 
 
 def test_reserve_that_leaves_nothing(refused, model: Path) -> None:
     flags = ("--hbm-gib", 0.001, "--reserve", 0.9)
-    refused("plan", model, *PLAN, *flags, code=3, says=("rank 0", "bytes", "--reserve"))
+    refused("plan", model, *PLAN, *flags, code=3, says=("rank 0", " GiB", "--reserve"))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_hardware_of_a_file_over_a_base(run, as_json, tmp_path: Path) -> None:
 def test_hardware_that_is_none(refused, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("base: h100-sxm\ngemm: {floor_us: 3}\n")
     refused("hardware", "mine.yaml", code=4, says="mine.yaml:2: gemm.")
-    refused("hardware", "h200", code=4, says="h200-sxm")
+    refused("hardware", "h200-sx", code=4, says="h200-sxm")
 
 
 def test_diff(run, as_json, refused, tmp_path: Path, plan_data: dict[str, Any]) -> None:
