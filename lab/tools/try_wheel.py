@@ -57,7 +57,7 @@ CASES = (
     Case("trace trace.json --quiet", "ms"),
     lacks("calibrate --quick"),
     lacks(f"bench run {MODEL} plan.json"),
-    lacks("bench generate trace.json -o benchmark"),
+    lacks("bench generate trace.json -o benchmark", "execution trace"),
     lacks("bench replay made"),
     lacks(f"bench search {MODEL} --gpus 8"),
 )
