@@ -127,8 +127,13 @@ class Answer:
         words = f"{percent(gain.mean)} ({points(low)} to {points(high)})"
         if gain.verdict == "use":
             return f"Use plan 1: it gains {words} over TorchRec's plan."
-        if gain.verdict == "measure":
+        if gain.verdict == "measure" and gain.mean > 0:
             return f"Plan 1 may gain {words} over TorchRec's plan: only a measurement tells."
+        if gain.verdict == "measure":
+            return (
+                f"Plan 1 gains {percent(gain.nominal)} over TorchRec's plan if every cost is as "
+                f"predicted, and {words} under their errors: only a measurement tells."
+            )
         return (
             f"Keep TorchRec's plan: the best other plan gains {words}, and a gain counts when its "
             f"interval is above {percent(TOLERANCE)}."

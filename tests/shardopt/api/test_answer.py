@@ -25,19 +25,20 @@ def setting() -> Setting:
 
 
 @pytest.mark.parametrize(
-    ("mean", "interval", "verdict"),
+    ("nominal", "interval", "verdict"),
     [
         (0.10, (0.006, 0.20), "use"),
         (0.01, (0.006, 0.02), "use"),
         (0.10, (0.004, 0.20), "measure"),
-        (0.04, (0.004, 0.08), "keep"),
+        (0.006, (-0.10, 0.08), "measure"),
+        (0.004, (0.004, 0.08), "keep"),
         (-0.004, (-0.01, 0.002), "keep"),
     ],
 )
 def test_one_threshold_decides(
-    mean: float, interval: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
+    nominal: float, interval: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gain = ExpectedGain(TORCHREC, mean, interval, mean, 128)
+    gain = ExpectedGain(TORCHREC, sum(interval) / 2, interval, nominal, 128)
     assert gain.verdict == verdict
     monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
     given = setting()

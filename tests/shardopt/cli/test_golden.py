@@ -163,8 +163,10 @@ def test_what_plan_1_gains(plan_data: dict[str, Any]) -> None:
     assert said(replace(made, gain=sure)).startswith("Use plan 1: it gains 12 % (+10.0 to +14.0)")
     unsure = ExpectedGain("torchrec default", 0.12, (-0.0996, 0.34), 0.13, 128)
     assert said(replace(made, gain=unsure)).startswith("Plan 1 may gain 12 % (-10.0 to +34.0)")
-    small = ExpectedGain("torchrec default", 0.02, (-0.0996, 0.14), 0.13, 128)
-    assert said(replace(made, gain=small)).startswith("Keep TorchRec's plan")
+    none = ExpectedGain("torchrec default", 0.02, (-0.0996, 0.14), 0.004, 128)
+    assert said(replace(made, gain=none)).startswith("Keep TorchRec's plan")
+    worse = ExpectedGain("torchrec default", -0.02, (-0.0996, 0.14), 0.03, 128)
+    assert said(replace(made, gain=worse)).startswith("Plan 1 gains 3.0 %")
     alone = said(replace(made, gain=None))
     assert alone.startswith("Use plan 1")
     assert "TorchRec's plan" not in alone
