@@ -30,7 +30,7 @@ from tests.builders import a_table, a_topology, a_workload, plan_of, table_wise
 from tests.search import problems
 
 TABLES = [a_table(f"t{i}", rows=2_000_000, dim=128) for i in range(8)]
-WORKLOAD = a_workload(*TABLES, batch_size=16384)
+WORKLOAD = a_workload(*TABLES, batch_size=32768)
 TOPOLOGY = a_topology(4, 4)
 HARDWARE = load_hardware("h100-sxm")
 PROBLEM = Problem(WORKLOAD, TOPOLOGY, HARDWARE)
