@@ -47,9 +47,9 @@ def a_workload(*tables: Table, batch_size: int = 4096, **more: Any) -> Workload:
 
 def copying(profile: HardwareProfile, columns: float = 0.02) -> HardwareProfile:
     """Free framework code and slow copies: what exchanges copy sets much of the time."""
-    ops = ("op_us", "layer_op_us", "iteration_us")
-    free = dict.fromkeys((*ops, "launch_us", "launch_latency_us", "sync_us"), 0.0)
-    overheads = profile.overheads.model_copy(update={**free, "collective_us": 0.0})
+    costs = profile.overheads
+    free = {n: 0.0 for n, v in costs if n.endswith("_us") and isinstance(v, float)}
+    overheads = costs.model_copy(update=free)
     moves = profile.elementwise.model_copy(update={"columns": columns})
     return profile.model_copy(update={"overheads": overheads, "elementwise": moves})
 

@@ -13,7 +13,7 @@ from search.constraint_costs import ConstraintCosts, price_constraints
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
-from tests.search.problems import H100, a_table, a_workload, hosts
+from tests.search.problems import H100, a_table, a_workload, copying, hosts
 
 ROW_WISE = Constraints((ShardingType.ROW_WISE,))
 
@@ -23,7 +23,7 @@ def problem_with(*constraints: Constraints) -> Problem:
         replace(a_table(f"t{i}", 2_000 * 10**i, 128, 50.0), constraints=one)
         for i, one in enumerate(constraints)
     ]
-    return Problem(a_workload(*tables, batch_size=16_384), hosts(4, 2), H100)
+    return Problem(a_workload(*tables, batch_size=16_384), hosts(4, 2), copying(H100))
 
 
 def priced(problem: Problem) -> tuple[ShardingPlan, float, ConstraintCosts | None]:

@@ -66,7 +66,7 @@ def layout(plan: ShardingPlan) -> dict[str, object]:
 
 
 def test_a_result_is_ranked_bounded_and_repeatable_by_predict() -> None:
-    problem = a_problem(several().with_batch_size(65_536), hosts(4))  # device-bound
+    problem = a_problem(several().with_batch_size(65_536), hosts(4), copying(H100))  # device-bound
     seen: list[tuple[str, float]] = []
     result = solve(
         problem,
@@ -205,7 +205,7 @@ def test_a_large_problem_out_of_time_has_a_baseline_and_no_bound() -> None:
 
 @pytest.mark.slow
 def test_time_that_is_not_used_up_changes_nothing() -> None:
-    problem = a_problem(several().with_batch_size(65_536), hosts(4))  # device-bound
+    problem = a_problem(several().with_batch_size(65_536), hosts(4), copying(H100))  # device-bound
     free, limited = (
         solve(problem, Stop(effort=QUICK, time_limit_s=limit), 0) for limit in (None, 500.0)
     )
@@ -255,7 +255,7 @@ def test_means_that_torchrec_would_miscompute_are_not_chosen(
     mean = a_table("mean", 400, 192, 45.0, pooling="mean")
     wants = Constraints(sharding_types=kinds)
     tables = [replace(mean, constraints=wants), a_table("sum", 20_000, 128, 35.0)]
-    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4, 2))
+    problem = a_problem(a_workload(*tables, batch_size=32768), hosts(4, 2), copying(H100))
     result = solve(problem, Stop(effort=0.1), 0, top_k=10, tolerance=0.0)
     for found in result.plans:
         types = [found.plan.tables[name].sharding_type for name in ("mean", "sum")]

@@ -21,9 +21,11 @@ from search.bound.patterns import Knapsack, RankItems, RankPatterns
 from search.objective import Objective
 from tests.quick import quick_first
 from tests.search.problems import (
+    H100,
     a_problem,
     a_table,
     a_workload,
+    copying,
     every_plan,
     hosts,
     objective_of,
@@ -93,8 +95,8 @@ def test_tables_that_cannot_share_a_rank_raise_it() -> None:
     big = [a_table(f"big{i}", 4_000_000, 128, 1.0, constraints=wants) for i in range(3)]
     hot = [a_table(f"hot{i}", 500_000, 128, 60.0, constraints=wants) for i in range(4)]
     workload = a_workload(*big, *hot, batch_size=8192)
-    topology = Topology(4, 4, (int(2.4e9),) * 4, (0,) * 4)
-    objective, _ = objective_of(a_problem(workload, topology))
+    topology = Topology(4, 4, (int(2.2e9),) * 4, (0,) * 4)
+    objective, _ = objective_of(a_problem(workload, topology, copying(H100)))
     best = float(objective.score(list(every_plan(objective))).min())
     before, after = bounds_of(objective, best)
     assert before < 0.8 * best

@@ -99,7 +99,7 @@ def test_it_stays_below_the_best_of_all_plans(
 def test_a_table_that_cannot_be_split_sets_the_pace(
     ranks: int, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = one_heavy(WHOLE, pooling_factor=300.0, batch_size=24576)
+    workload = one_heavy(WHOLE, pooling_factor=300.0)
     objective, _ = objective_of(a_problem(workload, hosts(ranks)))
     optimum = float(objective.score(list(every_plan(objective))).min())
     bound, means = bound_of(objective), bound_of_means(objective, monkeypatch)
