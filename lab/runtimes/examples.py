@@ -30,6 +30,10 @@ MESH_RANKS = 8
 ACROSS = 12
 """Pairs of cards on different sockets that no NVLink joins."""
 
+OWN_KERNELS = {"index_add_ns": 0.0, "column_sum_us": 0.0}
+"""Constants of aten's kernels that it replaced: the interaction and its backward are one kernel
+each, and a fused MLP sums the gradients of its biases itself."""
+
 
 @dataclass(frozen=True)
 class ExamplesRuntime:
@@ -71,7 +75,10 @@ class ExamplesRuntime:
         Args:
             through_host: all-to-alls go through the link between the sockets of a DGX-1.
         """
-        found = hardware.model_copy(update={"overheads": self._overheads(hardware, day)})
+        changed: dict[str, object] = {"overheads": self._overheads(hardware, day)}
+        if self.fuses(day):
+            changed["elementwise"] = hardware.elementwise.model_copy(update=OWN_KERNELS)
+        found = hardware.model_copy(update=changed)
         if through_host:
             intra = found.collectives.intra
             curve = intra.all_to_all.model_copy(

@@ -293,7 +293,7 @@ class _Pricer:
             return
         for chain in fused_chains(calls):
             if len(chain) == 1:
-                yield chain[0], self._cost(chain[0])
+                yield chain[0], self._cost(chain[0], compiled=True)
             else:
                 yield replace(chain[0], name="fused"), self.times.cost_of_chain(chain)
 
@@ -303,8 +303,8 @@ class _Pricer:
         casts = int(name == "_to_copy" and cost.kernels > 0)
         return self.execution.host_ms(cost.kernels, int(not cost.kernels), casts)
 
-    def _cost(self, call: OpCall) -> OpCost:
-        found = self.times.cost(call)
+    def _cost(self, call: OpCall, *, compiled: bool = False) -> OpCost:
+        found = self.times.cost(call, compiled=compiled)
         if found.product is not None:
             self.products.add(found.product)
         if not found.modelled:

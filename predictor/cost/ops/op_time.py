@@ -106,7 +106,13 @@ class OpTimes:
         self.hardware = hardware
         self.product_type = product_type
 
-    def cost(self, call: OpCall) -> OpCost:
+    def cost(self, call: OpCall, *, compiled: bool = False) -> OpCost:
+        """Of one call.
+
+        Args:
+            compiled: the kernel is a compiler's where it can make one, which loads vectors where
+                aten's would not.
+        """
         if not call.moves:
             return VIEW
         name = plain_name(call)
@@ -116,12 +122,12 @@ class OpTimes:
             return self._convolution(call, name)
         if name in ATTENTION:
             return self._attention(call, name)
-        return self._memory(call, name)
+        return self._memory(call, name, made=compiled and fusible(call))
 
     def cost_of_chain(self, chain: Sequence[OpCall]) -> OpCost:
         """Of ops that run as one kernel (`fused_chains`)."""
         if len(chain) == 1:
-            return self.cost(chain[0])
+            return self.cost(chain[0], compiled=True)
         return OpCost(float(memory_ms(self.hardware, outer_bytes(chain))), 1)
 
     # --- arithmetic -----------------------------------------------------------------------------
@@ -184,7 +190,7 @@ class OpTimes:
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _memory(self, call: OpCall, name: str) -> OpCost:
+    def _memory(self, call: OpCall, name: str, *, made: bool) -> OpCost:
         size, gathered = _memory_bytes(call, name)
         model = columns_ms if _takes_rows_apart(call, name) else memory_ms
         model = decode_ms if name in DECODES else model
@@ -198,7 +204,7 @@ class OpTimes:
         if rows and cost.column_sum_us:
             return OpCost(column_sums_ms(self.hardware, rows, size), kernels)
         apart = units.us(cost.floor_us + 1e-3 * _apart_on_gpu_ns(call, name, cost))
-        ms = max(float(model(self.hardware, size)), apart)
+        ms = max(float(model(self.hardware, size)), 0.0 if made else apart)
         ms += (kernels - 1) * units.us(cost.floor_us)
         if name in INDEX_ADDS:
             ms += units.us(1e-3 * cost.index_add_ns) * gathered / 2

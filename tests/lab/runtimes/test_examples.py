@@ -70,6 +70,15 @@ def test_graphs_take_the_host_out() -> None:
     assert (plain.iteration_us, plain.launch_us) == (0, hardware.overheads.launch_us)
 
 
+def test_fused_layers_and_interactions_are_not_atens() -> None:
+    """Before, aten's kernels summed biases' gradients, and those of pairs in their places."""
+    hardware, runtime = load_hardware("a100-80gb"), load_examples()
+    assert hardware.elementwise.index_add_ns > 0 < hardware.elementwise.column_sum_us
+    fused = runtime.profile(hardware, NEW).elementwise
+    assert (fused.index_add_ns, fused.column_sum_us) == (0, 0)
+    assert runtime.profile(hardware, OLD).elementwise == hardware.elementwise
+
+
 def test_on_an_old_mesh_three_eighths_of_a_buffer_cross_the_sockets() -> None:
     """Four cards a socket send an eighth to each of three others that no NVLink joins to them."""
     hardware, runtime = load_hardware("v100-32gb"), load_examples()

@@ -77,7 +77,7 @@ def test_every_pass_is_a_row_and_every_location_a_part(tmp_path: Path) -> None:
 
 
 def test_recorded_distinct_ids_count_more_than_the_power_law(tmp_path: Path) -> None:
-    law = {"location": "uvm", "ids_total": "200000"}
+    law = {"location": "uvm", "ids_total": "200000", "alpha": "0.5"}
     few = law | {"ids_distinct": "200"}
     write_table(tmp_path, MEASURED_FILE, MEASURED, law, few)
     rows = [r for r in validate_tbe(tmp_path).rows if r.name["pass"] == "backward"]

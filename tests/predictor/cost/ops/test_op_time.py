@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from predictor import units
-from predictor.cost.elementwise import memory_ms
+from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
 from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
 from predictor.model.op_calls import OpCall, Operand
@@ -154,6 +154,18 @@ def test_products_end_a_chain_and_views_are_left_out() -> None:
     ]
     names = [[call.name for call in chain] for chain in fused_chains(calls)]
     assert names == [["relu", "mul"], ["mm"], ["add"]]
+
+
+def test_a_compilers_kernel_of_one_op_loads_vectors_where_atens_does_not() -> None:
+    hw = hardware("h100-sxm")
+    sliced = replace(tensor(1, 64, 1024, 1024, data_type="bf16"), strides=(1 << 21, 1024, 1))
+    call = OpCall("clone", (sliced,), (tensor(2, 64, 1024, 1024, data_type="bf16"),))
+    times = OpTimes(hw, "fp32")
+    assert times.cost(call).ms > 2 * times.cost_of_chain([call]).ms
+    assert times.cost_of_chain([call]).ms == pytest.approx(float(columns_ms(hw, 4 << 26)))
+    # compilers leave additions to places given by index to aten
+    added = OpCall("index_put", (sliced, tensor(3, 1024)), (sliced,), mutates=True)
+    assert times.cost(added) == times.cost_of_chain([added])
 
 
 def test_chains_that_share_nothing_are_kernels_of_their_own() -> None:

@@ -47,11 +47,11 @@ def test_semi_sync_hides_the_outputs_and_holds_one_more_batch() -> None:
     sparse, semi = predicted(under("sparse_dist")), predicted(under("semi_sync"))
     assert semi.iteration_ms < 0.95 * sparse.iteration_ms
     assert "output_dist_forward" not in semi.breakdown
+    outputs = 4 * MODEL.batch_size * sum(table.embedding_dim for table in MODEL.tables)
     for one, other in zip(sparse.memory, semi.memory, strict=True):
         assert one.peak is not None
         assert other.peak is not None
-        assert other.peak.allocated_bytes > one.peak.allocated_bytes
-        assert other.hbm_bytes > one.hbm_bytes
+        assert other.peak.allocated_bytes > one.peak.allocated_bytes + outputs
 
 
 def test_a_bound_of_semi_sync_is_below_its_plans() -> None:
