@@ -107,6 +107,8 @@ class Launch:
         with the others.
         """
         constants, host = self.hardware.embedding, self.hardware.overheads
+        # no TorchRec runs: an op costs what one of a dense layer does
+        op_us = host.op_us if host.layer_op_us is None else host.layer_op_us
         if not isinstance(constants, CudaEmbedding):
             raise TypeError(f"{self.hardware.name} is no GPU")
         model = CudaLookups(self.hardware, constants)
@@ -119,9 +121,9 @@ class Launch:
             "backward": (HOST_OPS["lookup_backward"], constants.backward_kernels),
         }
         counts = [work[phase] for phase in self.phases]
-        issued_us = sum(ops * host.op_us + kernels * host.launch_us for ops, kernels in counts)
+        issued_us = sum(ops * op_us + kernels * host.launch_us for ops, kernels in counts)
         last = self._last_ms(model, self.phases[-1])
-        return max(units.us(host.op_us + host.launch_us) + device, units.us(issued_us) + last)
+        return max(units.us(op_us + host.launch_us) + device, units.us(issued_us) + last)
 
     def _pass_ms(self, model: CudaLookups, phase: str) -> float:
         if phase != "prefetch" or self.cache_ratio is None:
