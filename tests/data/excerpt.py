@@ -101,6 +101,7 @@ class Excerpt:
 TABLES = {
     links.NCCL_FILE: Excerpt(NCCL_COLUMNS),
     links.NCCL_EXTRA_FILE: Excerpt(NCCL_COLUMNS),
+    links.MULTIHOST_FILE: Excerpt(NCCL_COLUMNS),
     links.NCCL_TESTS_FILE: Excerpt("system gpu nccl ranks collective size_bytes time_us"),
     links.XLA_FILE: Excerpt(XLA_COLUMNS, predicted),
     gemm.BF16_FILE: Excerpt("gpu m n k time_us", lambda rows: rows[::12]),
