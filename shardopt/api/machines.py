@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from predictor.errors import InfeasibleError
 from predictor.hardware.loader import DEFAULT_HARDWARE
 from search.stop import Stop
-from shardopt.api.answer import Answer, Inputs, find_answer, read_inputs, with_advice
+from shardopt.api import answer
+from shardopt.api.answer import Answer, Inputs, find_answer, read_inputs
 from shardopt.api.cache import ResultCache
 from shardopt.api.request import PlanRequest
 from shardopt.config import read_model
@@ -57,8 +58,8 @@ def plan_machines(
             inputs = read_inputs(one, model)
             name = inputs.setting.hardware_name
             budget = stop(inputs)
-            answer = with_advice(find_answer(inputs, budget, cache), budget)
+            found = answer.with_advice(find_answer(inputs, budget, cache), budget)
         except InfeasibleError as error:
             yield OnMachine(one.hardware or DEFAULT_HARDWARE, one.gpus or 0, None, str(error))
             continue
-        yield OnMachine(name, one.gpus or 0, answer, price=prices.get(name))
+        yield OnMachine(name, one.gpus or 0, found, price=prices.get(name))
