@@ -17,6 +17,7 @@ from predictor.model.plan import ShardingPlan, ShardingType, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, Table
 from search.in_use.plan import find_broken_constraint
+from search.prefer import TOLERANCE
 from search.problem import Problem
 from search.solve import solve
 from search.stop import Stop
@@ -28,8 +29,6 @@ MOST_SHIFTS = 16
 """Places that are tried for a table whose constraint is dropped."""
 MOST_NAMED = 10
 """Constraints that are priced one by one."""
-LEAST_GAIN = 0.005
-"""Share of the iteration below which constraints cost nothing."""
 LEAST_STEP = 1e-3
 """Share of the iteration below which dropping one more constraint is not named."""
 
@@ -80,7 +79,7 @@ def price_constraints(
 
     Returns:
         None where no table is constrained, or the best plan found without constraints saves less
-        than `LEAST_GAIN`.
+        than `TOLERANCE`.
     """
     free = relaxed(problem)
     if free is None:
@@ -90,13 +89,13 @@ def price_constraints(
     except InfeasibleError:
         return None
     gain = 1 - best.iteration_ms / iteration_ms
-    if gain < LEAST_GAIN:
+    if gain < TOLERANCE:
         return None
     binding = _binding_constraints(problem, plan, best.plan)
     steps = list(_greedy(problem, plan, best.plan, iteration_ms, binding))
     left = [key for key in binding if key not in {step.table for step in steps}]
     rest = gain - sum(step.gain for step in steps)
-    if left and rest > LEAST_GAIN:
+    if left and rest > TOLERANCE:
         # they save only together, with tables that nothing constrains
         alone = left[0] if len(left) == 1 else None
         words = "all others together" if alone is None else binding[alone]

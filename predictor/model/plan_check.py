@@ -325,6 +325,15 @@ def find_runtime_problem(table: TablePlan, setting: RuntimeSetting) -> str | Non
     )
 
 
+def find_mean_problems(plan: ShardingPlan, workload: Workload) -> list[str]:
+    """Return what `find_mean_problem` says of each module of a plan, keyed as the workload is."""
+    modules: dict[str, dict[str, tuple[ShardingType, str]]] = {}
+    for key, table in zip(workload.keys, workload.tables, strict=True):
+        placed = plan.tables[key].sharding_type, table.pooling
+        modules.setdefault(table.module, {})[table.name] = placed
+    return [problem for module in modules.values() if (problem := find_mean_problem(module))]
+
+
 def find_mean_problem(module: Mapping[str, tuple[ShardingType, str]]) -> str | None:
     """Why TorchRec would compute wrong means in a module, and what to do; or None.
 

@@ -179,8 +179,8 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
 def _keep_torchrecs(
     setting: Setting, result: Result, predictions: list[Prediction]
 ) -> tuple[Result, list[Prediction]]:
-    """The result with TorchRec's plan first, where it fits and breaks nothing: a plan that gains
-    nothing sure over it is no reason to change."""
+    """The result with TorchRec's plan first, where it fits and breaks nothing: a plan that is
+    predicted to be no faster, beyond what ties differ by, is no reason to change."""
     plan = result.baseline_plans[TORCHREC]
     prediction = setting.predict(plan)
     if broken(plan, setting) or not all(rank.fits for rank in prediction.memory):

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from predictor.errors import InputError, PlanError
-from predictor.model.plan import ShardingPlan, ShardingType
+from predictor.model.plan import ShardingPlan
 from predictor.model.plan_check import (
     RuntimeSetting,
     check_plan,
-    find_mean_problem,
+    find_mean_problems,
     find_runtime_problem,
     in_torchrec_order,
     model_mismatch,
@@ -148,7 +148,4 @@ def broken(plan: ShardingPlan, setting: Setting) -> list[str]:
         for group, places in ranks.items()
         if len(places) > 1
     ]
-    modules: dict[str, dict[str, tuple[ShardingType, str]]] = {}
-    for (_, sharding), table in planned:
-        modules.setdefault(table.module, {})[table.name] = (sharding.sharding_type, table.pooling)
-    return found + [problem for m in modules.values() if (problem := find_mean_problem(m))]
+    return found + find_mean_problems(plan, workload)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from predictor.model.memory.ranks import STATES, fits, missing, plan_memory
 from predictor.model.plan import ComputeKernel, Shard, ShardingPlan, ShardingType, TablePlan
-from predictor.model.plan_check import find_mean_problem, match_plan
+from predictor.model.plan_check import find_mean_problems, match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Table
 from predictor.predict import predict
@@ -48,19 +48,12 @@ class TorchRecsPlan:
             plan,
             predict(workload, ranks, hardware, plan).iteration_ms,
             "" if worst is None else missing([worst]),
-            not _wrong_means(plan, workload.tables),
+            not find_mean_problems(plan, workload),
         )
 
     def ties(self, best_ms: float) -> bool:
         """Whether the best plan found gains nothing over this one, which can be used."""
         return self.sound and not self.misfit and self.iteration_ms <= best_ms * (1 + TOLERANCE)
-
-
-def _wrong_means(plan: ShardingPlan, tables: Sequence[Table]) -> bool:
-    modules: dict[str, dict[str, tuple[ShardingType, str]]] = {}
-    for placed, table in zip(plan.tables.values(), tables, strict=True):
-        modules.setdefault(table.module, {})[table.name] = placed.sharding_type, table.pooling
-    return any(find_mean_problem(module) for module in modules.values())
 
 
 def tell_column_states(plan: ShardingPlan, theirs: TorchRecsPlan | None, problem: Problem) -> None:
