@@ -85,6 +85,7 @@ def answer(name: str, pipeline: str) -> dict[str, Any]:
         "iteration_ms": found.iteration_ms,
         "most_ms": found.interval_ms[1],
         "host_ms": sum(op.host_ms for op in found.graph.ops),
+        "idle_ms": sum(rank.idle_ms for rank in found.per_rank),
         "busy_ms": dict(sorted(busy.items())),
         "reserved_bytes": max(peak.reserved_bytes for peak in peaks if peak is not None),
     }
