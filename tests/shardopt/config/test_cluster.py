@@ -201,7 +201,7 @@ BAD_LEVELS = [
     ("{name: leaf}", "{name: leaf, size: 2}", [":6: levels[1]", "size"]),
     ("in: {leaf: y}", "in: {pod: y}", [":2: hosts[2].in", "'pod' is unknown", "leaf, spine"]),
     (", in: {leaf: y}", "", ["levels[1]", "host 'c' says none"]),
-    ("name: c", "name: b", [":2: hosts[2]: host 'b' is there twice"]),
+    ("name: c", "name: b", [":2: hosts[2]: host 'b' appears twice"]),
     ("name: c, in: {leaf: y}", "name: c, in: y", ["hosts[2].in: got 'y'", "{rail: a}"]),
     ("name: spine", "name: leaf", [":4: levels", "leaf"]),
     ("{name: spine", "{name: spine, size: 3", [":7: levels[2].size: got 3", "2 parts"]),
