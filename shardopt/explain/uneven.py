@@ -22,6 +22,6 @@ def uneven_words(prediction: Prediction, gap: float | None) -> str | None:
         return None
     return (
         f"Ranks wait {ms(waiting)}, {percent(share)} of the iteration, for the one with the "
-        f"longest batch; another plan can gain {percent(most)} at most. Batches that are balanced by the "
-        "lengths of their samples end the wait."
+        f"longest batch; another plan can gain {percent(most)} at most. Batches that are balanced "
+        "by the lengths of their samples end the wait."
     )
