@@ -23,6 +23,7 @@ from functools import cached_property, lru_cache
 from typing import Protocol
 
 from predictor.errors import InputError
+from predictor.model.length_shares import LengthShares
 from predictor.model.op_calls import (
     DenseProgram,
     Event,
@@ -287,7 +288,7 @@ class CapturedDense:
         data_type: how products of fp32 tensors are computed: ``fp32`` or ``tf32``.
         bucket_cap_mb: as of `DenseArch`.
         file: name of the ops file beside the model file; empty for one that lies in none.
-        compiled, cuda_graphs: as of `DenseArch`.
+        compiled, cuda_graphs, length_shares: as of `DenseArch`.
     """
 
     captured: CapturedProgram
@@ -296,6 +297,7 @@ class CapturedDense:
     file: str = ""
     compiled: bool = False
     cuda_graphs: bool = False
+    length_shares: LengthShares | None = None
 
     @property
     def optimizer(self) -> str:
