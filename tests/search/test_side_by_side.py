@@ -18,7 +18,7 @@ from search.problem import Result
 from search.side_by_side import CutPiece, side_by_side, usable_cores
 from search.solve import solve
 from search.stop import Stop
-from tests.search.problems import random_problem
+from tests.search.problems import several_lookups
 
 HERE = os.getpid()
 SHARED = [object(), object()]
@@ -115,11 +115,10 @@ def test_nothing_is_forked_from_a_daemon(monkeypatch: pytest.MonkeyPatch) -> Non
     assert usable_cores() == 1
 
 
-@pytest.mark.slow
 def test_a_search_finds_the_same_on_any_number_of_cores(cores: Callable[[int], None]) -> None:
     def found(count: int) -> Result:
         cores(count)
-        return solve(random_problem(3), Stop(effort=0.03), 0)
+        return solve(several_lookups(3), Stop(effort=0.002), 0)
 
     one, two = found(1), found(2)
     assert one.plans == two.plans
