@@ -37,13 +37,18 @@ def test_results_come_in_order_and_share_what_both_sides_know(
     cores: Callable[[int], None], count: int
 ) -> None:
     cores(count)
-    delays = [0.05, 0.0, 0.02, 0.0]
+    first, ended = os.pipe()
 
     def piece(number: int) -> tuple[int, object]:
-        time.sleep(delays[number])  # ends in another order
+        if number == 1:
+            os.write(ended, b"x")
+        if number == 0 and count > 1:
+            os.read(first, 1)  # ends after the second one
         return number, SHARED[number % 2]
 
     found = list(side_by_side([partial(piece, number) for number in range(4)], SHARED))
+    for pipe in (first, ended):
+        os.close(pipe)
     assert [number for number, _ in found] == [0, 1, 2, 3]
     assert all(one is SHARED[number % 2] for number, one in found)
 
