@@ -412,6 +412,7 @@ def test_a_plan_that_the_storage_estimator_accepts_is_returned(
     plan = made.plan(tiny(), SHARDERS)
     assert set(plan.plan["ebc"]) == set(NAMES)
     assert "strict=True" in caplog.text
+    assert "finds no plan that fits" not in caplog.text, "TorchRec's is there"
     assert made.found.result.best.iteration_ms == pytest.approx(made.found.prediction.iteration_ms)
     assert made.found.result.lower_bound_ms <= made.found.prediction.iteration_ms
     assert not any(rank.fits for rank in made.found.prediction.memory)
