@@ -263,17 +263,22 @@ def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measuremen
     kernel of 1.2 us measures 3.6); in a step the next kernel starts meanwhile.
     """
     import torch
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
+    kind = timer.device.upper()
     x = torch.ones(CLOCK_BYTES // 4, device=timer.device)
     taken = timer.samples(lambda: torch.add(x, 1.0), seconds)
-    activity = getattr(ProfilerActivity, "CPU" if timer.device == "cpu" else "CUDA")
-    with profile(activities=[activity]) as recorded:
+    with profile(activities=[getattr(ProfilerActivity, kind)]) as recorded:
         for _ in range(CLOCK_KERNELS):
             torch.add(x, 1.0)
         timer.synchronize()
-    spans = (event.time_range.elapsed_us() for event in recorded.events())
-    kernels = [us for us in spans if us > 0]
+    # launches by the host are recorded as well
+    kernels = [
+        event.time_range.elapsed_us()
+        for event in recorded.events()
+        if event.device_type is getattr(DeviceType, kind)
+    ]
     facts = {"kernel_us": round(statistics.median(kernels), 3)} if kernels else {}
     return [row_of_samples(point, taken, **facts)]
 
