@@ -277,7 +277,7 @@ def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measuremen
     kernels = [
         event.time_range.elapsed_us()
         for event in recorded.events()
-        if event.device_type is getattr(DeviceType, kind)
+        if event.device_type == getattr(DeviceType, kind)
     ]
     facts = {"kernel_us": round(statistics.median(kernels), 3)} if kernels else {}
     return [row_of_samples(point, taken, **facts)]
