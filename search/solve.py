@@ -446,8 +446,8 @@ def _compare_host_memory(
         return found, f"{left_out}: no plan was found that is more than {error:.0%} faster"
     if cached and _devices_ms(problem, other) > _devices_ms(problem, found):
         return found, (
-            f"{left_out}: one takes {other.best.iteration_ms:.4g} ms, as the host launches less; "
-            "its devices have more to do"
+            f"{left_out}: one takes {other.best.iteration_ms:.4g} ms because the host launches "
+            "less, but its devices have more to do"
         )
     kernels = (ComputeKernel.FUSED_UVM,) if cached else UVM_KERNELS
     tables = sum(t.compute_kernel in kernels for t in other.best.plan.tables.values())

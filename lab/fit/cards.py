@@ -30,7 +30,7 @@ class Card:
             where its file holds curves of its own (`lab.fit.links`).
         switched: whether a switch joins the cards, which then adds up all-reduces where it can.
         nics: profile whose curves between hosts hold, if not ``like``; its own name as above.
-        all_to_all_factor: on what bytes of an all-to-all cost between hosts.
+        message_us: of a host's thread for a message over a NIC, where that decides.
         link_factor: bandwidth of that NVLink over the card's own.
         l2_gb_s: where it was measured on the same chip.
         gemm: constants fitted for this very device, with their source.
@@ -59,7 +59,7 @@ class Card:
     link_note: str = ""
     switched: bool = True
     nics: str | None = None
-    all_to_all_factor: float = 1.0
+    message_us: float | None = None
     nic_note: str = ""
     gpus_per_host: int = 8
     nvlink_domain: int = 8

@@ -234,9 +234,10 @@ def _inter(card: Card, like: HardwareProfile) -> dict[str, Any]:
     link = load_hardware(from_name).collectives.inter.at(card.nic_gbit_s)
     found = link.model_dump(mode="json", exclude_none=True) | {"rel_error": 0.3}
     for op in OPS:
-        factor = card.all_to_all_factor if op == "all_to_all" else 1.0
-        costs = [round(factor * cost, 3) for cost in found[op]["us_per_mib"]]
+        costs = [round(cost, 3) for cost in found[op]["us_per_mib"]]
         found[op] = found[op] | {"us_per_mib": costs}
+    if card.message_us is not None:
+        found["message_us"] = card.message_us
     found["provenance"] = _provenance(
         card,
         f"Curves of {from_name} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are "

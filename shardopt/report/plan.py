@@ -19,6 +19,7 @@ from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.explain.host import host_bound, host_words
+from shardopt.explain.uneven import uneven_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
@@ -94,6 +95,9 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     waits = host_bound(best, answer.setting.hardware)
     if waits is not None:
         lead.append(host_words(waits))
+    uneven = uneven_words(best, gap_of(best.iteration_ms, answer.result.lower_bound_ms))
+    if uneven is not None:
+        lead.append(uneven)
     return [
         *(Line(text, "bold") for text in lead),
         "",
