@@ -80,7 +80,7 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Confirm:
-    """How plans are measured in a training script.
+    """Settings of the measurement of plans in a training script.
 
     Args:
         batches: the data loader of this rank; `BATCHES` of its batches are used. An iterator would
