@@ -87,10 +87,3 @@ def test_the_report(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for word in ("Rank 1 waits", "Critical path", "Sensitivity"):
         assert word in shown
     assert run("explain", *BOTH, "--quiet").out.count(" ms") == 2
-
-
-@pytest.mark.parametrize("flag", ["--trace", "--html"])
-def test_outputs_that_cannot_be(refused, model: Path, plan: Path, flag: str) -> None:
-    refused("explain", model, plan, flag, "no/out.json", says="no")
-    refused("explain", model, plan, flag, plan, says="is an input")
-    refused("explain", model, plan, "--html", "out", "--trace", "./out", says="different files")

@@ -98,27 +98,3 @@ def test_timeline_draws_both(run, files: list[Path], tmp_path: Path) -> None:
     assert drawn == set(names.values())
     last = max(e["ts"] for e in events if e["name"] == "ProfilerStep#5")
     assert last == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("rank0.json.gz", b"\x1f\x8b\x08\x00\x00", "cut off"),
-        ("rank0.json", b"", "is empty"),
-        ("rank0.json", b"hello", "not a trace"),
-        ("rank0.json", b"{}", "without `traceEvents`"),
-        ("rank0.json", b'{"traceEvents": [', "cut off"),
-    ],
-)
-def test_bad_files(refused, tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    refused("trace", name, "--json", says=(f"error: {name}: ", words))
-
-
-def test_what_cannot_be_asked(refused, files: list[Path], tmp_path: Path) -> None:
-    refused("trace", "nowhere.json", says="nowhere.json")
-    refused("trace", says="FILE")
-    refused("trace", *files, "--trace", files[0], says="is an input")
-    dense = ("trace", *files, "--dense", tmp_path / "dense.yaml")
-    refused(*dense, says="dense part")
-    refused(*dense, "--batch-size", "0", says="--batch-size is 0")

@@ -94,25 +94,6 @@ def test_interrupted(run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.err.endswith("interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("storage", "says"),
-    [
-        ("tune.txt", "tune.txt"),
-        ("journal:", "journal:PATH"),
-        ("no/such/tune.log", "no/such"),
-        ("journal:.", "directory"),
-        ("mysqlx://u:secret@127.0.0.1/x", "mysqlx"),
-        ("sqlite:////no/such/tune.db", "unable to open"),
-        ("http://x", "http://x"),
-        ("model.yaml.log", "model.yaml.log"),
-    ],
-)
-def test_storages_that_cannot_be_used(refused, model: Path, storage: str, says: str) -> None:
-    Path("model.yaml.log").write_text(model.read_text())
-    said = refused("plan", model, *QUICK, *KNOBS, "--storage", storage, says=says)
-    assert "secret" not in said
-
-
 def test_the_time_that_is_left_goes_by_the_pace_so_far() -> None:
     assert time_left((0.0, 0), (0.0, 0), 24) == ""
     assert time_left((100.0, 4), (130.0, 10), 24) == ", about 70 s left"

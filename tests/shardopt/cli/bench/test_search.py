@@ -94,20 +94,6 @@ dense:"""
     refused("bench", "search", model, *QUICK, *none, code=3, says="HBM")
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--gpus", 2, "--repeat", 0), "repeat is 0"),
-        (("--gpus", 0), "gpus is 0"),
-        (("--gpus", 2, "--effort", -1), "effort is -1"),
-        ((), "how many GPUs?"),
-        (("--gpus", 2, "--hardware", "h100-sx"), "h100-sxm"),
-    ],
-)
-def test_bad_flags(refused, model: Path, flags: tuple[object, ...], words: str) -> None:
-    refused("bench", "search", model, *flags, says=words, code=4 if "--hardware" in flags else 2)
-
-
 MEASURED = """\
 dense:
   measured: {batch_size: 32768, forward_ms: 1, backward_ms: 2, optimizer_ms: 0.1, gradient_mib: 1}
