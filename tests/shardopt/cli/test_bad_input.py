@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import shlex
 import shutil
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from predictor.hardware.loader import load_hardware
 from tests.predictor.trace.synthetic import kineto, write
 from tests.shardopt.cli.test_hardware import TOPOLOGY
 from tests.shardopt.config.conftest import GOOD
@@ -51,6 +54,8 @@ def good_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rows.yaml": "user: many\n",
         "model.yaml.log": "no journal",
     }
+    gemm = load_hardware("h100-sxm").gemm.model_dump(mode="json") | {"tiles": "x"}
+    texts["tiles.yaml"] = yaml.safe_dump({"base": "h100-sxm", "gemm": gemm})
     for name, text in texts.items():
         (folder / name).write_text(text)
     write(folder, "rank0.json", kineto(0, world_size=1))
@@ -80,6 +85,18 @@ def damaged(folder: Path, row: dict[str, Any]) -> None:
     if "keys" in row:
         path = folder / ("m.ops.json" if "captured.yaml" in row["run"] else "given.json")
         path.write_text(json.dumps({**json.loads(path.read_text()), **row["keys"]}))
+
+    if "set" in row or "drop" in row:
+        path = folder / "given.json"
+        document = json.loads(path.read_text())
+        for dotted in (row["drop"],) if "drop" in row else row["set"]:
+            *parents, last = (int(key) if key.isdigit() else key for key in dotted.split("."))
+            inner = reduce(operator.getitem, parents, document)
+            if "drop" in row:
+                del inner[last]
+            else:
+                inner[last] = row["set"][dotted]
+        path.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["run"])
