@@ -131,6 +131,24 @@ def test_nvlink_joins_the_racks_that_hosts_name(
     assert Topology.uniform(cluster.world_size, 4, hbm_bytes=0, ddr_bytes=0, nvlink_domain=domain)
 
 
+@pytest.mark.parametrize("hosts", [(8, 16), (6, 4, 8), (4, 4), (3, 4), (5,)])
+def test_numbers_of_hosts_are_racks_as_if_hosts_named_them(
+    write: Callable[[str], Path], hosts: tuple[int, ...]
+) -> None:
+    named = load_cluster(write(racks(*hosts)))
+    head = f"schema: 1\nhosts: {list(hosts)}\nranks_per_host: 4\n"
+    levels = "levels: [{name: rack, link: nvlink}, {name: spine}]\n"
+    assert load_cluster(write(head + levels)) == named
+    assert load_cluster(write(head)).nvlink_domain == named.nvlink_domain
+    leaves = load_cluster(write(head + "levels: [{name: leaf}, {name: spine}]\n"))
+    assert (leaves.nvlink_domain, leaves.network[1].parts) == (4, len(hosts))
+
+
+def test_numbers_in_quotes_are_names(write: Callable[[str], Path]) -> None:
+    cluster = load_cluster(write('schema: 1\nhosts: ["8", "16"]\nranks_per_host: 4\n'))
+    assert (cluster.hosts, cluster.nvlink_domain) == (2, 4)
+
+
 def test_racks_whose_hosts_alternate_join_whole_stretches(write: Callable[[str], Path]) -> None:
     text = racks(2, 2, 2).replace("rack: 2", "rack: 0")
     cluster = load_cluster(write(text))

@@ -62,7 +62,7 @@ def test_hosts(text: str, hosts: list[tuple[str, int | None]], tmp_path: Path) -
         ("n[a]", "hosts:1: got"),
         ("a,,b", "hosts:1: got"),
         ("a,", "hosts:1: got"),
-        ("a\na", "hosts:2: host 'a' is there twice"),
+        ("a\na", "hosts:2: host 'a' appears twice"),
         ("n[1-70000]", "more than 65536"),
     ],
 )

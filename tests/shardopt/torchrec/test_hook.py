@@ -185,7 +185,7 @@ def test_a_model_file_says_what_was_guessed(tmp_path: Any) -> None:
     )
     assert load_model(tmp_path / "m.yaml") == found
     assert found.train_pipeline == "sparse_dist"
-    assert (found.dense.data_type, found.dense.optimizer) == ("fp32", "adam")
+    assert (found.dense.data_type, found.dense.optimizer) == ("bf16", "adam")
     calls = found.dense.program(found).forward
     halves = [c.name for c in calls if isinstance(c, OpCall) and c.outputs[0].data_type == "bf16"]
     assert halves.count("addmm") == 2, "forward runs under autocast"
