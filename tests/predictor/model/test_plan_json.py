@@ -67,7 +67,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
 
 
 @given(plans())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_plan_survives_its_file(plan: ShardingPlan) -> None:
     text = json.dumps(plan_to_dict(plan))
     assert plan_from_dict(json.loads(text), where="p") == plan

@@ -90,14 +90,3 @@ def test_plans_for_different_machines_are_not_compared(
     other = write(tmp_path / "p.json", plan_data, hardware="b200")
     refused("predict", model, plan, other, says="flags: --hardware")
     assert run("predict", model, plan, other, "--hardware", "b200").code == 0
-
-
-def test_ranks_on_cpus_are_no_gpus(
-    run, model: Path, tmp_path: Path, plan_data: dict[str, Any]
-) -> None:
-    plan = write(tmp_path / "cpu.json", plan_data, hardware="cpu-gloo")
-    for given in ((plan,), (plan, plan)):
-        shown = run("predict", model, *given)
-        words = (shown.out + shown.err).replace(str(tmp_path), "")
-        assert shown.code == 0
-        assert not {word for word in ("GPU", "HBM", "NVLink") if word in words}

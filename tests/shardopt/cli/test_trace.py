@@ -42,17 +42,6 @@ def test_report(run, files: list[Path]) -> None:
     assert all(len(line) <= 100 for line in done.out.splitlines())
 
 
-def test_quiet_is_one_line(run, files: list[Path]) -> None:
-    done = run("trace", *files, "--quiet")
-    assert done.out.startswith("Measured 1.000 ms per step, predicted ")
-    assert (len(done.out.splitlines()), done.err) == (1, "")
-
-
-def test_many_steps_show_the_longest(run, tmp_path: Path) -> None:
-    done = run("trace", write(tmp_path, "rank0.json", kineto(0, steps=40, world_size=1)))
-    assert "The 24 longest of 40 steps are shown" in done.out
-
-
 def test_without_prediction_the_breakdown_stays(run, tmp_path: Path) -> None:
     path = write(tmp_path, "rank0.json", kineto(0, markers=False))
     done = run("trace", path, "--json")

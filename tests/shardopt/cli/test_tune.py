@@ -54,18 +54,6 @@ def test_predict_agrees_with_the_plan_that_was_written(as_json, model: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_report_says_what_to_change_and_lists_a_front(run, model: Path) -> None:
-    knobs = ("--tune", "batch_size=512/65536,pipeline,qcomm=bf16")
-    done = run("plan", model, *QUICK[:-1], 6, *knobs)
-    assert (done.code, done.err) == (0, "")
-    text = " ".join(done.out.split())
-    for words in ("batch_size: 65536", "131,072", "qcomm: {forward: bf16, backward: bf16}"):
-        assert words in text
-    both = ("--tune", "batch_size=512/65536", "--objectives", "time,memory")
-    assert "Pareto front" in run("plan", model, *QUICK, *both).out
-
-
-@pytest.mark.slow
 def test_one_command_after_another_shares_a_study(run, refused, model: Path) -> None:
     words = ("plan", model, *QUICK, *KNOBS, "--json", "--storage", "tune.journal")
     first, again = run(*words), run(*words)
