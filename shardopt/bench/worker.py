@@ -9,15 +9,13 @@ import gc
 import math
 import os
 import random
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from shardopt.bench.job import Job
 from shardopt.measure.machine import other_cores, usage
-from shardopt.ranks.clock import steps_ms, trace_steps
+from shardopt.ranks.clock import steps_ms
 from shardopt.ranks.rank import Rank, Report, join_group, prepare
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
@@ -33,8 +31,7 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
 
     Args:
         report: called on rank 0 alone with what a rows file keeps: `kind` is warmup (`ms`,
-            `rounds`, `settled`) or round; or with signs of life: ready, warming, and plan, before
-            anything is done under the one of `name`.
+            `rounds`, `settled`) or round; or with signs of life: ready, warming, and plan.
     """
     device = prepare(rank, job.backend, job.runtime)
     import torch.distributed as dist
@@ -63,7 +60,7 @@ class _Rank:
         rings: dict[int, Any] = {}
         self.trainings: dict[str, Training] = {}
         for name, plan in job.plans.items():
-            self.report({"kind": "plan", "name": name})
+            self.report({"kind": "plan"})
             data = job.data.get(name, job.workload)
             if id(data) not in rings:
                 ring = batch_ring(data, seed=job.seed, rank=rank.index)
@@ -92,20 +89,6 @@ class _Rank:
         self._warm_up()
         for index in range(first, self.job.rounds):
             self._round(index)
-            # clocks of hosts differ, so one decides
-            if _broadcast(self.job.until is not None and time.time() > self.job.until):
-                break
-        for name, folder in self.job.traces.items():
-            self._trace(name, Path(folder))
-
-    def _trace(self, name: str, folder: Path) -> None:
-        """Record some steps of a plan."""
-        import torch.distributed as dist
-
-        self.report({"kind": "plan", "name": name})
-        dist.barrier()
-        trace_steps(self.trainings[name].step, folder / f"rank{self.rank}.json", self.device)
-        dist.barrier()
 
     def _warm_up(self) -> None:
         job = self.job
@@ -177,7 +160,7 @@ class _Rank:
         dist.barrier()
         if self.device.type == "cpu" and self.job.runtime is Runtime.TUNED:
             hasten_gloo()
-        self.report({"kind": "plan", "name": name})
+        self.report({"kind": "plan"})
         spans = steps_ms(training.step, 1 + count, self.device)
         return spans[0], spans[1:]
 

@@ -254,7 +254,10 @@ class JoinedSessions:
         self.make, self.device, self.folder = make, device, folder
         self.first = dist.get_rank() == 0
         self._talk = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self._traced: set[str] = set()
+        self.traced: set[str] = set()
+        """Plans of which no trace is to be recorded any more."""
+        self.at: Callable[[str], None] = lambda name: None
+        """Is told which plan this rank turns to."""
         self._groups = 0
 
     def close(self) -> None:
@@ -305,7 +308,7 @@ class JoinedSessions:
         built = _Built(self.make, self.device, self._groups)
 
         def do(tasks: Mapping[str, Callable[[], Any]]) -> list[dict[str, Any]]:
-            said = _try(tasks)
+            said = _try(tasks, self.at)
             if said.why is not None:
                 built.give_up()
             answers: list[_Said] = self._gather(said)
@@ -329,8 +332,8 @@ class JoinedSessions:
                     if self.now() >= until:
                         break
                 for name in order:
-                    if self.folder is not None and name not in self._traced:
-                        self._traced.add(name)
+                    if self.folder is not None and name not in self.traced:
+                        self.traced.add(name)
                         traces = do({name: partial(built.trace, name)})
                         for rank, of in enumerate(traces if self.first else ()):
                             path = self.folder / name.replace(" ", "-") / f"rank{rank}.json"
@@ -399,11 +402,12 @@ class _Built:
         free_memory()
 
 
-def _try(tasks: Mapping[str, Callable[[], Any]]) -> _Said:
+def _try(tasks: Mapping[str, Callable[[], Any]], at: Callable[[str], None]) -> _Said:
     """What tasks give; each is named by its plan."""
     task, found = "", {}
     try:
         for task, action in tasks.items():
+            at(task)
             found[task] = action()
     except (Exception, KeyboardInterrupt) as error:
         lines = str(error).strip().splitlines() or [""]
