@@ -16,7 +16,7 @@ from typing import Any
 from shardopt.bench.job import Job
 from shardopt.measure.machine import other_cores, usage
 from shardopt.ranks.clock import steps_ms
-from shardopt.ranks.rank import Rank, Report, join_group, prepare
+from shardopt.ranks.rank import Rank, Report, Talk, join_group, prepare
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
 MIN_BLOCK = 6
@@ -55,7 +55,7 @@ class _Rank:
         from shardopt.training.model import build_model
 
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
-        self.local_size = rank.local_size
+        self.local_size, self.talk = rank.local_size, Talk()
         set_matmul_precision(job.workload)
         rings: dict[int, Any] = {}
         self.trainings: dict[str, Training] = {}
@@ -84,7 +84,7 @@ class _Rank:
     def run(self) -> None:
         """Warm-up, then every round that is left."""
         # under torchrun only the first rank has seen the rows file
-        first = _broadcast(self.job.first_round)
+        first = self.talk.share(self.job.first_round)
         self.report({"kind": "ready"})
         self._warm_up()
         for index in range(first, self.job.rounds):
@@ -103,7 +103,7 @@ class _Rank:
             rounds += 1
             self.report({"kind": "warming"})
             # all ranks must stop together, so one decides
-            settled = _broadcast(job.warmup is None and is_warm(blocks))
+            settled = self.talk.share(job.warmup is None and is_warm(blocks))
         self.report(
             {
                 "kind": "warmup",
@@ -114,18 +114,13 @@ class _Rank:
         )
 
     def _round(self, index: int) -> None:
-        import torch.distributed as dist
-
         gc.collect()
         at, load = datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0]
         order = self._order(f"round {index}")
         before = usage()
         blocks = {name: self._block(name, self.job.block) for name in order}
         mine = (blocks, self.reference.measure(), usage().own_s - before.own_s)
-        ranks: list[Any] = [None] * self.job.world_size
-        dist.gather_object(mine, ranks if self.rank == 0 else None, dst=0)
-        if self.rank:
-            return
+        ranks = self.talk.gather(mine)
         own_s = sum(of[2] for of in ranks[: self.local_size])
         self.report(
             {
@@ -163,15 +158,6 @@ class _Rank:
         self.report({"kind": "plan"})
         spans = steps_ms(training.step, 1 + count, self.device)
         return spans[0], spans[1:]
-
-
-def _broadcast(value: Any) -> Any:
-    """What rank 0 thinks."""
-    import torch.distributed as dist
-
-    shared = [value]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 def is_warm(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:
