@@ -2,8 +2,8 @@
 
 A family has a module: its points, how one is run, and how rows become constants of a profile. What
 one rank measures alone comes first, then what all ranks do together. The tables of a model that is
-given come before all else. Points of all other families alternate, so that a calibration whose time
-ends early has a part of each.
+given, and on a GPU the products of its dense part, come before all else. Points of all other
+families alternate, so that a calibration whose time ends early has a part of each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from predictor.model.workload import Workload
 from shardopt.calibrate import FAMILIES, Group, collectives, host, lookups, moves, products
 from shardopt.calibrate.points import CalibrationSettings, Device, Point, Size
-from shardopt.calibrate.rows import Measurement
+from shardopt.calibrate.rows import Measurement, row_of_failure
 from shardopt.measure.sampling import Timer, timer_of
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
@@ -38,6 +38,7 @@ ALONE: dict[str, Callable[[Point, Timer, float], list[Measurement]]] = {
     "pooled": moves.measure_pooled,
     "function": moves.measure_function,
     "concatenation": moves.measure_concatenation,
+    "clock": host.measure_clock,
     "host": host.measure_host,
     "layers": host.measure_layers,
     "optimizer": host.measure_optimizer,
@@ -68,18 +69,24 @@ def alone(
     points: list[Point] = []
     for of in (host, lookups, products, moves):
         points += of.cpu_points(size) if gpu is None else of.gpu_points(size, gpu)
-    own = [] if model is None else lookups.model_points(model, ranks)
-    return [*own, *_alternated(points)]
+    first = [] if gpu is None else host.clock_points()
+    if model is not None:
+        first += lookups.model_points(model, ranks)
+        first += [] if gpu is None else products.model_points(model)
+    return [*first, *_alternated(points)]
 
 
 def together(
     size: Size, ranks: int, link_gbit_s: float | None = None, hosts: int = 1
 ) -> list[Point]:
-    """What needs all ranks; the reference kernels lie around the collectives.
+    """What needs all ranks; the reference kernels lie around the collectives, which one rank alone
+    does not have.
 
     Args:
         hosts: that the ranks lie on; collectives within a host are measured too.
     """
+    if ranks == 1:
+        return host.iteration_points(ranks)
     among: dict[str, Any] = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
     if hosts > 1:
         among["hosts"] = hosts
@@ -108,7 +115,7 @@ def _alternated(points: Sequence[Point]) -> list[Point]:
 def measure_alone(
     points: Sequence[Point], device: Any, settings: CalibrationSettings, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
-    """Rows of kernels, point by point.
+    """Rows of kernels, point by point; a point that fails has the row of its failure.
 
     Args:
         go_on: whether there is time for another point.
@@ -123,7 +130,12 @@ def measure_alone(
         if not go_on():
             return
         seconds = size.seconds * (1.0 if "lookup" in point.family else SHORT)
-        yield from measures[point.family](point, timer, seconds)
+        try:
+            yield from measures[point.family](point, timer, seconds)
+        except Exception as error:
+            # a device that an error has broken refuses this too, and then nothing can be measured
+            timer.synchronize()
+            yield row_of_failure(point, error)
         if device.type == "cuda":
             # tables of the last point, some of which a reference cycle may hold
             import torch
