@@ -173,7 +173,7 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
     request.check()
     inputs = read_inputs(request)
     stop = stop_of(inputs)
-    return with_advice(with_constraint_costs(find_answer(inputs, stop, cache), stop), stop)
+    return followed_up(find_answer(inputs, stop, cache), stop)
 
 
 def _keep_torchrecs(
@@ -371,6 +371,12 @@ def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
     budget = Stop(stop.effort * FREE_EFFORT, left, reserve=FREE_RESERVE)
     costs = price_constraints(problem, best.plan, best.iteration_ms, budget, answer.result.seed)
     return replace(answer, constraint_costs=costs)
+
+
+def followed_up(answer: Answer, stop: Stop) -> Answer:
+    """The answer, with what its constraints cost and what to change beside its plan, as far as
+    there is time."""
+    return with_advice(with_constraint_costs(answer, stop), stop)
 
 
 def with_advice(answer: Answer, stop: Stop) -> Answer:

@@ -120,10 +120,9 @@ def plan(
         advise_only,
         apply_advice,
         find_answer,
+        followed_up,
         read_inputs,
         stop_of,
-        with_advice,
-        with_constraint_costs,
     )
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
@@ -211,7 +210,7 @@ def plan(
                 atomic_write_text(output, answer.plan_text())
             raise
     if json or apply is not None or not quiet:
-        answer = with_advice(with_constraint_costs(answer, stop), stop)
+        answer = followed_up(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from predictor.model.plan import TablePlan
-from predictor.model.plan_json import plan_to_dict
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
@@ -40,6 +39,7 @@ from shardopt.formatting import (
 from shardopt.race import Confirmation
 from shardopt.report.advice import advice, advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
+from shardopt.report.constraints import constraints, constraints_object, constraints_words
 from shardopt.report.prediction import (
     PROVENANCE_SENTENCES,
     based_on,
@@ -88,7 +88,7 @@ def advice_view(answer: Answer) -> View:
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     """What to do, the ranking, then what there is to know of the best plan."""
     lever, best = answer.lever, answer.best
-    lead = [answer.verdict, *constraints_words(answer)]
+    lead = [answer.verdict, *constraints_words(answer.constraint_costs)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
     waits = host_bound(best, answer.setting.hardware)
@@ -99,7 +99,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         "",
         setting_facts(answer.setting),
         *advice(answer.advised, answer.setting.hardware.device),
-        *_constraints(answer),
+        *constraints(answer.constraint_costs),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
@@ -152,30 +152,6 @@ def headline(answer: Answer) -> list[Block]:
     if answer.deciding and answer.deciding[0].unmeasured:
         found.append(deciding_text(answer.deciding[0]))
     return [Line(text, wraps=False) for text in found if text]
-
-
-def constraints_words(answer: Answer) -> list[str]:
-    """What all constraints cost, in a sentence; none where they cost nothing."""
-    costs = answer.constraint_costs
-    if costs is None:
-        return []
-    return [
-        f"Constraints cost {percent(costs.gain)} of the iteration: a plan without them takes "
-        f"{ms(costs.iteration_ms)}."
-    ]
-
-
-def _constraints(answer: Answer) -> list[Block]:
-    """The constraints that bind, with what dropping each saves."""
-    costs = answer.constraint_costs
-    if costs is None:
-        return []
-    rows = [
-        (one.table or "", one.constraint, number(one.iteration_ms_without), f"-{percent(one.gain)}")
-        for one in costs.costs
-    ]
-    grid = Grid(["~table", "~constraint", ">ms without", ">iteration"], rows)
-    return [Heading("Constraints", "what dropping each saves, one after the other"), grid]
 
 
 def _ranking(answer: Answer) -> list[Block]:
@@ -475,10 +451,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
             ``why`` and ``remedy``.
         advice, together, advice_considered, other_machines: `advice_object`.
-        constraint_costs: constraints that bind, in the order in which dropping them saves most:
-            ``table`` (null for all that are left), ``constraint``, ``iteration_ms_without`` (it and
-            those before it) and ``gain`` (share of ``iteration_ms`` that this step saves).
-        unconstrained: null, or ``iteration_ms`` and ``plan`` (as in plan.json) without any.
+        constraint_costs, unconstrained: `constraints_object`.
         preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
             is preferred to it; else null.
         objective: ``nominal``, ``mean`` or ``regret``.
@@ -527,7 +500,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "verdict": answer.verdict,
         "host_bound": waits and asdict(waits),
         **advice_object(answer.advised),
-        **_constraints_object(answer),
+        **constraints_object(answer.constraint_costs),
         "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
         "objective": result.aim,
         "ties": None if result.ties is None else asdict(result.ties),
@@ -548,15 +521,6 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "deciding": deciding_object(answer.deciding),
         "between_hosts": None if answer.network is None else asdict(answer.network),
     }
-
-
-def _constraints_object(answer: Answer) -> dict[str, Any]:
-    """``constraint_costs`` and ``unconstrained`` of `plan_object`."""
-    costs = answer.constraint_costs
-    if costs is None:
-        return {"constraint_costs": [], "unconstrained": None}
-    free = {"iteration_ms": costs.iteration_ms, "plan": plan_to_dict(costs.plan)}
-    return {"constraint_costs": [asdict(one) for one in costs.costs], "unconstrained": free}
 
 
 def deciding_object(found: Sequence[DecidingConstant]) -> list[dict[str, Any]]:
