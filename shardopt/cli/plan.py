@@ -127,7 +127,7 @@ def plan(
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.plan import advice_view, gained, measured, plan_view
+    from shardopt.report.plan import advice_view, plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()
@@ -197,14 +197,11 @@ def plan(
         say("the answer to the same input is kept; --no-cache searches again")
     if request.strict:
         refuse_outside(answer.best.out_of_range)
-    confirmation = None
     if confirm is not None and answer.result.stopped_by != "interrupted":
         from shardopt.bench.confirm import confirm_answer
 
         try:
-            answer, confirmation = confirm_answer(
-                answer, inputs, confirm, minutes, output, join, say
-            )
+            answer = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
         except KeyboardInterrupt:  # before any plan was timed
             if output is not None:
                 atomic_write_text(output, answer.plan_text())
@@ -223,17 +220,11 @@ def plan(
     if json:
         note(answer.setting.notes, quiet=quiet)
     cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown
-    if confirmation is not None:
-        cut = cut or confirmation.interrupted
-        view = replace(
-            view,
-            data={**view.data, **confirmation.as_object()},
-            full=[*view.full, *measured(confirmation, answer.gain)],
-            brief=[*view.brief, gained(confirmation, answer.gain)],
-        )
-    if join is not None and confirmation is not None:
+    if answer.confirmation is not None:
+        cut = cut or answer.confirmation.interrupted
+    if join is not None and answer.confirmation is not None:
         show(view, json=json, quiet=quiet)
-        end_process(EXIT_INTERRUPTED if confirmation.interrupted else 0)
+        end_process(EXIT_INTERRUPTED if cut else 0)
     return replace(view, code=EXIT_INTERRUPTED if cut else 0)
 
 

@@ -65,7 +65,11 @@ def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) ->
         end: what became of the plan, and what to type next.
         in_use: path of the plan in use, as given.
     """
-    return View(plan_object(answer, in_use), report(answer, end), headline(answer))
+    data, brief = plan_object(answer, in_use), headline(answer)
+    found = answer.confirmation
+    if found is not None:
+        data, brief = {**data, **found.as_object()}, [*brief, gained(found, answer.gain)]
+    return View(data, report(answer, end), brief)
 
 
 def advice_view(answer: Answer) -> View:
@@ -100,6 +104,7 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
         setting_facts(answer.setting),
         *advice(answer.advised, answer.setting.hardware.device),
         *constraints(answer.constraint_costs),
+        *measured(answer.confirmation, answer.gain),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
@@ -388,14 +393,17 @@ def _placed_words(plan: TablePlan) -> str:
     return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"
 
 
-def measured(found: Confirmation, expected: ExpectedGain | None) -> list[Block]:
-    """The plans as measured, the fastest first, then `gained`."""
+def measured(found: Confirmation | None, expected: ExpectedGain | None) -> list[Block]:
+    """The plans as measured, the fastest first, then `gained`; nothing where none was."""
+    if found is None:
+        return []
     plans = sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0))
     rows = [
         (
             one.name,
             "" if one.median_ms is None else number(one.median_ms),
             "" if one.interval_ms is None else interval(one.interval_ms),
+            "" if one.predicted_ms is None else number(one.predicted_ms),
             one.found_by,
             "" if one.dropped_after is None else f"out after {plural(one.dropped_after, 'round')}",
         )
@@ -403,9 +411,27 @@ def measured(found: Confirmation, expected: ExpectedGain | None) -> list[Block]:
     ]
     return [
         Heading("Measured plans"),
-        Grid(["<plan", ">ms", ">95 % interval", "~found by", "<"], rows),
+        Grid(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
         *(f"{note}." for note in found.notes),
+        *_off(found),
         gained(found, expected),
+    ]
+
+
+def _off(found: Confirmation) -> list[Block]:
+    """The factor between measured and predicted times, where that is beyond their intervals."""
+    factors = sorted(one.factor for one in found.plans if one.factor is not None)
+    if not factors:
+        return []
+    timed = sum(one.median_ms is not None for one in found.plans)
+    low, high = f"{factors[0]:.2g}", f"{factors[-1]:.2g}"
+    words = low if low == high else f"{low} to {high}"
+    return [
+        warning(
+            f"{len(factors)} of {plural(timed, 'measured plan')} took {words} times as long as "
+            "predicted, outside the 90 % interval: the profile is not that of this machine; run "
+            "`shardopt calibrate` here, or plan with what was learned."
+        )
     ]
 
 
