@@ -179,7 +179,13 @@ def plan(
     others = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
     # with a plan in use the bound is of the plans near it alone
     bound = None if result.in_use is not None else result.lower_bound_ms or None
-    best = PredictedPlan("the best plan", result.best.plan, found.best, bound_ms=bound)
+    best = PredictedPlan(
+        "the best plan",
+        result.best.plan,
+        found.best,
+        bound_ms=bound,
+        constraint_costs=found.constraint_costs,
+    )
     return Planned(
         setting,
         [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *others)],

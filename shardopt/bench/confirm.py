@@ -9,6 +9,7 @@ again; plans that it finds now are measured too, until the best one is known alr
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,8 +35,10 @@ from shardopt.files import atomic_write_text
 from shardopt.measure.machine import available_bytes
 from shardopt.race import (
     SHORTEST_S,
+    THEIRS,
     TORCHREC,
     Confirmation,
+    Confirmed,
     Entrant,
     Race,
     Sessions,
@@ -83,7 +86,7 @@ def entrants(
     if in_use is not None:
         found[IN_USE] = Entrant(in_use, IN_USE, in_use.tables)
     if theirs is not None:
-        found[TORCHREC] = Entrant(theirs, "TorchRec's planner", theirs.tables)
+        found[TORCHREC] = Entrant(theirs, THEIRS, theirs.tables)
     return found
 
 
@@ -402,8 +405,8 @@ def confirm_answer(
     output: Path | None,
     rank: Rank | None,
     say: Say,
-) -> tuple[Answer, Confirmation]:
-    """The answer of a search with its fastest measured plan first.
+) -> Answer:
+    """The answer of a search with what was measured, and its fastest measured plan first.
 
     Args:
         count: how many of the best plans are measured.
@@ -439,7 +442,45 @@ def confirm_answer(
         say(f"wrote {path}, a profile that has learned from these steps")
     # what was measured cannot be made again
     head = {key: value for key, value in answer.head.items() if key != MADE}
-    return answer_of(setting, result, head), found
+    final = answer_of(setting, result, head)
+    found = renumbered(_with_predictions(found, setting), final, say)
+    return replace(final, confirmation=found)
+
+
+def _with_predictions(found: Confirmation, setting: Setting) -> Confirmation:
+    """What was measured, with what the profile had predicted of each plan."""
+
+    def predicted(one: Confirmed) -> Confirmed:
+        prediction = setting.predict(one.plan)
+        low, high = prediction.interval_ms
+        return replace(one, predicted_ms=prediction.iteration_ms, predicted_interval_ms=(low, high))
+
+    plans = {one.name: predicted(one) for one in found.plans}
+    return replace(found, plans=tuple(plans.values()), best=plans[found.best.name])
+
+
+def renumbered(found: Confirmation, answer: Answer, say: Say) -> Confirmation:
+    """What was measured, with the numbers that the plans of the answer have: the fastest is plan 1
+    now. Plans that are not in the ranking get the numbers after it."""
+    ranking = [ranked.plan.tables for ranked in answer.result.plans]
+    names: dict[str, str] = {}
+    after = len(ranking)
+    for one in found.plans:
+        if not one.name.startswith("plan "):
+            continue
+        place = next((i for i, tables in enumerate(ranking, 1) if tables == one.plan.tables), None)
+        after += place is None
+        names[one.name] = f"plan {place or after}"
+    changed = [f"{old} is {new}" for old, new in names.items() if old != new]
+    if changed:
+        say(f"by measured time, {', '.join(changed)} from here on")
+
+    def named(text: str) -> str:
+        return re.sub(r"\bplan \d+", lambda match: names.get(match[0], match[0]), text)
+
+    plans = {one.name: replace(one, name=named(one.name)) for one in found.plans}
+    notes = tuple(map(named, found.notes))
+    return replace(found, plans=tuple(plans.values()), best=plans[found.best.name], notes=notes)
 
 
 def check_minutes(minutes: float, count: int) -> None:

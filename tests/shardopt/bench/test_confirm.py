@@ -184,3 +184,18 @@ def test_numbers_out_of_range_are_refused(minutes: float, count: int) -> None:
     with pytest.raises(InputError) as caught:
         check_minutes(minutes, count)
     assert caught.value.inputs == (("confirm",) if count == 0 else ("minutes",))
+
+
+def test_a_plan_has_one_number_and_the_fastest_is_plan_1(play: Play) -> None:
+    measured = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
+    ranking = [SimpleNamespace(plan=plan(1)), SimpleNamespace(plan=plan(0))]
+    told: list[str] = []
+    answer = SimpleNamespace(result=SimpleNamespace(plans=ranking))
+    found = room.renumbered(measured, answer, told.append)  # type: ignore[arg-type]
+    assert found.best.name == "plan 1"
+    assert {one.name: one.median_ms for one in found.plans} == {
+        "plan 1": 9.0,
+        "plan 2": 11.0,
+        "torchrec": 10.0,
+    }
+    assert told
