@@ -586,6 +586,8 @@ class Inter(LinkCurves):
             a reduction or an all-gather waits for; None: its curve has it.
         peer_us_per_mib: cost in an all-to-all of the first chunk of a peer's message, which goes
             through one channel and is not pipelined; None: its curve has it.
+        message_us: time of the host's thread behind a NIC for a message that it sends or receives;
+            None: bytes take longer.
     """
 
     nic_gbit_s: Positive
@@ -593,6 +595,7 @@ class Inter(LinkCurves):
     in_network: bool = False
     fill: Fraction | None = None
     peer_us_per_mib: Positive | None = None
+    message_us: Positive | None = None
 
     def at(self, nic_gbit_s: float) -> Self:
         """The same hosts with NICs of another line rate.

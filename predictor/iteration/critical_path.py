@@ -23,7 +23,8 @@ HOST_NAME = "host issues work"
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``."""
+    """A stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``; for
+    ``waiting_ms`` of it the rank waits for the one with the longest batch."""
 
     name: str
     phase: str
@@ -31,6 +32,7 @@ class Segment:
     rank: int
     start_ms: float
     end_ms: float
+    waiting_ms: float = 0.0
 
     @property
     def duration_ms(self) -> float:
@@ -106,7 +108,8 @@ def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
     if visit.op is None:
         return Segment(HOST_NAME, HOST, "overheads", visit.rank, start, visit.end_ms)
     op = graph.ops[visit.op]
-    return Segment(op.name, op.phase, op.resource, visit.rank, start, visit.end_ms)
+    waiting = min(op.waiting_on(visit.rank), max(0.0, visit.end_ms - start))
+    return Segment(op.name, op.phase, op.resource, visit.rank, start, visit.end_ms, waiting)
 
 
 def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:

@@ -187,7 +187,7 @@ def _best(report: TuneReport) -> list[Block]:
     if not lines and report.tried > 1:
         found.append("Nothing to change: the model and the machine as given are best.")
     if report.tried == 1:
-        found.append("It was compared with no other; more values or trials may be better.")
+        found.append("No other setting was tried; give more values or trials.")
     if lines:
         found += filter(None, [_undone(report.tuning.undone(best))])
     gain = _gain(report)

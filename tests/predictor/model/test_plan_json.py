@@ -184,13 +184,13 @@ def test_load(tmp_path: Path) -> None:
         (b'{"schema": \n  nothing}', ["line 2, column 3", "not JSON"]),
         (b"", ["line 1, column 1", "not JSON"]),
         (b"\xff\xfe", ["not UTF-8"]),
-        (b'{"tables": {"t0": 1, "t0": 2}}', ["'t0' is there twice"]),
+        (b'{"tables": {"t0": 1, "t0": 2}}', ["'t0' appears twice"]),
         (b"[" * 100_000, ["not usable as JSON"]),
         (b'{"world_size": ' + b"9" * 5000 + b"}", ["not usable as JSON"]),
         (b'{"world_size": ' + b"9" * 59 + b"}", ["does not fit into 64 bits"]),
-        (b'{"iteration_ms": NaN}', ["NaN is no finite number"]),
-        (b'{"iteration_ms": -Infinity}', ["-Infinity is no finite number"]),
-        (b'{"iteration_ms": 1e999}', ["1e999 is no finite number"]),
+        (b'{"iteration_ms": NaN}', ["NaN is not a finite number"]),
+        (b'{"iteration_ms": -Infinity}', ["-Infinity is not a finite number"]),
+        (b'{"iteration_ms": 1e999}', ["1e999 is not a finite number"]),
     ],
 )
 def test_a_file_that_is_no_plan(tmp_path: Path, content: bytes, words: list[str]) -> None:

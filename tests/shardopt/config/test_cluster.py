@@ -137,6 +137,24 @@ def test_nvlink_joins_the_racks_that_hosts_name(
     assert Topology.uniform(cluster.world_size, 4, hbm_bytes=0, ddr_bytes=0, nvlink_domain=domain)
 
 
+@pytest.mark.parametrize("hosts", [(8, 16), (6, 4, 8), (4, 4), (3, 4), (5,)])
+def test_numbers_of_hosts_are_racks_as_if_hosts_named_them(
+    write: Callable[[str], Path], hosts: tuple[int, ...]
+) -> None:
+    named = load_cluster(write(racks(*hosts)))
+    head = f"schema: 1\nhosts: {list(hosts)}\nranks_per_host: 4\n"
+    levels = "levels: [{name: rack, link: nvlink}, {name: spine}]\n"
+    assert load_cluster(write(head + levels)) == named
+    assert load_cluster(write(head)).nvlink_domain == named.nvlink_domain
+    leaves = load_cluster(write(head + "levels: [{name: leaf}, {name: spine}]\n"))
+    assert (leaves.nvlink_domain, leaves.network[1].parts) == (4, len(hosts))
+
+
+def test_numbers_in_quotes_are_names(write: Callable[[str], Path]) -> None:
+    cluster = load_cluster(write('schema: 1\nhosts: ["8", "16"]\nranks_per_host: 4\n'))
+    assert (cluster.hosts, cluster.nvlink_domain) == (2, 4)
+
+
 def test_racks_whose_hosts_alternate_join_whole_stretches(write: Callable[[str], Path]) -> None:
     text = racks(2, 2, 2).replace("rack: 2", "rack: 0")
     cluster = load_cluster(write(text))
@@ -187,6 +205,11 @@ BAD_FILES = [
     ("hosts: 2\n", "", [":1: hosts: missing"]),
     ("hosts:", "host:", [":3: host: unknown key", "did you mean 'hosts'?"]),
     ("hosts: 2", "hosts: true", [":3: hosts: got True"]),
+    ("hosts: 2", "hosts: [8, 0]", [":3: hosts: got [8, 0]", "each rack"]),
+    ("hosts: 2", "hosts: [8, a]", [":3: hosts: got [8, 'a']", "each rack"]),
+    ("hosts: 2", "hosts: [8, 1.5]", [":3: hosts: got [8, 1.5]", "each rack"]),
+    ("hosts: 2", "hosts: [8, 1000000000000]", [":3: hosts: got", "65536"]),
+    ("nvlink_domain: 2", "nvlink_domain: [8, 16]", [":5: nvlink_domain: got [8, 16]", "hosts: [8"]),
     ("nvlink_domain: 2", "nvlink_domain: 3", [":5: nvlink_domain: got 3", "must divide"]),
     ("hbm_gib: 80", "hbm_gib: -1", [":7: hbm_gib: got -1", "GiB per rank"]),
     ("hbm_gib: 80", "hbm_gib: lots", [":7: hbm_gib: got 'lots'"]),
@@ -201,10 +224,11 @@ BAD_LEVELS = [
     ("{name: leaf}", "{name: leaf, size: 2}", [":6: levels[1]", "size"]),
     ("in: {leaf: y}", "in: {pod: y}", [":2: hosts[2].in", "'pod' is unknown", "leaf, spine"]),
     (", in: {leaf: y}", "", ["levels[1]", "host 'c' says none"]),
-    ("name: c", "name: b", [":2: hosts[2]: host 'b' is there twice"]),
+    ("name: c", "name: b", [":2: hosts[2]: host 'b' appears twice"]),
     ("name: c, in: {leaf: y}", "name: c, in: y", ["hosts[2].in: got 'y'", "{rail: a}"]),
     ("name: spine", "name: leaf", [":4: levels", "leaf"]),
     ("{name: spine", "{name: spine, size: 3", [":7: levels[2].size: got 3", "2 parts"]),
+    ("size: 2, link: nvlink", "size: [2, 4], link: nvlink", [":5: levels[0].size: got [2, 4]"]),
     ("size: 2, link: nvlink", "link: nvlink", [":5: levels[0]: size is missing"]),
     ("size: 2, link: nvlink", "size: 3, link: nvlink", ["levels[0].size: got 3", "divide"]),
     ("{name: leaf}", "{name: leaf, size: 2, link: nvlink}", ["only the innermost"]),

@@ -14,6 +14,7 @@ import pytest
 import shardopt
 from predictor.errors import InputError
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
+from predictor.model.length_shares import LengthShares
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints, DcnV2, DenseArch, MeasuredDense, QComm
 from shardopt.api.answer import plan
@@ -112,6 +113,7 @@ def test_a_deviation_of_lengths_is_read_where_the_distribution_is(
     measured = {"counts": [1.0, 9.0], "weights": [5.0, 1.0], "pooling_factor": 6.0}
     for more, given, expected in (
         ({"pooling_factor_std": 4.0}, "", 2.0),  # as wide for its mean as in the data
+        ({"pooling_factor_std": 4.0, "pooling_factor_max": 9.0}, "", 2.0),
         ({"pooling_factor_std": 4.0}, "pooling_factor_std: 9\n        ", 9.0),
         ({}, "", None),
     ):
@@ -121,6 +123,8 @@ def test_a_deviation_of_lengths_is_read_where_the_distribution_is(
         text = text.replace("index_distribution: {file", f"{given}index_distribution: {{file")
         found = load_model(write(text)).tables[0].features[0]
         assert (found.pooling_factor, found.pooling_factor_std) == (3.0, expected)
+        most = more.get("pooling_factor_max")
+        assert found.pooling_factor_max == (most and most / 2)
 
 
 def test_mixed_modules_are_noted(write: Callable[[str], Path], good: str) -> None:
@@ -202,6 +206,17 @@ def test_measured_times_are_read(write: Callable[[str], Path]) -> None:
     assert not notes
 
 
+def test_lengths_of_samples_are_read(write: Callable[[str], Path]) -> None:
+    lengths = "pooling_factor_std: 75, pooling_factor_max: 400, length_correlation: 0.5"
+    text = SEQUENCES.replace("pooling_factor_std: 75", lengths)
+    workload = load_model(write(f"{text}balance_batches: true\n"))
+    feature = workload.tables[0].features[0]
+    assert (feature.pooling_factor_max, feature.length_correlation) == (400, 0.5)
+    assert workload.balance_batches
+    grows = load_model(write(f"{MEASURED}  length_shares: {{linear: 0.2, square: 0.5}}\n"))
+    assert grows.dense.length_shares == LengthShares(0.2, 0.5)
+
+
 def test_another_batch_size_is_noted_as_an_extrapolation(write: Callable[[str], Path]) -> None:
     workload, (note,), _ = read_model(write(MEASURED), batch_size=4096)
     assert "8192; at 4096" in note
@@ -252,6 +267,16 @@ def test_hash_tables_are_noted(write: Callable[[str], Path]) -> None:
         (MEASURED, "  measured:\n", "  measured: 7\n  x:\n", ["dense.measured: got 7"]),
         (SEQUENCES, "none", "sum", [":9", "index_dedup", "got True"]),
         (SEQUENCES, "std: 75", "std: -1", [":11", "pooling_factor_std", "got -1", "at least 0"]),
+        (SEQUENCES, "std: 75", "max: 49", [":11", "features[0]", "got 49", "below"]),
+        (SEQUENCES, "std: 75", "std: 75, pooling_factor_max: 100", [":11", "got 75", "at most 50"]),
+        (SEQUENCES, "std: 75", "std: 75, length_correlation: 2", [":11", "got 2", "at most 1"]),
+        (
+            MEASURED,
+            "  optimizer: adam",
+            "  length_shares: {linear: 0.6, square: 0.5}",
+            [":16", "dense.length_shares", "at most 1 together"],
+        ),
+        (MEASURED, "  optimizer: adam", "  length_shares: {cube: 1}", [":16", "unknown key"]),
         (SEQUENCES, "true", "maybe", [":9", "index_dedup", "got 'maybe'"]),
         (SEQUENCES, "index_dedup: true", "storage: dynamicem", [":9", "storage", "dynamicemb"]),
     ],

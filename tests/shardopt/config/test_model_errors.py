@@ -87,7 +87,7 @@ CASES = [
         "dense.interaction",
         ["'t_0' has 128 and 't_1' has 64"],
     ),
-    ("name: small", "name: small\nname: other", 3, "name", ["there twice, first on line 2"]),
+    ("name: small", "name: small\nname: other", 3, "name", ["appears twice, first on line 2"]),
     (
         "name: t_1\n    module: seq",
         "name: t_0\n    module: ebc",

@@ -76,7 +76,7 @@ def test_line_ends_and_byte_order_mark_do_not_matter(load: Callable[[str], Workl
         ("b,other", ",other", ["tables.csv:4: column name", "no name"]),
         ("pooling_factor", "pooling", ["tables.csv:2", "pooling_factor: missing"]),
         ("feature,", "featur,", ["tables.csv:1: column featur", "did you mean 'feature'?"]),
-        ("weighted", "name", ["tables.csv:1: column name", "there twice"]),
+        ("weighted", "name", ["tables.csv:1: column name", "appears twice"]),
         ("name,", "table,", ["tables.csv:1", "name"]),
         ('"[row', '"["row', ["tables.csv:2", "not CSV"]),
         (GOOD, "", ["tables.csv:1", "name"]),

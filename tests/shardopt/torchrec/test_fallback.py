@@ -205,19 +205,6 @@ def test_a_callback_that_drops_a_table_is_told(caplog: pytest.LogCaptureFixture)
     assert made.found is None
 
 
-def test_torchrecs_plan_that_does_not_fit_by_our_count_is_not_called_missing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    names = [f"t{i}" for i in range(4)]
-    made = planner(
-        topology=topology(2, 2 * 2**20),
-        constraints=factors(**dict.fromkeys(names, 1.0)),
-        storage_reservation=None,
-    )
-    made.plan(Model(*(bag(name, 100) for name in names)), SHARDERS)
-    assert "finds no plan that fits" not in caplog.text
-
-
 @pytest.mark.parametrize(("world", "local"), [(2, 8), (4, 8), (12, 8)])
 def test_ranks_that_are_part_of_a_host(world: int, local: int) -> None:
     made = planner(topology=topology(world, local_world_size=local))
