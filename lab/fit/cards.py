@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from predictor.hardware.schema import ProvenanceKind
+
 SHEET = "NVIDIA datasheet"
 
 
@@ -37,6 +39,8 @@ class Card:
         nic_gbit_s: as such hosts are sold.
         gddr: graphics memory instead of HBM.
         host: profile of a GPU whose hosts are of the same years; None: ``like``.
+        sheet: document that the figures come from.
+        kind: provenance of the groups; ``not validated`` where no vendor's document has figures.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Card:
     gemm_error: float = 0.2
     gemm_note: str = ""
     sheet: str = SHEET
+    kind: ProvenanceKind = "derived"
     host: str | None = None
     gddr: bool = False
 

@@ -308,7 +308,7 @@ class Workload:
         seen: set[tuple[str, str]] = set()
         for table in self.tables:
             if (table.module, table.name) in seen:
-                raise InputError(f"table '{table.name}' is there twice in module '{table.module}'")
+                raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
             seen.add((table.module, table.name))
 
     @property

@@ -370,6 +370,16 @@ class Copies(Knob):
         )
 
 
+class Products(Knob):
+    """How products of the dense part are computed."""
+
+    def how(self, before: Case, after: Case, value: Any) -> str:
+        """A capture under autocast has the ops that really run; until then they are derived."""
+        how = super().how(before, after, value)
+        captured = value == "bf16" and isinstance(after.workload.dense, CapturedDense)
+        return how + ('; then to_yaml(..., dense_data_type="bf16") again' if captured else "")
+
+
 def _nothing_to_prefetch(case: Case, value: Any) -> str:
     """Only a UVM cache is prefetched, and on a stream of its own
     (`PrefetchTrainPipelineSparseDist` in train_pipelines.py)."""
@@ -446,20 +456,16 @@ def _no_pairs(case: Case) -> str:
     return _no_dense(case) or ("" if dot else "only the interaction dot takes pairs")
 
 
-def _products_wrong(case: Case, value: Any) -> str:
-    if value == "bf16" and isinstance(case.workload.dense, CapturedDense):
-        return "captured ops have the types that they were captured with"
-    return ""
-
-
 def _faster_products(case: Case) -> Iterable[str]:
     kinds = list(PRODUCTS)
     return kinds[kinds.index(str(PARAMETERS["dense_precision"].read(case))) + 1 :]
 
 
-def _of_text(name: str, path: str, choices: Sequence[str], **more: Any) -> Knob:
+def _of_text(
+    name: str, path: str, choices: Sequence[str], of: type[Knob] = Knob, **more: Any
+) -> Knob:
     more |= {"choices": tuple(choices), "allowed": ", ".join(choices), "kind": str}
-    return Knob(name=name, path=path, ordered=False, **more)
+    return of(name=name, path=path, ordered=False, **more)
 
 
 def _of_qcomm(way: str) -> Knob:
@@ -674,8 +680,8 @@ PARAMETERS: dict[str, Knob] = {
             "dense_precision",
             "data_type",
             tuple(PRODUCTS),
+            of=Products,
             advised=_faster_products,
-            wrong=_products_wrong,
             script=PRODUCTS.__getitem__,
             costs=(NUMERICS,),
         ),

@@ -70,8 +70,8 @@ def check_calibration(settings: CalibrationSettings) -> None:
         InputError: says what is missing and what to do.
     """
     backend, ranks, link, model = settings.backend, settings.ranks, settings.link, settings.model
-    # of a GPU's host one rank tells enough
-    fewest = 1 if settings.only is Group.HOST and backend == "nccl" else 2
+    # one GPU has kernels and a host
+    fewest = 1 if settings.only is not Group.COLLECTIVES and backend == "nccl" else 2
     if not fewest <= ranks <= MAX_RANKS:
         raise InputError(
             f"the number of ranks is {ranks}; it must be at least {fewest}, because collectives "
@@ -114,11 +114,13 @@ def origin(backend: str) -> Origin:
     return Origin(said, f"torch {about.get('torch', 'none')}, fbgemm {fbgemm}")
 
 
-def ranks_for_host(backend: str) -> int:
-    """Ranks that the host is measured with unless given: two, or one where there is but one GPU."""
+def ranks_of_machine(backend: str, only: Group | None) -> int:
+    """Ranks that run unless their number is given: two, or one where there is but one GPU; its
+    collectives are left out."""
     import torch
 
-    return 1 if backend == "nccl" and torch.cuda.device_count() == 1 else 2
+    alone = backend == "nccl" and torch.cuda.device_count() == 1
+    return 1 if alone and only is not Group.COLLECTIVES else 2
 
 
 def base_of_gpu(say: Say) -> str:
@@ -413,13 +415,14 @@ def saver(
             load=round(os.getloadavg()[0], 2),
         )
         file.append(kept)
-        verdict = "" if row.unevenness <= UNSTEADY else "  unsteady"
+        took = f"{row.median_us / 1e3:.3f} ms"
+        took += "" if row.unevenness <= UNSTEADY else "  unsteady"
         what = " ".join(map(str, row.point.params.values()))
         if "tables" in row.facts:
             tables = row.facts["tables"]
             what = f"{len(tables)} tables, {sum(table[4] for table in tables):.0f} distinct rows"
         named = " ".join(filter(None, (row.point.family, row.part, what)))
-        say(f"[{done}/{total}] {named}: {row.median_us / 1e3:.3f} ms{verdict}")
+        say(f"[{done}/{total}] {named}: {row.failure or took}")
 
     return save
 

@@ -260,7 +260,7 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
     hosts, names = set[str](), [level.name for level in section.levels]
     for number, host in enumerate(section.hosts):
         if host.name in hosts:
-            problems.add(("hosts", number), f"host '{host.name}' is there twice")
+            problems.add(("hosts", number), f"host '{host.name}' appears twice")
         hosts.add(host.name)
     for i, level in enumerate(section.levels):
         path = ("levels", i)
@@ -273,7 +273,7 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
         elif level.oversubscription is not None and level.gbit_s is not None:
             problems.add(path, "has oversubscription and gbit_s; give one of them")
         if level.name in names[:i]:
-            problems.add(("levels",), f"'{level.name}' is there twice; rename one")
+            problems.add(("levels",), f"'{level.name}' appears twice; rename one")
 
 
 def _domain(section: ClusterSection, world: int, problems: Problems) -> tuple[int, str]:

@@ -535,7 +535,8 @@ class OpsSection(Section):
     """A dense part that `to_yaml` captured from a module."""
 
     about = {
-        "data_type": "type of its products of fp32 tensors; other tensors are as captured",
+        "data_type": "type of its products of fp32 tensors, bf16 by autocast; ops that were "
+        "captured under autocast stay as they are",
         "optimizer": "that of the capture, which it must agree with",
         "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
         "compiled": "forward and backward are compiled (`torch.compile`)",
@@ -544,7 +545,7 @@ class OpsSection(Section):
     }
 
     ops: Name = Field(description="the ops file that to_yaml wrote, relative to this one")
-    data_type: Annotated[str, choice(["fp32", "tf32"])] = "fp32"
+    data_type: Annotated[str, choice(["fp32", "tf32", "bf16"])] = "fp32"
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] | None = None
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
     compiled: Flag = False

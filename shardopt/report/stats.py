@@ -106,7 +106,7 @@ def windows_view(
         Grid([*columns, ">hot rows lost"], rows),
         "Changes are means from one window to the next. Distinct rows are those among as many ids "
         f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
-        "is the share of their ids that the next window takes to other rows.",
+        "is the share of their ids that fall on other rows in the next window.",
     ]
     short = [
         f"{of.feature}: a window moves ids per sample {pooling}, distinct rows {distinct}, hot "
