@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 from predictor.errors import InputError
 from shardopt.stats.collect import WHOLE, ReadOptions, TimeWindow, collect
@@ -129,6 +127,8 @@ def test_a_time_that_is_none_is_told() -> None:
 @pytest.mark.parametrize("chunk_rows", [7, 10_000])
 def test_lengths_that_go_together_are_found_in_data(tmp_path: Path, chunk_rows: int) -> None:
     """Two features of one history and one of fixed length, whatever is read at once."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
     rng = np.random.default_rng(0)
     history = rng.poisson(rng.gamma(1.0, 20.0, 400))
     columns = {
@@ -136,7 +136,7 @@ def test_lengths_that_go_together_are_found_in_data(tmp_path: Path, chunk_rows: 
         "action": [[2] * n for n in history],
         "country": [[3]] * len(history),
     }
-    parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
+    parquet.write_table(table(columns), tmp_path / "data.parquet")
     reading = ReadOptions(chunk_rows=chunk_rows)
     counts = collect([tmp_path / "data.parquet"], reading)[WHOLE]
     found = {f.name: f for f in summarise(counts, reading, 0)}
