@@ -2,8 +2,9 @@
 
 A family has a module: its points, how one is run, and how rows become constants of a profile. What
 one rank measures alone comes first, then what all ranks do together. The tables of a model that is
-given, and on a GPU the products of its dense part, come before all else. Points of all other
-families alternate, so that a calibration whose time ends early has a part of each.
+given come first; on a GPU its clock and its host come before them, and the products of the model's
+dense part behind. Points of all other families alternate, so that a calibration whose time ends
+early has a part of each.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ ALONE: dict[str, Callable[[Point, Timer, float], list[Measurement]]] = {
 }
 SHORT = 0.25
 """Of the seconds of a lookup, whose every sample is long."""
+GPU_SECONDS = 0.4
+"""Of a lookup on a GPU at most: a dozen samples agree there within 2 %."""
 COLLECTIVES_SHARE = 0.7
 """Of the time of all ranks together, after which near-empty iterations begin."""
 PLAIN_ROUNDS = 2
@@ -69,11 +72,14 @@ def alone(
     points: list[Point] = []
     for of in (host, lookups, products, moves):
         points += of.cpu_points(size) if gpu is None else of.gpu_points(size, gpu)
-    first = [] if gpu is None else host.clock_points()
+    if gpu is None:
+        own = [] if model is None else lookups.model_points(model, ranks)
+        return [*own, *_alternated(points)]
+    # what every prediction needs takes seconds
+    first = [*host.clock_points(), *(p for p in points if p.family == "host")]
     if model is not None:
-        first += lookups.model_points(model, ranks)
-        first += [] if gpu is None else products.model_points(model)
-    return [*first, *_alternated(points)]
+        first += [*lookups.model_points(model, ranks), *products.model_points(model)]
+    return [*first, *_alternated([p for p in points if p.family != "host"])]
 
 
 def together(
@@ -129,7 +135,8 @@ def measure_alone(
     for point in points:
         if not go_on():
             return
-        seconds = size.seconds * (1.0 if "lookup" in point.family else SHORT)
+        longest = size.seconds if device.type == "cpu" else min(size.seconds, GPU_SECONDS)
+        seconds = longest * (1.0 if "lookup" in point.family else SHORT)
         try:
             yield from measures[point.family](point, timer, seconds)
         except Exception as error:

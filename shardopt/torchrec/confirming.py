@@ -43,6 +43,7 @@ from shardopt.race import (
     run_race,
 )
 from shardopt.ranks.clock import steps_ms, trace_steps
+from shardopt.ranks.rank import Talk
 from shardopt.torchrec.collective import joined
 from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.private import abort_nccl, keep_optimizers, rendezvous
@@ -62,8 +63,6 @@ BATCHES = 16
 """Of the user's data, which are cycled through."""
 BLOCK = 6
 """Steps of a plan in a round, after one that does not count; so many warm it up, too."""
-PATIENCE = timedelta(hours=1)
-"""That ranks wait for the first, which searches in between."""
 STUCK = timedelta(minutes=5)
 """That a rank waits for another within a step."""
 LOOK_S = 0.2
@@ -80,7 +79,7 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Confirm:
-    """How plans are measured in a training script.
+    """Settings of the measurement of plans in a training script.
 
     Args:
         batches: the data loader of this rank; `BATCHES` of its batches are used. An iterator would
@@ -253,23 +252,18 @@ class JoinedSessions:
     def __init__(self, make: Make, device: torch.device, folder: Path | None = None) -> None:
         self.make, self.device, self.folder = make, device, folder
         self.first = dist.get_rank() == 0
-        self._talk = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self._traced: set[str] = set()
+        self._talk = Talk()
+        self.traced: set[str] = set()
+        """Plans of which no trace is to be recorded any more."""
+        self.at: Callable[[str], None] = lambda name: None
+        """Is told which plan this rank turns to."""
         self._groups = 0
 
-    def close(self) -> None:
-        """Leave the group that ranks agree over."""
-        dist.destroy_process_group(self._talk)
-
-    def share(self, value: Any) -> Any:
-        """What the first rank says, on every rank."""
-        held = [value]
-        dist.broadcast_object_list(held, src=0, group=self._talk)
-        return held[0]
+        self.share, self.close = self._talk.share, self._talk.close
 
     def all_agree(self, yes: bool) -> bool:
         """Whether all ranks say yes."""
-        return all(self._gather(yes))
+        return all(self._talk.gather(yes))
 
     def now(self) -> float:
         """The clock of the first rank."""
@@ -305,10 +299,10 @@ class JoinedSessions:
         built = _Built(self.make, self.device, self._groups)
 
         def do(tasks: Mapping[str, Callable[[], Any]]) -> list[dict[str, Any]]:
-            said = _try(tasks)
+            said = _try(tasks, self.at)
             if said.why is not None:
                 built.give_up()
-            answers: list[_Said] = self._gather(said)
+            answers: list[_Said] = self._talk.gather(said)
             failed = [answer for answer in answers if answer.why is not None]
             if failed:  # the others failed as they waited for the first
                 first = min(failed, key=lambda s: (not s.interrupted, not s.memory, s.at))
@@ -329,8 +323,8 @@ class JoinedSessions:
                     if self.now() >= until:
                         break
                 for name in order:
-                    if self.folder is not None and name not in self._traced:
-                        self._traced.add(name)
+                    if self.folder is not None and name not in self.traced:
+                        self.traced.add(name)
                         traces = do({name: partial(built.trace, name)})
                         for rank, of in enumerate(traces if self.first else ()):
                             path = self.folder / name.replace(" ", "-") / f"rank{rank}.json"
@@ -338,11 +332,6 @@ class JoinedSessions:
                             path.write_bytes(of[name])
         finally:
             built.close()
-
-    def _gather(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value, group=self._talk)
-        return found
 
 
 class _Built:
@@ -399,11 +388,12 @@ class _Built:
         free_memory()
 
 
-def _try(tasks: Mapping[str, Callable[[], Any]]) -> _Said:
+def _try(tasks: Mapping[str, Callable[[], Any]], at: Callable[[str], None]) -> _Said:
     """What tasks give; each is named by its plan."""
     task, found = "", {}
     try:
         for task, action in tasks.items():
+            at(task)
             found[task] = action()
     except (Exception, KeyboardInterrupt) as error:
         lines = str(error).strip().splitlines() or [""]

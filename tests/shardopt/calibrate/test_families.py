@@ -40,7 +40,7 @@ def test_no_point_is_there_twice_and_quick_ones_are_of_the_full_design(gpu: Devi
 def test_families_alternate_so_that_half_of_the_points_have_half_of_each(
     gpu: Device | None,
 ) -> None:
-    points = families.alone(QUICK, gpu=gpu)
+    points = [p for p in families.alone(QUICK, gpu=gpu) if p.family not in ("clock", "host")]
     half = points[: len(points) // 2]
     for family in {point.family for point in points}:
         count = sum(point.family == family for point in points)

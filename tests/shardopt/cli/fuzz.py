@@ -345,12 +345,12 @@ def learned(rng: random.Random) -> Words:
     return [*words, *over] if kind == 1 else ["predict", "model.yaml", "plan.json", *over]
 
 
-def _confirm_rounds(_: Any, __: int, of: Job, *, on_report: OnReport, **___: Any) -> None:
+def _confirm_rounds(_: Any, __: int, of: Job, *rest: Any, on_report: OnReport, **___: Any) -> None:
     """What ranks that confirm plans would report, without any rank."""
     for name in of.plans:
         on_report(0, {"kind": "plan", "name": name})
-    for _index in range(10):
-        on_report(0, {"kind": "round", "ranks_ms": {n: [[9.0] * 6] * 2 for n in of.plans}})
+    for index in range(10):
+        on_report(0, {"kind": "round", "key": (rest[2], index), "ms": dict.fromkeys(of.plans, 9.0)})
 
 
 def confirms(rng: random.Random) -> Words:

@@ -12,7 +12,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import (
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    Topology,
+)
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.proposers import GreedyProposer
@@ -454,3 +458,33 @@ def test_plans_of_a_sharding_group_are_not_confirmed_on_all_ranks(
     monkeypatch.setattr("shardopt.torchrec.hook.on_first_rank", lambda plan, group: answer)
     assert made.collective_plan(Model(), SHARDERS) is found
     assert made.confirmed is None
+
+
+def test_what_constraints_cost_is_logged_with_the_constraints_that_allow_the_faster_plan(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Model(*(bag(name, rows=1_000, dim=128) for name in "abcd"))
+    constraints = {
+        name: ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[n])
+        for name, n in zip("abcd", (1.0, 9.0, 3.0, 3.0), strict=True)
+    }
+    given = {"batch_size": 131_072, "constraints": constraints, "cache": False}
+    forced = planner(**given)
+    forced.plan(model, SHARDERS)
+    assert forced.found is not None
+    costs = forced.found.constraint_costs
+    assert costs is not None
+    assert costs.gain > 0.01
+    kinds = {key: table.compute_kernel for key, table in forced.found.plan.tables.items()}
+    assert {key: t.compute_kernel for key, t in costs.plan.tables.items()} == kinds, "no optimizer"
+    (pasted,) = [r.getMessage() for r in caplog.records if "constraints={" in r.getMessage()]
+    known = {"constraints": constraints, "ParameterConstraints": ParameterConstraints}
+    allowed = eval(pasted[pasted.index("constraints={") + len("constraints=") :], known)
+    assert {name: one.pooling_factors for name, one in allowed.items()} == {
+        name: one.pooling_factors for name, one in constraints.items()
+    }
+    free = planner(**{**given, "constraints": allowed})
+    free.plan(model, SHARDERS)
+    assert free.found is not None
+    assert free.found.prediction.iteration_ms <= costs.iteration_ms * 1.01
+    assert free.found.constraint_costs is None
