@@ -23,7 +23,7 @@ from functools import partial
 
 import numpy as np
 
-from predictor.cost.errors import HOST, GivenErrors
+from predictor.cost.errors import OVERHEADS, GivenErrors
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.plan import ComputeKernel
@@ -462,7 +462,7 @@ def _devices_ms(problem: Problem, result: Result) -> float:
     """What the devices of the best plan would take with a host that needs no time."""
     plan = [result.best.plan.tables[key] for key in problem.workload.keys]
     numbers = [problem.scorer.number(table, one) for table, one in enumerate(plan)]
-    alone = problem.perturbed(problem.scorer, GivenErrors({HOST: NO_TIME}))
+    alone = problem.perturbed(problem.scorer, GivenErrors({OVERHEADS: NO_TIME}))
     return float(alone.score_numbered(np.array([numbers]))[0, 0])
 
 

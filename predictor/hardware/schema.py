@@ -401,6 +401,10 @@ class CudaEmbedding(Group):
     from two rows of NVIDIA's (docs/model.md, chapter 6), good to a factor of 2."""
     hash_ns_per_row: NonNegative = 2.0
     """Time to find, score or insert a distinct id in a hash table."""
+    hash_miss_ns: NonNegative = 134.0
+    """Shortest time in which a row that a cache of hash tables misses is found in the table on the
+    host and copied, and the one that it evicts written back. By NVIDIA's benchmark on an H100
+    (docs/model.md, chapter 6); it hardly depends on the bytes of a row."""
     hash_caching: Positive = 3.3
     """Forward and backward of a hash table behind a cache over those of one on the device, at
     least: the ratio of TorchEasyRec's sweep on an A10, which hardly depends on the cache's size."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import HOST, CostErrors
+from predictor.cost.errors import OVERHEADS, CostErrors
 from predictor.hardware import learned as parts
 from predictor.hardware.learned import Learned
 from predictor.model.topology import Topology
@@ -191,7 +191,7 @@ def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float
 
 def draw_graph(graph: Graph, errors: CostErrors, topology: Topology) -> Graph:
     """The graph under one draw of the errors; the host's times have that of the host."""
-    host = float(errors.shared(HOST)[0])
+    host = float(errors.shared(OVERHEADS)[0])
     found = _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), lambda op: host)
     return replace(found, launch_latency_ms=graph.launch_latency_ms * host)
 
@@ -242,7 +242,7 @@ def host_part_of(op: Op, graph: Graph) -> str:
 def part_of(op: Op) -> str:
     """Which factors of `predictor.hardware.learned` an operation's execution time has; those of
     lookups are on the loads of their tables."""
-    if op.resource == HOST:
+    if op.resource == OVERHEADS:
         return parts.HOST
     if op.name.startswith((UNPACK, PACK)) or (op.phase, op.resource) == (
         "input_dist",

@@ -44,16 +44,16 @@ def calibrate(
     Options:
         backend: gloo measures CPU ranks, nccl measures GPUs.
         ranks (N): Number of processes that run the collectives: 2 by default, or 1 where there is
-            one GPU, which has no collectives; under torchrun, those that it started.
+            one GPU; under torchrun, the processes that it started.
         link (GBIT_S): Emulate two hosts on this machine and measure collectives over a link of this
             rate (Gbit/s each way); needs root and iproute2.
         model (MODEL): First measure the lookups of this model's tables, with the ids that the file
-            describes, and on a GPU the products of its dense part. The profile then prices the
-            tables as measured, and those that there was no time for by the kernel model. Its errors
-            are reported on tables that it was not fitted on.
+            describes, and on a GPU the products of its dense part. The profile then prices these
+            tables as measured, and tables not reached in time by the kernel model. It reports its
+            errors on tables that it was not fitted on.
         quick: Measure fewer points, for a minute.
-        minutes (M): Begin no more points after so many minutes, and make a profile of those that
-            are there; the same command goes on. By default 1 with --quick, and no limit without.
+        minutes (M): Start no more points after this many minutes and make a profile of those
+            measured; the same command continues. By default 1 with --quick, else no limit.
         only: Measure this group alone and write it over the base profile, which keeps all others;
             the host takes less than a minute.
 

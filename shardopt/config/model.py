@@ -47,7 +47,7 @@ from shardopt.formatting import listed
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
-    """The workload that a model file describes; see `read_model`."""
+    """Load the workload that a model file describes; see `read_model`."""
     return read_model(path, batch_size=batch_size)[0]
 
 

@@ -119,11 +119,11 @@ class OpTimes:
         if not call.moves:
             return VIEW
         name = plain_name(call)
-        if name in PRODUCTS:
+        if name in PRODUCTS and _has_operands(call, 2, 1):
             return self._product(call, name)
-        if name in CONVOLUTIONS:
+        if name in CONVOLUTIONS and _has_operands(call, 3 if "backward" in name else 2, 2):
             return self._convolution(call, name)
-        if name in ATTENTION:
+        if name in ATTENTION and _has_operands(call, 4 if "backward" in name else 3, 3):
             return self._attention(call, name)
         return self._memory(call, name, made=compiled and fusible(call))
 
@@ -199,6 +199,15 @@ class OpTimes:
         if name in INDEX_ADDS:
             ms += units.us(1e-3 * cost.index_add_ns) * gathered / 2
         return OpCost(ms, kernels, modelled=name in KNOWN)
+
+
+def _has_operands(call: OpCall, count: int, axes: int) -> bool:
+    """Tell whether a call has what the law of its name reads; its bytes are its price otherwise."""
+    operands = call.inputs[:count] if axes > 1 else call.inputs[-count:]
+    if len(operands) < count or not call.outputs:
+        return False
+    least = min(len(operand.shape) for operand in operands)
+    return least >= axes and (least > 1 or max(len(o.shape) for o in operands) < 3)
 
 
 def _element_ns(call: OpCall, name: str, gathered: float, cost: Elementwise) -> float:

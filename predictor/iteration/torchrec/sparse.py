@@ -154,10 +154,18 @@ class Exchange:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
         model = self._bucketize_ms if self.sharding_type in ROW_SPLITS else self._reorder_ms
         ids_ms = self.cost(model, _mean_id_bytes) + self._unique_ms()
+        if self.sharding_type in ROW_SPLITS:
+            ids_ms = ids_ms + self.lookups.bucketize_ms(self._longest_bag)
         if self.processed:
             each = position_weights.PREPARE_BYTES / INDEX_BYTES / self.hardware.streaming
             ids_ms = ids_ms + self.prepared * self.cost(lambda size: each * size, _mean_id_bytes)
         return ids_ms
+
+    @property
+    def _longest_bag(self) -> float:
+        """Mean ids of a sample and feature of the module, of the feature that has most."""
+        tables = (t for t in self.workload.tables if t.module == self.module)
+        return max(f.pooling_factor for table in tables for f in table.features)
 
     @cached_property
     def prepared(self) -> Array:

@@ -14,11 +14,6 @@ from shardopt.calibrate.points import TINY, CalibrationSettings
 from shardopt.cli.app import main
 
 
-def test_outputs_that_cannot_be(refused) -> None:
-    refused("calibrate", "-o", "no/p.yaml", says="no directory")
-    refused("calibrate", "-o", "p.yaml", "--rows", "p.yaml", says="choose another")
-
-
 def check(backend: str, ranks: int, **others: object) -> None:
     asked = CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **others)
     run.check_calibration(asked)

@@ -256,40 +256,6 @@ def test_hash_tables_are_noted(write: Callable[[str], Path]) -> None:
     assert any("'history'" in note and "dynamicemb" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "old", "new", "parts"),
-    [
-        (MEASURED, "forward_ms: 3.1", "forward_ms: -1", [":11", "measured.forward_ms", "got -1"]),
-        (MEASURED, "    backward_ms: 6.4\n", "", [":9", "backward_ms: missing"]),
-        (MEASURED, "forward_ms", "forward", [":11", "unknown key", "mean 'forward_ms'?"]),
-        (MEASURED, "8192\n    f", "0\n    f", [":10", "got 0", "at least 1"]),
-        (MEASURED, "optimizer: adam", "top_mlp: [1]", [":16", "dense.top_mlp", "unknown key"]),
-        (MEASURED, "  measured:\n", "  measured: 7\n  x:\n", ["dense.measured: got 7"]),
-        (SEQUENCES, "none", "sum", [":9", "index_dedup", "got True"]),
-        (SEQUENCES, "std: 75", "std: -1", [":11", "pooling_factor_std", "got -1", "at least 0"]),
-        (SEQUENCES, "std: 75", "max: 49", [":11", "features[0]", "got 49", "below"]),
-        (SEQUENCES, "std: 75", "std: 75, pooling_factor_max: 100", [":11", "got 75", "at most 50"]),
-        (SEQUENCES, "std: 75", "std: 75, length_correlation: 2", [":11", "got 2", "at most 1"]),
-        (
-            MEASURED,
-            "  optimizer: adam",
-            "  length_shares: {linear: 0.6, square: 0.5}",
-            [":16", "dense.length_shares", "at most 1 together"],
-        ),
-        (MEASURED, "  optimizer: adam", "  length_shares: {cube: 1}", [":16", "unknown key"]),
-        (SEQUENCES, "true", "maybe", [":9", "index_dedup", "got 'maybe'"]),
-        (SEQUENCES, "index_dedup: true", "storage: dynamicem", [":9", "storage", "dynamicemb"]),
-    ],
-)
-def test_problems_of_measured_times_and_sequences(
-    write: Callable[[str], Path], text: str, old: str, new: str, parts: list[str]
-) -> None:
-    assert old in text
-    with pytest.raises(InputError) as caught:
-        load_model(write(text.replace(old, new)))
-    assert all(part in str(caught.value) for part in parts), str(caught.value)
-
-
 SHARED = """
 schema: 1
 batch_size: 4
