@@ -59,16 +59,23 @@ class ConstraintCosts:
         iteration_ms: its predicted time.
         gain: share of the constrained plan's time that it saves.
         costs: of single constraints, in the order in which dropping them saves most.
+        binding: keys of all tables whose constraint the plan without them breaks.
     """
 
     plan: ShardingPlan
     iteration_ms: float
     gain: float
     costs: tuple[ConstraintCost, ...]
+    binding: tuple[str, ...] = ()
 
 
 def price_constraints(
-    problem: Problem, plan: ShardingPlan, iteration_ms: float, stop: Stop, seed: int
+    problem: Problem,
+    plan: ShardingPlan,
+    iteration_ms: float,
+    stop: Stop,
+    seed: int,
+    free: Problem | None = None,
 ) -> ConstraintCosts | None:
     """Search without constraints, and price each constraint that binds.
 
@@ -76,12 +83,13 @@ def price_constraints(
         plan: the best plan under the constraints.
         iteration_ms: its predicted time.
         stop: budget of the search.
+        free: the problem without constraints, where that is more than the model says.
 
     Returns:
         None where no table is constrained, or the best plan found without constraints saves less
         than `TOLERANCE`.
     """
-    free = relaxed(problem)
+    free = free or relaxed(problem)
     if free is None:
         return None
     try:
@@ -100,7 +108,7 @@ def price_constraints(
         alone = left[0] if len(left) == 1 else None
         words = "all others together" if alone is None else binding[alone]
         steps.append(ConstraintCost(alone, words, best.iteration_ms, rest))
-    return ConstraintCosts(best.plan, best.iteration_ms, gain, tuple(steps))
+    return ConstraintCosts(best.plan, best.iteration_ms, gain, tuple(steps), tuple(binding))
 
 
 def relaxed(problem: Problem) -> Problem | None:

@@ -135,7 +135,7 @@ def plan(
     cache: bool = True,
     **options: Any,
 ) -> Planned:
-    """The sharding plan with the shortest predicted iteration.
+    """Search for the sharding plan with the shortest predicted iteration.
 
     Its rows are the ranking, and the plans of other methods: ``found_by``, ``iteration_ms``, and
     for those that were found ``low_ms`` and ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest
@@ -179,7 +179,13 @@ def plan(
     others = [{"found_by": name, "iteration_ms": ms} for name, ms in result.baselines.items()]
     # with a plan in use the bound is of the plans near it alone
     bound = None if result.in_use is not None else result.lower_bound_ms or None
-    best = PredictedPlan("the best plan", result.best.plan, found.best, bound_ms=bound)
+    best = PredictedPlan(
+        "the best plan",
+        result.best.plan,
+        found.best,
+        bound_ms=bound,
+        constraint_costs=found.constraint_costs,
+    )
     return Planned(
         setting,
         [{**dict.fromkeys(rows[0]), **row} for row in (*rows, *others)],
@@ -198,7 +204,7 @@ def predict(
     capture: dict[str, Any] | None = None,
     **options: Any,
 ) -> Answered:
-    """The predicted iteration of one plan or several.
+    """Predict the iteration of one plan or several.
 
     Its rows are a plan each, in the order given: ``plan``, ``iteration_ms``, ``low_ms`` and
     ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest rank.
@@ -239,7 +245,7 @@ def explain(
     gpus: int | None = None,
     **options: Any,
 ) -> Answered:
-    """Where the time of a plan goes and what would help; further plans are compared with it.
+    """Explain where the time of a plan goes and what would help; compare further plans with it.
 
     Its rows are the plan as it is (``change`` is empty), then what would change its time:
     ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.

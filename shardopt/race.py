@@ -20,13 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from predictor.errors import InputError
+from predictor.errors import InfeasibleError, InputError
+from shardopt.formatting import ms, points
 
 CONFIDENCE = 0.95
 MINUTES, PLANS = 3.0, 4
 """That a measurement may take, and plans that it measures, unless asked for otherwise."""
 TORCHREC = "torchrec"
 """Name of the plan of TorchRec's planner."""
+THEIRS = "TorchRec's planner"
+"""Who found it."""
 FINAL_SHARE, FINAL_SESSIONS = 0.25, 2
 """Of the time, for the rounds of the chosen plan and TorchRec's alone; each is built first once."""
 SHORTEST_S = 15.0
@@ -111,6 +114,7 @@ class Confirmed:
             too briefly.
         dropped_after: rounds after which it was out; None if it stayed.
         why: it was out, where it could not run.
+        predicted_ms, predicted_interval_ms: before it was measured; None where nobody predicted it.
     """
 
     name: str
@@ -120,6 +124,16 @@ class Confirmed:
     interval_ms: tuple[float, float] | None
     dropped_after: int | None
     why: str | None = None
+    predicted_ms: float | None = None
+    predicted_interval_ms: tuple[float, float] | None = None
+
+    @property
+    def factor(self) -> float | None:
+        """Measured time over the predicted one, where it lies outside the predicted interval."""
+        if self.median_ms is None or not self.predicted_ms or self.predicted_interval_ms is None:
+            return None
+        low, high = self.predicted_interval_ms
+        return None if low <= self.median_ms <= high else self.median_ms / self.predicted_ms
 
 
 @dataclass(frozen=True)
@@ -140,15 +154,37 @@ class Confirmation:
     notes: tuple[str, ...]
     interrupted: bool = False
 
+    @property
+    def verdict(self) -> str:
+        """What the measurement says to do, in a sentence."""
+        best, took = self.best, ms(self.best.median_ms or 0.0)
+        if best.name == TORCHREC or THEIRS in best.found_by:
+            return f"Keep TorchRec's plan: at {took} measured it is the fastest."
+        if self.gain is None:
+            return (
+                f"Use {best.name}: at {took} it is the fastest measured; TorchRec's was not timed."
+            )
+        value, low, high = self.gain
+        if low is None or high is None:
+            return (
+                f"{best.name[0].upper()}{best.name[1:]} was the fastest, {took}, by "
+                f"{points(value)} %; too few rounds to be sure."
+            )
+        words = f"{points(value)} % ({points(low)} to {points(high)})"
+        if low > 0:
+            return f"Use {best.name}: measured, it gains {words} over TorchRec's plan."
+        return f"Keep TorchRec's plan: measured, {best.name} gains {words}, which may be nothing."
+
     def as_object(self) -> dict[str, Any]:
         """``confirmed`` and ``measured_gain`` of ``shardopt plan --json``."""
         gain = None
         if self.gain is not None:
             gain = dict(zip(("value", "low", "high"), self.gain, strict=True))
-        keys = ("found_by", "median_ms", "interval_ms", "dropped_after")
+        keys = ("found_by", "median_ms", "interval_ms", "dropped_after", "predicted_ms")
         return {
             "confirmed": [
-                {"plan": one.name, **{key: getattr(one, key) for key in keys}} for one in self.plans
+                {"plan": one.name, **{key: getattr(one, key) for key in keys}, "factor": one.factor}
+                for one in self.plans
             ],
             "measured_gain": gain,
         }
@@ -167,7 +203,27 @@ class Sessions(Protocol):
 
         Returns:
             Plans that could not run, each with why.
+
+        Raises:
+            InfeasibleError: they do not fit into memory together; no rank runs any.
         """
+
+
+def run_session(
+    sessions: Sessions, race: Race, session: int, order: Sequence[str], until: float
+) -> Mapping[str, str]:
+    """Run a session, in halves where its plans do not fit into memory together; a plan that does
+    not fit alone is out."""
+    if not order:
+        return {}
+    try:
+        return sessions.run(race, session, order, until)
+    except InfeasibleError as error:
+        if len(order) == 1:
+            return {order[0]: str(error)}
+    half, now = len(order) // 2, sessions.now()
+    first = run_session(sessions, race, session, order[:half], now + (until - now) / 2)
+    return {**first, **run_session(sessions, race, session, order[half:], until)}
 
 
 class Race:
@@ -374,7 +430,7 @@ def run_race(
             say(f"measuring {', '.join(order)}; {max(deadline - now, 0):.0f} s left")
             until = min(deadline, now + max(SHORTEST_S, (deadline - started) / looks))
             race.sessions += 1
-            for name, reason in sessions.run(race, race.sessions, order, until).items():
+            for name, reason in run_session(sessions, race, race.sessions, order, until).items():
                 race.drop(name, reason)
                 say(race.notes[-1])
             slower = race.slower(2 * looks)
@@ -420,7 +476,7 @@ def run_final(
             say(f"measuring {' and '.join(order)} alone; {max(deadline - now, 0):.0f} s left")
             race.sessions += 1
             until = started + (deadline - started) * (i + 1) / FINAL_SESSIONS
-            for name, reason in sessions.run(race, race.sessions, order, until).items():
+            for name, reason in run_session(sessions, race, race.sessions, order, until).items():
                 race.drop(name, reason)
                 say(race.notes[-1])
                 return

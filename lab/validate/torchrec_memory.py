@@ -7,9 +7,16 @@ from typing import NamedTuple
 
 from lab.validate.tables import ranks_of
 from predictor.hardware.loader import context_bytes, load_hardware
-from predictor.model.dlrm_program import OpWriter, free_after_last_use
+from predictor.model.dlrm_program import OpWriter
 from predictor.model.memory.peak import PeakMemory
-from predictor.model.op_calls import DenseProgram, Lookup, LookupBackward, OpCall, Operand
+from predictor.model.op_calls import (
+    DenseProgram,
+    Lookup,
+    LookupBackward,
+    OpCall,
+    Operand,
+    free_after_last_use,
+)
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Table, Workload
 

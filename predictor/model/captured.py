@@ -23,6 +23,8 @@ from functools import cached_property, lru_cache
 from typing import Protocol
 
 from predictor.errors import InputError
+from predictor.model.autocast import autocast
+from predictor.model.length_shares import LengthShares
 from predictor.model.op_calls import (
     DenseProgram,
     Event,
@@ -247,15 +249,23 @@ class CapturedProgram:
         return {size for size in sizes.union(self.storages) if isinstance(size, str)}
 
     @cached_property
-    def _programs(self) -> dict[tuple[int, tuple[tuple[str, int], ...]], DenseProgram]:
-        """Those that were made, by batch size and numbers of ids."""
+    def _programs(self) -> dict[tuple[int, tuple[tuple[str, int], ...], bool], DenseProgram]:
+        """Those that were made, by batch size, numbers of ids and autocast."""
         return {}
 
-    def at(self, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
-        """The program at a batch size and numbers of ids."""
-        if (batch, counts) not in self._programs:
-            self._programs[batch, counts] = self._make(batch, counts)
-        return self._programs[batch, counts]
+    def at(
+        self, batch: int, counts: tuple[tuple[str, int], ...], *, bf16: bool = False
+    ) -> DenseProgram:
+        """The program at a batch size and numbers of ids.
+
+        Args:
+            bf16: it runs under autocast.
+        """
+        key = batch, counts, bf16
+        if key not in self._programs:
+            program = autocast(self.at(batch, counts)) if bf16 else self._make(batch, counts)
+            self._programs[key] = program
+        return self._programs[key]
 
     def _make(self, batch: int, counts: tuple[tuple[str, int], ...]) -> DenseProgram:
         at = {BATCH: batch, **dict(counts)}
@@ -284,10 +294,11 @@ class CapturedDense:
 
     Args:
         captured: its ops.
-        data_type: how products of fp32 tensors are computed: ``fp32`` or ``tf32``.
+        data_type: how products of fp32 tensors are computed: ``fp32``, ``tf32``, or ``bf16`` by
+            autocast. Ops that were captured under autocast stay as they are.
         bucket_cap_mb: as of `DenseArch`.
         file: name of the ops file beside the model file; empty for one that lies in none.
-        compiled, cuda_graphs: as of `DenseArch`.
+        compiled, cuda_graphs, length_shares: as of `DenseArch`.
     """
 
     captured: CapturedProgram
@@ -296,6 +307,7 @@ class CapturedDense:
     file: str = ""
     compiled: bool = False
     cuda_graphs: bool = False
+    length_shares: LengthShares | None = None
 
     @property
     def optimizer(self) -> str:
@@ -317,7 +329,8 @@ class CapturedDense:
                 inputs=("batch_size",),
             )
         try:
-            return captured.at(workload.batch_size, self._counts(workload))
+            bf16 = self.data_type == "bf16"
+            return captured.at(workload.batch_size, self._counts(workload), bf16=bf16)
         except InputError as error:
             raise InputError(f"{self.file or captured.module}: {error}") from None
 

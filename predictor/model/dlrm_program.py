@@ -23,7 +23,7 @@ from predictor.model.op_calls import (
     LookupBackward,
     OpCall,
     Operand,
-    operands_of,
+    free_after_last_use,
 )
 from predictor.model.workload import DATA_TYPE_BYTES, DENSE_STATES, DcnV2, Table, Workload
 
@@ -151,28 +151,6 @@ class OpWriter:
         if made:
             self.events.append(OpCall(name, tuple(given), tuple(made)))
         return made
-
-
-def free_after_last_use(
-    parts: Sequence[Sequence[Event]], kept: Sequence[Operand]
-) -> tuple[tuple[Event, ...], ...]:
-    """The parts, in which each op frees what nothing after it uses; what is kept stays."""
-    seen = {operand.storage for operand in kept}
-    found: list[list[Event]] = []
-    for events in reversed(parts):
-        part: list[Event] = []
-        for event in reversed(events):
-            used = [operand.storage for operand in operands_of(event)]
-            last = tuple(dict.fromkeys(s for s in used if s not in seen))
-            if isinstance(event, OpCall):
-                event = replace(event, freed=last)
-            elif part and isinstance(part[-1], OpCall):
-                # a gradient that a lookup takes goes with the next op
-                part[-1] = replace(part[-1], freed=(*part[-1].freed, *last))
-            seen.update(used)
-            part.append(event)
-        found.append(part[::-1])
-    return tuple(tuple(part) for part in reversed(found))
 
 
 Backward = Callable[[Operand], Operand]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 CAUSAL = "_causal"
 """Ends the name of a call of attention in which no query sees the keys after it."""
@@ -209,3 +210,29 @@ def operands_of(event: Event) -> tuple[Operand, ...]:
     if isinstance(event, Lookup):
         return event.outputs
     return event.gradients if isinstance(event, LookupBackward) else ()
+
+
+def free_after_last_use(
+    parts: Sequence[Sequence[Event]], kept: Sequence[Operand]
+) -> tuple[tuple[Event, ...], ...]:
+    """Return the parts, in which each op also frees what nothing after it uses.
+
+    Args:
+        kept: memory that stays, or that the ops free already.
+    """
+    stays = {operand.storage for operand in kept}
+    events = [event for part in parts for event in part]
+    last = {o.storage: at for at, event in enumerate(events) for o in operands_of(event)}
+    ends: dict[int, list[int]] = {}
+    for storage, at in last.items():
+        if storage not in stays:
+            ends.setdefault(at, []).append(storage)
+    unused: list[int] = []
+    for at, event in enumerate(events):
+        unused += ends.get(at, [])
+        # a gradient that a lookup takes goes with the next op
+        if isinstance(event, OpCall) and unused:
+            events[at] = replace(event, freed=(*event.freed, *unused))
+            unused = []
+    rest = iter(events)
+    return tuple(tuple(islice(rest, len(part))) for part in parts)

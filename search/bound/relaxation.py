@@ -34,11 +34,12 @@ from numpy.typing import NDArray
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load
 from predictor.iteration.graph import Graph, Op
+from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
 from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ShardingType
-from search.bound.cycle import Node, critical_cycle, make_nodes
+from search.bound.cycle import compile_rank
 from search.model.cut_model import CycleCut
 
 Array = NDArray[np.float64]
@@ -209,7 +210,7 @@ class _Operations:
     """All operations of a rank, their costs ``constant + direct . load + hulled . hulls`` in ms.
 
     Args:
-        nodes: of the graph, and which operation each one stands for.
+        program: of the graph, and which operation each of its own stands for.
         direct: ``[ops, columns]``.
         terms: the hulls, each of one size.
         sizes: of all terms, ``[hulls, columns]``.
@@ -222,7 +223,7 @@ class _Operations:
         phases: of all operations.
     """
 
-    nodes: list[Node]
+    program: CompiledTimeline
     origin: NDArray[np.intp]
     constant: Array
     direct: Array
@@ -337,7 +338,7 @@ class Relaxation:
         if launched:
             extra += of.floors.sum(axis=0)
         costs = (lines.cost_ms + extra)[of.origin].tolist()
-        cycle, length, iterations = critical_cycle(of.nodes, costs)
+        cycle, length, iterations = of.program.critical_cycle(costs)
         ops = of.origin[cycle]
         slopes = lines.slopes(ops)
         slope = self._slope(slopes.sum(axis=0) / iterations)
@@ -408,9 +409,9 @@ class Relaxation:
         gone = [op.active is not None and not op.active[0] for op in graph.ops]
         issued = self.averaged / averages if averages else 1.0
         graph.ops = [self._issued_surely(op, last, issued) for op in graph.ops]
-        nodes, origin = make_nodes(graph, gone)
+        program, origin = compile_rank(graph, gone)
         return _Operations(
-            nodes,
+            program,
             np.array(origin),
             costs[0],
             added[:count].T / self._most_of_columns,

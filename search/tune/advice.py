@@ -32,6 +32,8 @@ from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, tu
 from search.tune.script import script_steps
 from search.tune.trial import carry_over_plan
 
+SOURCES: tuple[Callable[[Case], Iterator[Step]], ...] = (steps, script_steps)
+"""What proposes steps: settings of the model file, and those of the training script."""
 REPLANNED = 2
 """Best steps that are planned again."""
 EVALUATIONS = 300
@@ -60,6 +62,8 @@ FIRST = (
     "batch_size",
 )
 """Settings that are priced first where time may run out: those that have gained most."""
+EACH_VALUE = frozenset(("dense.data_type",))
+"""Settings of which every value that gains is listed: they differ in what they do to training."""
 MOST_WORK = 2**20
 """Tables times ranks above which other machines are not tried."""
 
@@ -255,8 +259,8 @@ class Advisor:
     def steps(self) -> list[Step]:
         """All that is tried, one at a time, the most promising first."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
-        tried = [s for s in steps(self.case) if cached or s.name != "cache_load_factor"]
-        tried += script_steps(self.case)
+        proposed = (step for source in SOURCES for step in source(self.case))
+        tried = [s for s in proposed if cached or s.name != "cache_load_factor"]
         order = {name: place for place, name in enumerate(FIRST)}
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
@@ -278,17 +282,22 @@ class Advisor:
         return self._advice(one.steps, one.case, objective.sharding_plan(better), ms)
 
     def _together(self, best: Sequence[Advice]) -> Advice | None:
-        """The best pair, and what else helps beside it."""
+        """The best pair, and what else helps beside it or in place of a part of it."""
         some = [] if self.late() else best[:JOINED]
         pairs = [
-            self.found((*a.steps, *b.steps), a.plan) for i, a in enumerate(some) for b in some[:i]
+            self.found((*a.steps, *b.steps), a.plan)
+            for i, a in enumerate(some)
+            for b in some[:i]
+            if a.steps[0].name != b.steps[0].name
         ]
         joined = max(filter(None, pairs), key=lambda a: a.gain, default=None)
         if joined is None or joined.gain <= best[0].gain + TOLERANCE:
             return None
-        for one in best:
+        names = {step.name for step in joined.steps}
+        for one in sorted(best, key=lambda one: one.steps[0].name in names):
             if one.steps[0] not in joined.steps:
-                more = self.found((*joined.steps, *one.steps), joined.plan)
+                rest = [step for step in joined.steps if step.name != one.steps[0].name]
+                more = self.found((*rest, *one.steps), joined.plan)
                 if more is not None and more.gain > joined.gain + TOLERANCE:
                     joined = more
         return joined
@@ -324,7 +333,7 @@ class Advisor:
 def reserve_s(case: Case) -> float:
     """Seconds that advising takes, for a search with a time limit to leave."""
     cells = len(case.workload.tables) * case.ranks
-    count = sum(1 for _ in steps(case))
+    count = sum(1 for source in SOURCES for _ in source(case))
     return count * (STEP_S + STEP_CELL_S * cells) / usable_cores()
 
 
@@ -345,15 +354,16 @@ def faster_link(hw: HardwareProfile, name: str, faster: float) -> HardwareProfil
 
 
 def _one_a_name(found: Iterable[Advice]) -> list[Advice]:
-    """The best of every setting, best first; one table alone where all of them gain no more than
-    ties differ."""
+    """The best value of every setting, best first; one table alone where all of them gain no more
+    than ties differ."""
 
     def key(one: Advice) -> tuple[float, bool]:
         return -round(one.gain / TOLERANCE), one.steps[0].target is None
 
-    best: dict[str, Advice] = {}
+    best: dict[tuple[str, Value | bool | None], Advice] = {}
     for one in sorted(found, key=key):
-        best.setdefault(one.steps[0].name, one)
+        step = one.steps[0]
+        best.setdefault((step.name, step.value if step.name in EACH_VALUE else None), one)
     return sorted(best.values(), key=lambda a: -a.gain)
 
 

@@ -55,6 +55,7 @@ RARELY = 10
 NUMERICS, TRAINING = "changes numerics", "changes training"
 CONVERGES = "check that training converges equally well"
 NO_CACHE = "no table may be fused_uvm_caching"
+AT_MOST = "at most this: no samples balance exactly"
 NO_DEDUP = "FBGEMM finds distinct ids on GPUs alone"
 
 Value = str | int | float
@@ -369,6 +370,16 @@ class Copies(Knob):
         )
 
 
+class Products(Knob):
+    """How products of the dense part are computed."""
+
+    def how(self, before: Case, after: Case, value: Any) -> str:
+        """A capture under autocast has the ops that really run; until then they are derived."""
+        how = super().how(before, after, value)
+        captured = value == "bf16" and isinstance(after.workload.dense, CapturedDense)
+        return how + ('; then to_yaml(..., dense_data_type="bf16") again' if captured else "")
+
+
 def _nothing_to_prefetch(case: Case, value: Any) -> str:
     """Only a UVM cache is prefetched, and on a stream of its own
     (`PrefetchTrainPipelineSparseDist` in train_pipelines.py)."""
@@ -445,20 +456,16 @@ def _no_pairs(case: Case) -> str:
     return _no_dense(case) or ("" if dot else "only the interaction dot takes pairs")
 
 
-def _products_wrong(case: Case, value: Any) -> str:
-    if value == "bf16" and isinstance(case.workload.dense, CapturedDense):
-        return "captured ops have the types that they were captured with"
-    return ""
-
-
 def _faster_products(case: Case) -> Iterable[str]:
     kinds = list(PRODUCTS)
     return kinds[kinds.index(str(PARAMETERS["dense_precision"].read(case))) + 1 :]
 
 
-def _of_text(name: str, path: str, choices: Sequence[str], **more: Any) -> Knob:
+def _of_text(
+    name: str, path: str, choices: Sequence[str], of: type[Knob] = Knob, **more: Any
+) -> Knob:
     more |= {"choices": tuple(choices), "allowed": ", ".join(choices), "kind": str}
-    return Knob(name=name, path=path, ordered=False, **more)
+    return of(name=name, path=path, ordered=False, **more)
 
 
 def _of_qcomm(way: str) -> Knob:
@@ -475,6 +482,11 @@ def _of_qcomm(way: str) -> Knob:
         costs=(NUMERICS,),
         advised=lambda case: ("bf16",) if "fp32" in vars(case.workload.qcomm).values() else (),
     )
+
+
+def _no_uneven_batches(case: Case) -> str:
+    deviations = (f.pooling_factor_std for t in case.workload.tables for f in t.features)
+    return "" if any(deviations) else "no feature has a pooling_factor_std"
 
 
 def _of_dense(name: str, field: str, choices: Sequence[str] = SWITCH, **more: Any) -> Knob:
@@ -619,6 +631,18 @@ PARAMETERS: dict[str, Knob] = {
                 "" if case.hardware.device == "cuda" else "the ranks have no device memory"
             ),
         ),
+        # what it gains is the most that balancing can: no samples balance exactly
+        _of_text(
+            "balance_batches",
+            "balance_batches",
+            SWITCH,
+            alone="one rank waits for none",
+            refused=_no_uneven_batches,
+            advised=lambda case: (ON,),
+            script="samples shared out over ranks by the work of their lengths".format,
+            costs=(AT_MOST, "samples move between ranks before each step"),
+            changes_loads=True,
+        ),
         # every rank sends the distinct ids of its batch only
         _of_tables(
             "index_dedup",
@@ -656,8 +680,8 @@ PARAMETERS: dict[str, Knob] = {
             "dense_precision",
             "data_type",
             tuple(PRODUCTS),
+            of=Products,
             advised=_faster_products,
-            wrong=_products_wrong,
             script=PRODUCTS.__getitem__,
             costs=(NUMERICS,),
         ),

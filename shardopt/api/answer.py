@@ -39,6 +39,7 @@ from shardopt.config.write import apply_changes
 from shardopt.explain.deciding import DecidingConstant, deciding_constants, known_plans
 from shardopt.explain.networks import NetworkPart, network_part
 from shardopt.formatting import ms, percent, picked, points
+from shardopt.race import Confirmation
 
 TOP_K = 3
 REPORTING, MOST_REPORTING = 0.2, 0.5
@@ -85,6 +86,7 @@ class Answer:
         network: the part of the network between hosts in the best plan; None where there is none.
         head: what plan file and JSON begin with.
         from_cache: the search was not run.
+        confirmation: what was measured of the plans, whose fastest is then the first.
     """
 
     setting: Setting
@@ -99,6 +101,7 @@ class Answer:
     deciding: tuple[DecidingConstant, ...] = ()
     network: NetworkPart | None = None
     from_cache: bool = field(default=False, compare=False)
+    confirmation: Confirmation | None = None
 
     @property
     def best(self) -> Prediction:
@@ -109,6 +112,8 @@ class Answer:
     def verdict(self) -> str:
         """What to do, in a sentence."""
         gain, found, given = self.gain, self.stakes, self.result.in_use
+        if self.confirmation is not None:
+            return self.confirmation.verdict
         if given is not None and self.move is not None:
             saved = percent(max(0.0, 1 - self.result.best.iteration_ms / given.iteration_ms))
             if not self.move.tables:
@@ -173,7 +178,7 @@ def plan(request: PlanRequest, *, cache: ResultCache | None = None) -> Answer:
     request.check()
     inputs = read_inputs(request)
     stop = stop_of(inputs)
-    return with_advice(with_constraint_costs(find_answer(inputs, stop, cache), stop), stop)
+    return followed_up(find_answer(inputs, stop, cache), stop)
 
 
 def _keep_torchrecs(
@@ -371,6 +376,12 @@ def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
     budget = Stop(stop.effort * FREE_EFFORT, left, reserve=FREE_RESERVE)
     costs = price_constraints(problem, best.plan, best.iteration_ms, budget, answer.result.seed)
     return replace(answer, constraint_costs=costs)
+
+
+def followed_up(answer: Answer, stop: Stop) -> Answer:
+    """The answer, with what its constraints cost and what to change beside its plan, as far as
+    there is time."""
+    return with_advice(with_constraint_costs(answer, stop), stop)
 
 
 def with_advice(answer: Answer, stop: Stop) -> Answer:

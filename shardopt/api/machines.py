@@ -58,7 +58,7 @@ def plan_machines(
             inputs = read_inputs(one, model)
             name = inputs.setting.hardware_name
             budget = stop(inputs)
-            found = answer.with_advice(find_answer(inputs, budget, cache), budget)
+            found = answer.followed_up(find_answer(inputs, budget, cache), budget)
         except InfeasibleError as error:
             yield OnMachine(one.hardware or DEFAULT_HARDWARE, one.gpus or 0, None, str(error))
             continue

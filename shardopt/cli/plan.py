@@ -120,15 +120,14 @@ def plan(
         advise_only,
         apply_advice,
         find_answer,
+        followed_up,
         read_inputs,
         stop_of,
-        with_advice,
-        with_constraint_costs,
     )
     from shardopt.api.cache import ResultCache
     from shardopt.api.setting import refuse_outside
     from shardopt.ranks.rank import end_process, rank_of_torchrun
-    from shardopt.report.plan import advice_view, gained, measured, plan_view
+    from shardopt.report.plan import advice_view, plan_view
     from shardopt.report.progress import SearchProgress
 
     request.check()
@@ -198,20 +197,17 @@ def plan(
         say("the answer to the same input is kept; --no-cache searches again")
     if request.strict:
         refuse_outside(answer.best.out_of_range)
-    confirmation = None
     if confirm is not None and answer.result.stopped_by != "interrupted":
         from shardopt.bench.confirm import confirm_answer
 
         try:
-            answer, confirmation = confirm_answer(
-                answer, inputs, confirm, minutes, output, join, say
-            )
+            answer = confirm_answer(answer, inputs, confirm, minutes, output, join, say)
         except KeyboardInterrupt:  # before any plan was timed
             if output is not None:
                 atomic_write_text(output, answer.plan_text())
             raise
     if json or apply is not None or not quiet:
-        answer = with_advice(with_constraint_costs(answer, stop), stop)
+        answer = followed_up(answer, stop)
     text = None if apply is None else apply_advice(answer, request, numbers, apply)
     if apply is not None:
         say(f"wrote {apply} with advice {', '.join(map(str, numbers))}")
@@ -224,17 +220,11 @@ def plan(
     if json:
         note(answer.setting.notes, quiet=quiet)
     cut = answer.result.stopped_by == "interrupted"  # the best plan so far is written and shown
-    if confirmation is not None:
-        cut = cut or confirmation.interrupted
-        view = replace(
-            view,
-            data={**view.data, **confirmation.as_object()},
-            full=[*view.full, *measured(confirmation, answer.gain)],
-            brief=[*view.brief, gained(confirmation, answer.gain)],
-        )
-    if join is not None and confirmation is not None:
+    if answer.confirmation is not None:
+        cut = cut or answer.confirmation.interrupted
+    if join is not None and answer.confirmation is not None:
         show(view, json=json, quiet=quiet)
-        end_process(EXIT_INTERRUPTED if confirmation.interrupted else 0)
+        end_process(EXIT_INTERRUPTED if cut else 0)
     return replace(view, code=EXIT_INTERRUPTED if cut else 0)
 
 

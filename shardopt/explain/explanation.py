@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from predictor.cost.loads import Load, ShardLoads
 from predictor.model.plan import ShardingPlan
 from predictor.predict import Prediction, profile_groups
+from search.constraint_costs import ConstraintCosts
 from search.problem import Problem
 from search.space.host_memory import memory_notes
 from search.tune.advice import Advised, Advisor
@@ -36,6 +37,8 @@ class PredictedPlan:
         doubts: why the prediction may differ from what the plan file says.
         bound_ms: no plan is predicted to be faster; None where none was proved for this model on
             this machine.
+        constraint_costs: what the model's constraints cost, where the plan is the best that a
+            search found under them.
     """
 
     name: str
@@ -43,6 +46,7 @@ class PredictedPlan:
     prediction: Prediction
     doubts: tuple[str, ...] = ()
     bound_ms: float | None = None
+    constraint_costs: ConstraintCosts | None = None
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def _not_tried(advised: Advised) -> list[Line]:
         for why, names in list(reasons.items())[:SHOWN_REASONS]
     ]
     if len(reasons) > SHOWN_REASONS:
-        words.append("...")
+        words.append(f"{len(reasons) - SHOWN_REASONS} more reasons in --json")
     count = f"{len(left)} of {plural(len(left) + advised.tried, 'setting')}"
     return [Line(f"{count} not tried: {'; '.join(words)}.", "dim")]
 

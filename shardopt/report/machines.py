@@ -20,6 +20,7 @@ from shardopt.formatting import (
 )
 from shardopt.report.advice import advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, View, warning
+from shardopt.report.constraints import constraints_object, constraints_words
 from shardopt.report.prediction import tables_object
 
 MS_PER_HOUR = 3.6e6
@@ -50,6 +51,7 @@ def machines_view(found: Sequence[OnMachine], files: Sequence[Path]) -> View:
         price_per_million_samples: in the currency of the prices; null too where none is known.
         tables: of the best plan, as in plan.json.
         advice, together, advice_considered, other_machines: `advice_object`.
+        constraint_costs, unconstrained: `constraints_object`.
         no_plan: why none fits, else null.
     """
     objects = [_object(one) for one in found]
@@ -73,6 +75,12 @@ def machines_view(found: Sequence[OnMachine], files: Sequence[Path]) -> View:
             f"{one.hardware} with {one.gpus} {word}s: {advice_words(one.answer.advised.advice[0])}."
             for one in found
             if one.answer is not None and one.answer.advised and one.answer.advised.advice
+        ),
+        *(
+            f"{one.hardware} with {one.gpus} {word}s: {words}"
+            for one in found
+            if one.answer is not None
+            for words in constraints_words(one.answer.constraint_costs)
         ),
         *([f"Plans are written to {', '.join(map(str, files))}."] if files else []),
     ]
@@ -101,6 +109,7 @@ def _cells(answer: Answer | None, of: dict[str, Any]) -> list[str]:
 def _object(one: OnMachine) -> dict[str, Any]:
     keys = ("iteration_ms", "interval_ms", "gap", "samples_per_s", "samples_per_s_per_gpu")
     more = ("hbm_bytes", "bound_by", "price_per_million_samples", "tables", *advice_object(None))
+    more += (*constraints_object(None),)
     found = {"hardware": one.hardware, "gpus": one.gpus, **dict.fromkeys((*keys, *more))}
     if one.answer is None:
         return {**found, "no_plan": one.lacks}
@@ -125,5 +134,6 @@ def _object(one: OnMachine) -> dict[str, Any]:
         "price_per_million_samples": price,
         "tables": tables_object(result.best.plan),
         **advice_object(one.answer.advised),
+        **constraints_object(one.answer.constraint_costs),
         "no_plan": None,
     }

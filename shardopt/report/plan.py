@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from predictor.model.plan import TablePlan
-from predictor.model.plan_json import plan_to_dict
 from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
@@ -19,6 +18,7 @@ from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.explain.host import host_bound, host_words
+from shardopt.explain.uneven import uneven_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
@@ -40,6 +40,7 @@ from shardopt.formatting import (
 from shardopt.race import Confirmation
 from shardopt.report.advice import advice, advice_object, advice_words
 from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
+from shardopt.report.constraints import constraints, constraints_object, constraints_words
 from shardopt.report.prediction import (
     PROVENANCE_SENTENCES,
     based_on,
@@ -65,7 +66,11 @@ def plan_view(answer: Answer, end: Sequence[str], in_use: Path | None = None) ->
         end: what became of the plan, and what to type next.
         in_use: path of the plan in use, as given.
     """
-    return View(plan_object(answer, in_use), report(answer, end), headline(answer))
+    data, brief = plan_object(answer, in_use), headline(answer)
+    found = answer.confirmation
+    if found is not None:
+        data, brief = {**data, **found.as_object()}, [*brief, gained(found, answer.gain)]
+    return View(data, report(answer, end), brief)
 
 
 def advice_view(answer: Answer) -> View:
@@ -80,7 +85,7 @@ def advice_view(answer: Answer) -> View:
     blocks: list[Block] = [
         setting_facts(answer.setting),
         *advice(answer.advised, answer.setting.hardware.device),
-        f"Priced at a plan that was not searched for: that of {where}.",
+        f"No plan was searched for; settings are priced at that of {where}.",
     ]
     return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
 
@@ -88,18 +93,22 @@ def advice_view(answer: Answer) -> View:
 def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     """What to do, the ranking, then what there is to know of the best plan."""
     lever, best = answer.lever, answer.best
-    lead = [answer.verdict, *constraints_words(answer)]
+    lead = [answer.verdict, *constraints_words(answer.constraint_costs)]
     if lever is not None:
         lead.append(f"Advice 1 gains more than the plan: {advice_words(lever)}.")
     waits = host_bound(best, answer.setting.hardware)
     if waits is not None:
         lead.append(host_words(waits))
+    uneven = uneven_words(best, gap_of(best.iteration_ms, answer.result.lower_bound_ms))
+    if uneven is not None:
+        lead.append(uneven)
     return [
         *(Line(text, "bold") for text in lead),
         "",
         setting_facts(answer.setting),
         *advice(answer.advised, answer.setting.hardware.device),
-        *_constraints(answer),
+        *constraints(answer.constraint_costs),
+        *measured(answer.confirmation, answer.gain),
         *_ranking(answer),
         *_in_use(answer.result, answer.move),
         Heading("Where the time goes", "plan 1, along its critical path"),
@@ -122,11 +131,11 @@ def _network(answer: Answer) -> list[str]:
     part, total = answer.network, answer.best.iteration_ms
     if part is None:
         return []
-    lines = ["The network between hosts decides no stage of this plan."]
+    lines = ["No stage of this plan is bound by the network between hosts."]
     if part.stage is not None:
         share = percent(part.stage_ms / total)
         lines = [
-            f"The network between hosts decides the {phase_words(part.stage)}: "
+            f"The network between hosts bounds the {phase_words(part.stage)}: "
             f"{ms(part.stage_ms)}, {share} of the iteration."
         ]
     if part.others:
@@ -152,30 +161,6 @@ def headline(answer: Answer) -> list[Block]:
     if answer.deciding and answer.deciding[0].unmeasured:
         found.append(deciding_text(answer.deciding[0]))
     return [Line(text, wraps=False) for text in found if text]
-
-
-def constraints_words(answer: Answer) -> list[str]:
-    """What all constraints cost, in a sentence; none where they cost nothing."""
-    costs = answer.constraint_costs
-    if costs is None:
-        return []
-    return [
-        f"Constraints cost {percent(costs.gain)} of the iteration: a plan without them takes "
-        f"{ms(costs.iteration_ms)}."
-    ]
-
-
-def _constraints(answer: Answer) -> list[Block]:
-    """The constraints that bind, with what dropping each saves."""
-    costs = answer.constraint_costs
-    if costs is None:
-        return []
-    rows = [
-        (one.table or "", one.constraint, number(one.iteration_ms_without), f"-{percent(one.gain)}")
-        for one in costs.costs
-    ]
-    grid = Grid(["~table", "~constraint", ">ms without", ">iteration"], rows)
-    return [Heading("Constraints", "what dropping each saves, one after the other"), grid]
 
 
 def _ranking(answer: Answer) -> list[Block]:
@@ -261,7 +246,7 @@ def preferred_text(result: Result) -> str | None:
         return f"A plan predicted to be {slower} faster does not pay for its move in {steps}."
     if result.aim != "nominal":
         return f"The fastest plan found is predicted to be {slower} faster than plan 1."
-    return f"Plan 1 is preferred to one predicted to be {slower} faster."
+    return f"Plan 1 is preferred to a plan predicted to be {slower} faster."
 
 
 def _claim(best_ms: float, result: Result) -> str:
@@ -324,7 +309,7 @@ def _decided(ties: TieSummary) -> str:
         better = f"its shards take {mine} on the fullest rank instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
-    return f" Plan 1 is preferred to the first of them: {better}."
+    return f" Plan 1 is preferred to the first: {better}."
 
 
 def regret_text(result: Result) -> str | None:
@@ -349,8 +334,8 @@ def passed_over_text(result: Result) -> str | None:
         else f"a mean of {ms(result.passed_over)}"
     )
     return (
-        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, which "
-        "is the one of the nominal objective."
+        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, the "
+        "plan of the nominal objective."
     )
 
 
@@ -402,8 +387,8 @@ def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
     steps = move.pays_back_after(before_ms, after_ms)
     pays = "" if steps is None else f" and pays for itself after {max(1, round(steps)):,} steps"
     return (
-        f"The move takes {move.seconds:.2g} s{pays}; {how}. Old and new, a "
-        f"rank would hold up to {format_bytes(move.both_copies_bytes)} of tables."
+        f"The move takes {move.seconds:.2g} s{pays}; {how}. While both "
+        f"copies exist, a rank holds up to {format_bytes(move.both_copies_bytes)} of tables."
     )
 
 
@@ -412,14 +397,17 @@ def _placed_words(plan: TablePlan) -> str:
     return f"{plan.sharding_type.short}{kernel} on {ranks_text(plan.ranks)}"
 
 
-def measured(found: Confirmation, expected: ExpectedGain | None) -> list[Block]:
-    """The plans as measured, the fastest first, then `gained`."""
+def measured(found: Confirmation | None, expected: ExpectedGain | None) -> list[Block]:
+    """The plans as measured, the fastest first, then `gained`; nothing where none was."""
+    if found is None:
+        return []
     plans = sorted(found.plans, key=lambda p: (p.median_ms is None, p.median_ms or 0.0))
     rows = [
         (
             one.name,
             "" if one.median_ms is None else number(one.median_ms),
             "" if one.interval_ms is None else interval(one.interval_ms),
+            "" if one.predicted_ms is None else number(one.predicted_ms),
             one.found_by,
             "" if one.dropped_after is None else f"out after {plural(one.dropped_after, 'round')}",
         )
@@ -427,9 +415,27 @@ def measured(found: Confirmation, expected: ExpectedGain | None) -> list[Block]:
     ]
     return [
         Heading("Measured plans"),
-        Grid(["<plan", ">ms", ">95 % interval", "~found by", "<"], rows),
+        Grid(["<plan", ">ms", ">95 % interval", ">predicted", "~found by", "<"], rows),
         *(f"{note}." for note in found.notes),
+        *_off(found),
         gained(found, expected),
+    ]
+
+
+def _off(found: Confirmation) -> list[Block]:
+    """The factor between measured and predicted times, where that is beyond their intervals."""
+    factors = sorted(one.factor for one in found.plans if one.factor is not None)
+    if not factors:
+        return []
+    timed = sum(one.median_ms is not None for one in found.plans)
+    low, high = f"{factors[0]:.2g}", f"{factors[-1]:.2g}"
+    words = low if low == high else f"{low} to {high}"
+    return [
+        warning(
+            f"{len(factors)} of {plural(timed, 'measured plan')} took {words} times as long as "
+            "predicted, outside the 90 % interval: the profile is not that of this machine; run "
+            "`shardopt calibrate` here, or plan with what was learned."
+        )
     ]
 
 
@@ -475,10 +481,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         host_bound: null, or ``share`` (of the iteration in which the GPU waits for its host),
             ``why`` and ``remedy``.
         advice, together, advice_considered, other_machines: `advice_object`.
-        constraint_costs: constraints that bind, in the order in which dropping them saves most:
-            ``table`` (null for all that are left), ``constraint``, ``iteration_ms_without`` (it and
-            those before it) and ``gain`` (share of ``iteration_ms`` that this step saves).
-        unconstrained: null, or ``iteration_ms`` and ``plan`` (as in plan.json) without any.
+        constraint_costs, unconstrained: `constraints_object`.
         preferred_to: the fastest plan found, as ``iteration_ms`` and ``found_by``, where another
             is preferred to it; else null.
         objective: ``nominal``, ``mean`` or ``regret``.
@@ -527,7 +530,7 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "verdict": answer.verdict,
         "host_bound": waits and asdict(waits),
         **advice_object(answer.advised),
-        **_constraints_object(answer),
+        **constraints_object(answer.constraint_costs),
         "preferred_to": fastest and picked(fastest, "iteration_ms", "found_by"),
         "objective": result.aim,
         "ties": None if result.ties is None else asdict(result.ties),
@@ -548,15 +551,6 @@ def plan_object(answer: Answer, in_use: Path | None = None) -> dict[str, Any]:
         "deciding": deciding_object(answer.deciding),
         "between_hosts": None if answer.network is None else asdict(answer.network),
     }
-
-
-def _constraints_object(answer: Answer) -> dict[str, Any]:
-    """``constraint_costs`` and ``unconstrained`` of `plan_object`."""
-    costs = answer.constraint_costs
-    if costs is None:
-        return {"constraint_costs": [], "unconstrained": None}
-    free = {"iteration_ms": costs.iteration_ms, "plan": plan_to_dict(costs.plan)}
-    return {"constraint_costs": [asdict(one) for one in costs.costs], "unconstrained": free}
 
 
 def deciding_object(found: Sequence[DecidingConstant]) -> list[dict[str, Any]]:

@@ -184,14 +184,31 @@ def _best(report: TuneReport) -> list[Block]:
         Heading(name, _words(best.trial.setting)),
         *(f"  - {text}" for text in lines),
     ]
-    if not lines and report.tried > 1:
+    left = _not_tried(report)
+    if not lines and not left:
         found.append("Nothing to change: the model and the machine as given are best.")
-    if report.tried == 1:
-        found.append("It was compared with no other; more values or trials may be better.")
+    elif not lines:
+        found.append("No setting that was tried is better than the model and the machine as given.")
+    found += left
     if lines:
         found += filter(None, [_undone(report.tuning.undone(best))])
     gain = _gain(report)
     return [*found, *([f"This takes {gain.removeprefix(', ')}."] if gain else [])]
+
+
+def _not_tried(report: TuneReport) -> list[str]:
+    """The number of settings that no trial was for, and the values that none had."""
+    left = report.tuning.grid.size - report.tried
+    if left <= 0:
+        return []
+    tried = [trial.setting for trial in report.tuned.trials if trial.state in TRIED]
+    values = {
+        name: [str(value) for value in values if all(one[name] != value for one in tried)]
+        for name, values in report.tuning.grid.values.items()
+    }
+    missing = [f"{n.replace('_', ' ')} {', '.join(some)}" for n, some in values.items() if some]
+    words = f"{left:,} of {plural(report.tuning.grid.size, 'setting')} were not tried"
+    return [words + (f"; no trial had {'; '.join(missing)}." if missing else ".")]
 
 
 def _undone(undone: Mapping[str, float]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,9 +25,10 @@ from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from predictor.predict import predict
 from search.choose import NOMINAL
+from search.constraint_costs import ConstraintCosts
 from search.problem import Problem, Result
 from search.stop import Stop
-from shardopt.api.answer import TOP_K, find_plans
+from shardopt.api.answer import FREE_EFFORT, FREE_RESERVE, TOP_K, find_plans
 from shardopt.api.cache import ResultCache
 from shardopt.api.scenarios import read_scenarios, windows_of
 from shardopt.config.cluster import hardware_of
@@ -43,6 +45,7 @@ from shardopt.torchrec.collective import (
 )
 from shardopt.torchrec.confirming import Confirm
 from shardopt.torchrec.confirming import confirm as confirm_plans
+from shardopt.torchrec.constraint_price import price_lines, price_torchrecs_constraints
 from shardopt.torchrec.failures import tell_fallback
 from shardopt.torchrec.logs import logger
 from shardopt.torchrec.machine import (
@@ -317,9 +320,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             with where no ``model`` says it; None to make it from the features.
         default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
             if None TorchRec's 1, with a warning.
-        strict: refuse to plan where such features are, where the tables take more memory by
-            shardopt's count than is left, or by the storage estimator's, but not by both, and
-            whatever else is otherwise planned by TorchRec's own planner, with a warning.
+        strict: raise instead of warning: where pooling factors are missing, where only one of
+            shardopt's and the storage estimator's counts of memory accepts the plan, and where
+            TorchRec's own planner would have to plan.
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
@@ -472,8 +475,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     @as_planner_errors()
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """The plan with the least predicted iteration time; TorchRec's own, with a warning, where
-        shardopt cannot plan.
+        """Return the plan with the least predicted iteration time, or TorchRec's own, with a
+        warning, where shardopt cannot plan.
 
         Raises:
             PlannerError: TorchRec's planner finds no plan either, with its error types and
@@ -550,8 +553,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Rank 0 of the group plans, and all ranks get its plan, or the error it met; with
-        ``confirm`` all of them run the best plans, and the fastest is returned.
+        """Plan on rank 0 of the group and return its plan, or raise its error, on all ranks; with
+        ``confirm`` all ranks run the best plans and the fastest is returned.
 
         Raises:
             PlannerError: as `plan`; or there is no process group, or a rank of it does not answer
@@ -773,6 +776,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         try:
             self.found = self._describe(options)
             if self.found is not None:
+                costs = self._constraint_costs(self.found)
+                self.found = replace(self.found, constraint_costs=costs)
                 self._tell(self.found)
         except Exception as error:  # callbacks may return anything
             what = str(error) if isinstance(error, ShardoptError) else repr(error)
@@ -785,9 +790,28 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             logger.warning("%s", line)
         if found.result is None:
             return
+        if found.constraint_costs is not None:
+            logger.warning(
+                "%s",
+                price_lines(found.constraint_costs, found.problem, self._inputs().constraints),
+            )
         tell_column_states(found.plan, found.torchrecs, found.problem)
         if self._stop.remaining_s > 0:
             tell_replicable(found.plan, found.problem, self._replicable(found.problem.workload))
+
+    def _constraint_costs(self, found: LastSearch) -> ConstraintCosts | None:
+        """What the user's constraints cost; None where there is no time, and where an enumerator of
+        the user's own decides what there is without them."""
+        left = self._stop.remaining_s
+        if found.result is None or left <= 0 or type(self._enumerator) is not EmbeddingEnumerator:
+            return None
+        budget = Stop(
+            self._stop.effort * FREE_EFFORT,
+            None if left == math.inf else left,
+            reserve=FREE_RESERVE,
+        )
+        given = self._request, self._inputs(), self._topology
+        return price_torchrecs_constraints(found.problem, found.plan, *given, budget, self._seed)
 
     def _replicable(self, workload: Workload) -> list[str]:
         """Keys of tables that TorchRec offers to replicate."""

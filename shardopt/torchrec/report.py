@@ -17,9 +17,10 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.workload import DenseArch
 from predictor.predict import Prediction
 from predictor.units import format_bytes
+from search.constraint_costs import ConstraintCosts
 from search.problem import Problem, Result
 from shardopt.extras import needs_torchrec
-from shardopt.formatting import at_most, gap_of, interval, listed, ms, plural, times
+from shardopt.formatting import at_most, gap_of, interval, listed, ms, percent, plural, times
 from shardopt.torchrec.beside import TorchRecsPlan
 from shardopt.torchrec.options import TableKey
 
@@ -45,6 +46,8 @@ class LastSearch:
         stand_in: the profile is of another machine, as nobody named one and none of this is known.
         torchrecs: the plan of TorchRec's own planner; None where it finds none, and where none was
             asked for.
+        constraint_costs: what the user's `ParameterConstraints` cost; None where that is nothing,
+            and where there was no time to find out.
     """
 
     problem: Problem
@@ -55,6 +58,7 @@ class LastSearch:
     left: Mapping[TableKey, str] = field(default_factory=dict)
     stand_in: bool = False
     torchrecs: TorchRecsPlan | None = None
+    constraint_costs: ConstraintCosts | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -226,6 +230,8 @@ def numbers(found: LastSearch) -> dict[str, float]:
         values["lower_bound_ms"] = result.lower_bound_ms
         if found.torchrecs is not None:
             values["torchrecs_plan_ms"] = found.torchrecs.iteration_ms
+    if found.constraint_costs is not None:
+        values["unconstrained_ms"] = found.constraint_costs.iteration_ms
     return values
 
 
@@ -243,6 +249,9 @@ def _rows(found: LastSearch) -> Iterator[str]:
     need, have = map(format_bytes, rank.use(kind))
     yield f"Memory: at its peak rank {rank.rank} takes {need} of {have} {kind}"
     yield from _comparison(found)
+    if found.constraint_costs is not None:
+        costs = found.constraint_costs
+        yield f"Constraints cost {percent(costs.gain)}: {ms(costs.iteration_ms)} without them"
     yield f"Constants: {prediction.provenance}, profile {found.problem.hardware.name}"
     yield from (*found.missing, *short_of(prediction.memory))
 
@@ -258,5 +267,5 @@ class ShardoptPlanReporter:
         self._writer_of = writer_of
 
     def build_stats(self, ctx: Any, sku: str) -> list[Stats]:
-        """What the planner of a SKU tells its plan to."""
+        """Build the statistics that the planner of a SKU reports its plan to."""
         return [ShardoptStats(self._writer_of(sku))]

@@ -178,6 +178,7 @@ class DlrmBuilder:
         *,
         host_ms: float = 0.0,
         kernels: int = 1,
+        waiting_ms: Array | None = None,
     ) -> int:
         """Append an operation of at least so many kernels; ``host_ms`` is what it takes the host
         beside its launch."""
@@ -192,6 +193,7 @@ class DlrmBuilder:
             deps=deps,
             scope=kind.scope,
             active=active,
+            waiting_ms=waiting_ms,
         )
 
     # --- pipelines -----------------------------------------------------------------------------
@@ -211,7 +213,7 @@ class DlrmBuilder:
         first = self._forward(look_up)
         self._backward()
         copy = self._copy_input()
-        self.graph.wait(first, Dep(copy, lag=1))
+        self._wait(first, Dep(copy, lag=1))
         self._optimizer_step()
 
     def _sparse_dist(self) -> None:
@@ -225,7 +227,7 @@ class DlrmBuilder:
             self._lookups(module, found)
             recats.update(found)
 
-        self.graph.wait(self._forward(look_up), Dep(copy, lag=2))
+        self._wait(self._forward(look_up), Dep(copy, lag=2))
         ids = self._send(self.sending, self._read(self.sending, splits))
         for name, op in ids.items():
             self.graph.wait(recats[name], Dep(op, lag=1))
@@ -238,13 +240,13 @@ class DlrmBuilder:
         read = self._read(self.sending)
         ids = self._send(self.sending, read)
         first = self._forward(lambda module: self._lookups(module, {}))
-        self.graph.wait(first, Dep(copy, lag=2))
+        self._wait(first, Dep(copy, lag=2))
         for module in self.modules.values():
             recats = self._recats(module, "data_dist", ids)
             fetched = self._prefetches(module, recats)
             # the compute stream waits for all of the prefetch stream before the batch starts
             ahead = [*recats.values(), *fetched]
-            self.graph.wait(first, *(Dep(op, lag=1) for op in ahead))
+            self._wait(first, *(Dep(op, lag=1) for op in ahead))
         self._backward()
         self._optimizer_step()
         splits = self._announce(self.sending, "data_dist", Dep(copy))
@@ -256,7 +258,7 @@ class DlrmBuilder:
         the batch after it travel beside the backward."""
         copy = self._copy_input()  # of the batch three on
         splits = self._announce(self.sending, "data_dist", Dep(copy, lag=1))
-        self.graph.wait(self._forward(lambda module: None), Dep(copy, lag=3))
+        self._wait(self._forward(lambda module: None), Dep(copy, lag=3))
         recats = self._recats(self.sending, "data_dist")
         for module in self.modules.values():
             self._lookups(module, recats)
@@ -353,8 +355,14 @@ class DlrmBuilder:
 
     # --- forward -------------------------------------------------------------------------------
 
-    def _forward(self, look_up: LookModuleUp) -> int:
-        """The dense forward, lookups where their modules are called; its first op that computes."""
+    def _wait(self, ops: Sequence[int], *deps: Dep) -> None:
+        """Let the first op of the forward wait for more, whichever a plan has."""
+        for op in ops:
+            self.graph.wait(op, *deps)
+
+    def _forward(self, look_up: LookModuleUp) -> list[int]:
+        """The dense forward, lookups where their modules are called; returns the ops that compute
+        up to the first that every plan has."""
         first = len(self.graph.ops)
         for step in self.dense.forward:
             if isinstance(step, LookupCall) and step.module in self.modules:
@@ -363,8 +371,10 @@ class DlrmBuilder:
                 if step.waits:
                     self._unpack(step.waits)
                 self._segment(step, backward=False)
-        ops = range(first, len(self.graph.ops))
-        return next(i for i in ops if self.graph.ops[i].stream == COMPUTE)
+        ops = self.graph.ops
+        computing = [i for i in range(first, len(ops)) if ops[i].stream == COMPUTE]
+        always = next((i for i in computing if ops[i].active is None), computing[-1])
+        return [i for i in computing if i <= always]
 
     def _lookups(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> None:
         """Fused lookups and output distribution of one module's exchanges."""
@@ -386,7 +396,11 @@ class DlrmBuilder:
         lookup_ms = exchange.backward_ms if backward else exchange.forward_ms
         cost_ms = lookup_ms(group) + exchange.pack_ms(group, backward=backward)
         name, active = f"{exchange.name} lookup{_way(backward)}", exchange.group_active(group)
-        return self._add(name, LOOKUP[backward], cost_ms, launch, deps, active)
+        column = Load.BACKWARD_MS if backward else Load.FORWARD_MS
+        waiting_ms = exchange.waiting_ms(group, column)
+        return self._add(
+            name, LOOKUP[backward], cost_ms, launch, deps, active, waiting_ms=waiting_ms
+        )
 
     def _outputs(self, exchange: Exchange, after: list[int], *, backward: bool) -> list[int]:
         """The output distribution of one exchange; returns the ops whose end delivers it."""
@@ -424,14 +438,17 @@ class DlrmBuilder:
 
     def _segment(self, segment: Segment, *, backward: bool) -> int:
         self.segments += 1
+        # the longest batch is longer in all of them
+        waiting_ms = segment.cost_ms * self.costs.uneven
         return self.graph.add(
             f"dense {self.segments} ({segment.name}){_way(backward)}",
             phase=DENSE[backward].phase,
             resource=segment.resource,
             stream=COMPUTE,
-            cost_ms=segment.cost_ms,
+            cost_ms=segment.cost_ms + waiting_ms,
             host_ms=segment.host_ms,
             kernels=segment.kernels,
+            waiting_ms=np.full(1, waiting_ms) if waiting_ms else None,
         )
 
     # --- feature processors ----------------------------------------------------------------------

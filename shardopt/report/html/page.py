@@ -27,6 +27,7 @@ from shardopt.formatting import (
 )
 from shardopt.report.advice import advice, none_saves
 from shardopt.report.blocks import Bar, Cell, Grid, Line
+from shardopt.report.constraints import constraints, constraints_words
 from shardopt.report.explain import critical_path, in_words, single_changes, what_if
 from shardopt.report.hardware import error_words, iteration_words
 from shardopt.report.html.nodes import bar, element, grid, node, prose, section, sections, text_of
@@ -61,7 +62,14 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
     body = node(
         "body",
         node("header", *_header(setting, explanation)),
-        *sections([*advice(explanation.advised, device), *single_changes(explanation)]),
+        *sections(
+            [
+                *advice(explanation.advised, device),
+                *constraints(given.constraint_costs),
+                *constraints_words(given.constraint_costs),
+                *single_changes(explanation),
+            ]
+        ),
         *(sections(side_by_side(explanation.plans)) if explanation.others else ()),
         _breakdown(explanation),
         section("Timeline", TIMELINE, timeline(given.prediction, given.plan.local_world_size)),

@@ -391,4 +391,4 @@ def capture_dense(
         tied_ids=tied if scales else per_sample,
     )
     captured = with_ops_digest(_with_used_names(captured))
-    return CapturedDense(captured, "fp32" if bf16 else data_type)
+    return CapturedDense(captured, data_type)

@@ -15,12 +15,15 @@ from predictor.predict import predict
 from search.space.enumerate import enumerate_space
 from tests.builders import (
     Candidate,
+    a_table,
     a_topology,
+    a_workload,
     device_bound,
     hardware,
     neighbours_ms,
     plan_of,
     random_candidate,
+    random_plan,
     random_workload,
 )
 from tests.quick import quick_first, quick_only
@@ -113,6 +116,32 @@ def test_a_graph_of_their_own_does_not_matter(
         monkeypatch.setattr("predictor.iteration.plan_scorer.OWN_GRAPH", 1)
         assert batch.score(candidates) == pytest.approx(together, rel=1e-9)
         assert neighbours_ms(batch, candidates[0], changes) == pytest.approx(together, rel=1e-9)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_whichever_op_comes_first_waits_for_the_batch(pipeline: str) -> None:
+    """Of plans with one sharding type each, those that share a graph have unlike first ops."""
+    profile, topology = hardware(), a_topology(4)
+    slow = profile.memory.model_copy(update={"host_link_gb_s": 0.02})
+    profile = profile.model_copy(update={"memory": slow})
+    workload = a_workload(a_table("a", 100_000, 64), a_table("b", 100_000, 64), batch_size=8192)
+    dense = replace(workload.dlrm, linears=((128, 1),))  # nothing computes before the lookups
+    workload = replace(workload, train_pipeline=pipeline, dense=dense)
+    space, pick = enumerate_space(workload, topology), random.Random(0)
+    kinds = [{o.sharding_type for o in options} for options in space.options]
+    candidates = [
+        tuple(
+            random_plan(next(o for o in options if o.sharding_type == kind), topology, pick)
+            for options in space.options
+        )
+        for kind in sorted(set.intersection(*kinds))
+    ]
+    alone = [
+        predict(workload, topology, profile, plan_of(workload, topology, c)).iteration_ms
+        for c in candidates
+    ]
+    together = PlanScorer(workload, topology, profile).score(candidates)
+    assert together == pytest.approx(alone, rel=1e-9)
 
 
 def test_renaming_ranks_does_not_change_the_time() -> None:

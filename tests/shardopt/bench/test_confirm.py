@@ -67,7 +67,7 @@ class Play:
         again: Any = None,
         learned: Any = None,
     ) -> Confirmation:
-        def ranks(body: object, count: int, job: Job, *, on_report: Any, **given: object) -> None:
+        def ranks(_: object, __: int, job: Job, *rest: Any, on_report: Any, **___: object) -> None:
             self.sessions.append(list(job.plans))
             if not ends:
                 raise KeyboardInterrupt
@@ -75,9 +75,9 @@ class Play:
                 on_report(0, {"kind": "plan", "name": name})
                 if times[name] is None:
                     raise RankDiedError("rank 1 died of MemoryError")
-            for _ in range(ROUNDS):
-                measured = {n: [[times[n]] * 6, [times[n]] * 6] for n in job.plans}
-                on_report(0, {"kind": "round", "ranks_ms": measured})
+            for index in range(ROUNDS):
+                measured = {name: times[name] for name in job.plans}
+                on_report(0, {"kind": "round", "key": (rest[2], index), "ms": measured})
             if len(self.sessions) >= ends:
                 raise KeyboardInterrupt
 
@@ -171,7 +171,7 @@ def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    led = SimpleNamespace(joined=SimpleNamespace(share=told.append))
+    led = SimpleNamespace(joined=SimpleNamespace(talk=SimpleNamespace(share=told.append)))
     monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
     monkeypatch.setattr(room, "LedSessions", lambda *_: led)
     with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):
@@ -184,3 +184,18 @@ def test_numbers_out_of_range_are_refused(minutes: float, count: int) -> None:
     with pytest.raises(InputError) as caught:
         check_minutes(minutes, count)
     assert caught.value.inputs == (("confirm",) if count == 0 else ("minutes",))
+
+
+def test_a_plan_has_one_number_and_the_fastest_is_plan_1(play: Play) -> None:
+    measured = play({"plan 1": 11.0, "plan 2": 9.0, "torchrec": 10.0})
+    ranking = [SimpleNamespace(plan=plan(1)), SimpleNamespace(plan=plan(0))]
+    told: list[str] = []
+    answer = SimpleNamespace(result=SimpleNamespace(plans=ranking))
+    found = room.renumbered(measured, answer, told.append)  # type: ignore[arg-type]
+    assert found.best.name == "plan 1"
+    assert {one.name: one.median_ms for one in found.plans} == {
+        "plan 1": 9.0,
+        "plan 2": 11.0,
+        "torchrec": 10.0,
+    }
+    assert told

@@ -1,5 +1,7 @@
 """Measured plans."""
 
+from dataclasses import replace
+
 from shardopt.race import Confirmation, Confirmed
 from shardopt.report.blocks import Grid
 from shardopt.report.plan import gained, measured
@@ -19,6 +21,17 @@ def test_plans_are_shown_with_times_gain_and_why_one_is_out() -> None:
     assert NOTE in str(note)
     assert gain == gained(found, None)
     assert all(word in str(gain) for word in ("plan 1", "+20.0", "+19.0", "+21.0"))
+
+
+def test_the_measurement_decides_and_a_wrong_prediction_is_said() -> None:
+    off = replace(FAST, predicted_ms=2.0, predicted_interval_ms=(1.5, 2.5))
+    near = replace(THEIRS, predicted_ms=9.0, predicted_interval_ms=(8.0, 11.0))
+    assert (off.factor, near.factor) == (4.0, None)
+    found = Confirmation((near, off), off, (0.2, 0.19, 0.21), ())
+    assert "4" in str(measured(found, None)[2])
+    assert found.verdict.startswith("Use plan 1")
+    for best, gain in ((near, (0.0, 0.0, 0.0)), (off, (0.01, -0.01, 0.02))):
+        assert replace(found, best=best, gain=gain).verdict.startswith("Keep TorchRec's plan")
 
 
 def test_without_rounds_enough_or_torchrecs_time_there_is_no_interval_or_gain() -> None:

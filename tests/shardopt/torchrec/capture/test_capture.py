@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from predictor.cost.ops.op_time import read_and_written
+from predictor.cost.ops.op_time import OpTimes, read_and_written
 from predictor.errors import InputError
+from predictor.hardware.loader import load_hardware
 from predictor.model.captured import CapturedDense, parse_size
 from predictor.model.op_calls import CAUSAL, DenseProgram, Gradient, OpCall
 from shardopt.config.ops_file import ops_text, read_ops_content
 from shardopt.torchrec.capture.capture import SizeFit, capture_dense
+from tests.quick import quick_only
 from tests.shardopt.torchrec.capture.modules import (
     Attention,
     Autocast,
@@ -63,7 +66,7 @@ def program_of(module: nn.Module, *shape: int, **more: Any) -> DenseProgram:
     return captured(module, *shape, **more).program(AtBatch(BATCH))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_only(["recomputed", "convolutions", "attention"], MODELS))
 def test_as_many_as_pytorch_counts(name: str) -> None:
     make, shape = MODELS[name]
     module = make()
@@ -145,6 +148,29 @@ def test_autocast_for_gpus_counts() -> None:
     program = program_of(Autocast(), 16)
     products = [e for e in program.forward if isinstance(e, OpCall) and e.name == "addmm"]
     assert [call.outputs[0].data_type for call in products] == ["bf16", "bf16"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_of_captured_ops_is_what_a_capture_under_autocast_finds(name: str) -> None:
+    make, shape = MODELS[name]
+    plain, module = captured(make(), *shape, device="cuda"), make()
+    halves = captured(module, *shape, device="cuda", data_type="bf16")
+    assert halves.data_type == "bf16"
+    of, hardware = AtBatch(512), load_hardware("h100-sxm")
+
+    def costs(dense: CapturedDense) -> tuple[float, float, int]:
+        """Device time, bytes that ops read and write, and what the forward leaves in memory."""
+        program, times = dense.program(of), OpTimes(hardware, "bf16")
+        calls = [e for e in (*program.forward, *program.backward) if isinstance(e, OpCall)]
+        moved = [o.bytes for c in calls if c.moves for part in read_and_written(c) for o in part]
+        return sum(times.cost(call).ms for call in calls), sum(moved), kept_bytes(program)
+
+    derived = costs(replace(plain, data_type="bf16"))
+    found, before = costs(halves), costs(plain)
+    assert derived[0] == pytest.approx(found[0], rel=0.1)
+    assert derived[1:] == pytest.approx(found[1:], rel=0.35)
+    assert derived != before
+    assert costs(replace(halves, data_type="fp32")) == found, "what was captured so stays"
 
 
 @pytest.mark.parametrize(("device", "norms"), [("cuda", "fp32"), ("cpu", "bf16")])
