@@ -84,7 +84,7 @@ test-torchrec: setup ## the tests of the TorchRec hook and plans under the oldes
 	    tests/distributed/test_training.py tests/distributed/test_optimizers.py; \
 	done
 
-# Fetches the commit that the installed torchrec names; docs/hook.md says what comes of it.
+# Fetches the commit that the installed torchrec names; docs/compatibility.md says what comes of it.
 # DIR=<checkout> runs another one, TORCHREC_SOURCE=<repository> fetches from a copy.
 TORCHREC_SOURCE := https://github.com/meta-pytorch/torchrec
 test-torchrec-own: setup ## TorchRec's own planner tests, with our planner in place

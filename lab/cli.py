@@ -38,7 +38,7 @@ Measurement:
 
 Options:
     data (DIR): Folder with the public files that docs/data.md lists.
-    write: Write the outcome to docs/hook.md.
+    write: Write the outcome to docs/compatibility.md.
     only (-k TEXT): Only those whose name has this text.
     write_docs (FILE): Also write the results to this Markdown page.
 """
@@ -463,7 +463,7 @@ def torchrec_own(
 ) -> None:
     """Run TorchRec's own tests of its planner with our planner in its place.
 
-    Ends with 1 if docs/hook.md says otherwise than the run.
+    Ends with 1 if docs/compatibility.md says otherwise than the run.
 
     Arguments:
         checkout (DIR): Of torchrec; without it the commit that the installed one was built from is

@@ -66,7 +66,7 @@ def parse_table(
         raise InputError(f"{path}:{number}: {error}") from error
     for column in columns:
         if header.count(column) != 1:
-            wrong = f"column '{column}' is there twice"
+            wrong = f"column '{column}' appears twice"
             if column not in header:
                 near = did_you_mean(column, header)
                 wrong = f"no column '{column}'{near}; it has {', '.join(header)}"

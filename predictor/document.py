@@ -228,7 +228,7 @@ class _Builder:
             if key in first_line:
                 self.problems.add_at(
                     Place(self.problems.file, line),
-                    f"{key_text((*path, key))}: the key is there twice, first on line "
+                    f"{key_text((*path, key))}: the key appears twice, first on line "
                     f"{first_line[key]}; remove one",
                 )
                 continue

@@ -42,6 +42,9 @@ Parts = dict[str, float]
 RESOLUTION_MS = 0.02
 """Error of any time beside `LEAST_NOISE`: what the clocks around a phase take themselves."""
 
+SLOW_HOST = 100.0
+"""Times what it costs, at which a host decides any step alone."""
+
 
 @dataclass(frozen=True)
 class Unmatched:
@@ -85,6 +88,9 @@ def learn(
     found, unmatched = evidence(workload, topology, plain, plan, measured)
     if not host_decides:
         found = [_without_host(one) for one in found if {*one.parts_ms} - {HOST}]
+    elif not plain.inline:
+        issued = _issued_parts(workload, topology, plain, plan)
+        found = [_of_host(one, issued) if one.what == STEP else one for one in found]
     if not found:
         raise InputError(
             "none of the measured phases is one of this plan's; give the model and plan that ran"
@@ -135,6 +141,20 @@ def _without_host(one: Evidence) -> Evidence:
     return one.model_copy(update={"parts_ms": parts})
 
 
+def _of_host(one: Evidence, issued: Parts) -> Evidence:
+    """A step that waited for the host: whatever the prediction says that it waited for."""
+    return one.model_copy(update={"parts_ms": issued}) if issued else one
+
+
+def _issued_parts(
+    workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
+) -> Parts:
+    """What the host takes of a step if it decides alone."""
+    slow = predict(workload, topology, _with_factor(hardware, HOST, SLOW_HOST), plan)
+    parts = _step_parts(slow, slow.graph.ops, {})
+    return {HOST: parts[HOST] / SLOW_HOST} if parts[HOST] > 0 else {}
+
+
 def predicted_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> dict[tuple[str, int], Parts]:
@@ -165,9 +185,14 @@ def predicted_parts(
 
 def _without_bytes(hardware: HardwareProfile) -> HardwareProfile:
     """The same where all messages are as if they were empty."""
-    none = Factor(group=f"{EXCHANGES}.{BYTES}", table=None, factor=1e-9, error=0.0, evidence_ms=0.0)
+    return _with_factor(hardware, f"{EXCHANGES}.{BYTES}", 1e-9)
+
+
+def _with_factor(hardware: HardwareProfile, group: str, factor: float) -> HardwareProfile:
+    """The same where a kind of cost is so many times what it is."""
+    one = Factor(group=group, table=None, factor=factor, error=0.0, evidence_ms=0.0)
     learned = Learned(
-        model="", plans=(), machine="", steps=1, date="", factors=(none,), errors={}, evidence=()
+        model="", plans=(), machine="", steps=1, date="", factors=(one,), errors={}, evidence=()
     )
     return hardware.model_copy(update={"learned": learned})
 

@@ -31,6 +31,8 @@ from predictor.model.plan_check import match_plan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
 
+WAITING = "uneven_batches"
+"""Ranks wait for the one whose batch has the most ids."""
 PHASES = (
     "input_copy",
     "input_dist",
@@ -45,6 +47,7 @@ PHASES = (
     "optimizer",
     "stash",
     "replica_sync",
+    WAITING,
     HOST,
 )
 """The named parts of a breakdown, in the order of an iteration."""
@@ -190,7 +193,8 @@ def _replica_sync(
 def _breakdown(path: list[Segment]) -> dict[str, float]:
     parts = dict.fromkeys(PHASES, 0.0)
     for segment in path:
-        parts[segment.phase] += segment.duration_ms
+        parts[segment.phase] += segment.duration_ms - segment.waiting_ms
+        parts[WAITING] += segment.waiting_ms
     return {phase: ms for phase, ms in parts.items() if ms > 0}
 
 
@@ -201,7 +205,9 @@ def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
         computing = 0.0
         for op in graph.ops:
             cost = op.cost_on(rank)
-            busy[op.phase] += cost
+            waiting = op.waiting_on(rank)
+            busy[op.phase] += cost - waiting
+            busy[WAITING] += waiting
             computing += cost if op.stream == "compute" else 0.0
         kept = {phase: ms for phase, ms in busy.items() if ms > 0}
         found.append(RankLoad(rank, kept, max(0.0, iteration_ms - computing)))

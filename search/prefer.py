@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import HOST, GivenErrors
+from predictor.cost.errors import OVERHEADS, GivenErrors
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.predict import predict
 from search.candidate import Candidate, signature
@@ -122,7 +122,7 @@ class _Preference:
         self.limit, self.tolerance = limit, tolerance
         self.kind = int(nominal.problem.hardware.device == "cpu")
         self.most_bytes = max(1.0, float(nominal.caps[self.kind].max()))
-        alone = GivenErrors({HOST: NO_TIME})
+        alone = GivenErrors({OVERHEADS: NO_TIME})
         self.alone = nominal.problem.perturbed(nominal.scorer, alone)
         start = fastest.assignment
         self.near = {start}

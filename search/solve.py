@@ -23,7 +23,7 @@ from functools import partial
 
 import numpy as np
 
-from predictor.cost.errors import HOST, GivenErrors
+from predictor.cost.errors import OVERHEADS, GivenErrors
 from predictor.errors import InfeasibleError
 from predictor.model.memory.ranks import UVM_KERNELS
 from predictor.model.plan import ComputeKernel
@@ -433,9 +433,9 @@ def _compare_host_memory(
         return found, ""
     cached = space.size == drop_uncached(whole).size
     where = "in host memory " + ("without a cache" if cached else "(UVM kernels)")
-    left_out = f"Plans with tables {where} are left out, of the bound too"
+    left_out = f"Plans with tables {where} are left out, also by the bound"
     if large or stop.remaining_s <= 0:
-        return found, f"{left_out}: they were not looked at, as a plan fits without"
+        return found, f"{left_out}: they were not tried, since a plan fits without them"
     late = stop.part(HOST_TIME)
     bound = LowerBound(problem, space_of_bound(whole), problem.scorer)
     least_ms = bound.solve(stop.work(ROOT_STEPS), best_ms, lambda ms: ms >= enough_ms or late())
@@ -443,11 +443,11 @@ def _compare_host_memory(
         return found, f"{left_out}: none is more than {error:.0%} faster, the error of lookups"
     other = SpaceSearcher(problem, whole, settings).find()
     if other is None or other.best.iteration_ms >= enough_ms:
-        return found, f"{left_out}: none was found that is more than {error:.0%} faster"
+        return found, f"{left_out}: no plan was found that is more than {error:.0%} faster"
     if cached and _devices_ms(problem, other) > _devices_ms(problem, found):
         return found, (
-            f"{left_out}: the devices would have more to do, though a host that sets the pace "
-            f"launches less in {other.best.iteration_ms:.4g} ms"
+            f"{left_out}: one takes {other.best.iteration_ms:.4g} ms because the host launches "
+            "less, but its devices have more to do"
         )
     kernels = (ComputeKernel.FUSED_UVM,) if cached else UVM_KERNELS
     tables = sum(t.compute_kernel in kernels for t in other.best.plan.tables.values())
@@ -462,7 +462,7 @@ def _devices_ms(problem: Problem, result: Result) -> float:
     """What the devices of the best plan would take with a host that needs no time."""
     plan = [result.best.plan.tables[key] for key in problem.workload.keys]
     numbers = [problem.scorer.number(table, one) for table, one in enumerate(plan)]
-    alone = problem.perturbed(problem.scorer, GivenErrors({HOST: NO_TIME}))
+    alone = problem.perturbed(problem.scorer, GivenErrors({OVERHEADS: NO_TIME}))
     return float(alone.score_numbered(np.array([numbers]))[0, 0])
 
 

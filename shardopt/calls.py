@@ -135,7 +135,7 @@ def plan(
     cache: bool = True,
     **options: Any,
 ) -> Planned:
-    """The sharding plan with the shortest predicted iteration.
+    """Search for the sharding plan with the shortest predicted iteration.
 
     Its rows are the ranking, and the plans of other methods: ``found_by``, ``iteration_ms``, and
     for those that were found ``low_ms`` and ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest
@@ -204,7 +204,7 @@ def predict(
     capture: dict[str, Any] | None = None,
     **options: Any,
 ) -> Answered:
-    """The predicted iteration of one plan or several.
+    """Predict the iteration of one plan or several.
 
     Its rows are a plan each, in the order given: ``plan``, ``iteration_ms``, ``low_ms`` and
     ``high_ms`` (90 %) and ``hbm_bytes`` of the fullest rank.
@@ -245,7 +245,7 @@ def explain(
     gpus: int | None = None,
     **options: Any,
 ) -> Answered:
-    """Where the time of a plan goes and what would help; further plans are compared with it.
+    """Explain where the time of a plan goes and what would help; compare further plans with it.
 
     Its rows are the plan as it is (``change`` is empty), then what would change its time:
     ``change``, ``iteration_ms``. Arguments and errors are those of `predict`.

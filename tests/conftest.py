@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +50,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """Search in this process alone: every worker of the tests has a core, and processes that a
+    search forks take twice as long together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("search.side_by_side.usable_cores", lambda: 1)
+        yield
 
 
 class Done(NamedTuple):

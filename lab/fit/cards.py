@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from predictor.hardware.schema import ProvenanceKind
+
 SHEET = "NVIDIA datasheet"
 
 
@@ -28,7 +30,7 @@ class Card:
             where its file holds curves of its own (`lab.fit.links`).
         switched: whether a switch joins the cards, which then adds up all-reduces where it can.
         nics: profile whose curves between hosts hold, if not ``like``; its own name as above.
-        all_to_all_factor: on what bytes of an all-to-all cost between hosts.
+        message_us: of a host's thread for a message over a NIC, where that decides.
         link_factor: bandwidth of that NVLink over the card's own.
         l2_gb_s: where it was measured on the same chip.
         gemm: constants fitted for this very device, with their source.
@@ -37,6 +39,8 @@ class Card:
         nic_gbit_s: as such hosts are sold.
         gddr: graphics memory instead of HBM.
         host: profile of a GPU whose hosts are of the same years; None: ``like``.
+        sheet: document that the figures come from.
+        kind: provenance of the groups; ``not validated`` where no vendor's document has figures.
     """
 
     name: str
@@ -55,7 +59,7 @@ class Card:
     link_note: str = ""
     switched: bool = True
     nics: str | None = None
-    all_to_all_factor: float = 1.0
+    message_us: float | None = None
     nic_note: str = ""
     gpus_per_host: int = 8
     nvlink_domain: int = 8
@@ -67,6 +71,7 @@ class Card:
     gemm_error: float = 0.2
     gemm_note: str = ""
     sheet: str = SHEET
+    kind: ProvenanceKind = "derived"
     host: str | None = None
     gddr: bool = False
 

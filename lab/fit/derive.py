@@ -1,14 +1,14 @@
 """Profiles of cards that no public table measures, derived from those that were.
 
 A card's datasheet goes in, a profile comes out, by the rules that each group's ``source`` states.
-``python -m lab fit derive DIR`` writes the files; a test holds the shipped ones against it.
+``python -m lab fit derive DIR`` writes the files that differ; a test holds the shipped ones to it.
 Ranges and errors are computed from public rows by `lab.fit.known_errors`; what a shipped
 file states of them is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lab.fit.cards import CARDS, TENSOR_SHEETS, Card
 from lab.fit.known_errors import Facts, with_facts
 from lab.fit.profile_text import FlowLists
 from predictor.cost.collectives import OPS
-from predictor.hardware.loader import list_hardware, load_hardware
+from predictor.hardware.loader import list_hardware, load_hardware, parse_hardware
 from predictor.hardware.schema import GROUP_NAMES, HardwareProfile
 
 HBM_SHARE = 0.8946
@@ -81,21 +81,23 @@ def derive(card: Card) -> dict[str, Any]:
     return data
 
 
-def _provenance(source: str) -> dict[str, Any]:
-    return {"kind": "derived", "source": source}
+def _provenance(card: Card, source: str) -> dict[str, Any]:
+    return {"kind": card.kind, "source": source}
 
 
 def _taken(group: dict[str, Any], card: Card, rel_error: float) -> dict[str, Any]:
     source = f"Constants of {card.like} (see its source), on this device's own bandwidths."
     error = max(rel_error, float(group["rel_error"]))
-    return group | {"provenance": _provenance(source), "rel_error": error}
+    return group | {"provenance": _provenance(card, source), "rel_error": error}
 
 
 def _host(card: Card) -> dict[str, Any]:
     """Costs of the host, which follow its years and not the card."""
     name = card.host or card.like
     group = load_hardware(name).overheads.model_dump(mode="json", exclude_none=True)
-    return group | {"provenance": _provenance(f"As {name}, whose hosts are of the same years.")}
+    return group | {
+        "provenance": _provenance(card, f"As {name}, whose hosts are of the same years.")
+    }
 
 
 def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
@@ -125,9 +127,10 @@ def _memory(card: Card, like: HardwareProfile) -> dict[str, Any]:
         if card.host_link_gb_s
         else like.memory.ddr_gb_s,
         "provenance": _provenance(
+            card,
             f"{card.peak_gb_s:g} GB/s ({card.sheet}) times {HBM_SHARE}, the fraction of its peak "
             f"that A100-40GB reaches (owensgroup/ml_perf_model analysis/utils.py); L2: {l2_rule}; "
-            f"host link: {BULK_SHARE[card.pcie]} of {over}; host memory as {card.like}."
+            f"host link: {BULK_SHARE[card.pcie]} of {over}; host memory as {card.like}.",
         ),
         "rel_error": 0.15,
     }
@@ -142,8 +145,9 @@ def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
     peaks |= dict(card.gemm.get("tflops", {}))
     # without tensor cores for a type, the fp32 units do its work
     peaks = {name: peaks.get(name, peaks["fp32"]) for name in DATA_TYPES}
+    peaks_of = "datasheet peaks" if card.kind == "derived" else f"peaks ({card.sheet})"
     source = card.gemm_source or (
-        f"Dense datasheet peaks times {GEMM_SHARE}, the fraction that A100's fp32 fit reaches"
+        f"Dense {peaks_of} times {GEMM_SHARE}, the fraction that A100's fp32 fit reaches"
         f"{'' if plain == GEMM_SHARE else f' (in fp32 {plain}, that of H100)'}; "
         f"tiles, prologue and floors of {card.like}.{card.gemm_note}"
     )
@@ -152,7 +156,7 @@ def _gemm(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         group |= _tensor_cores(card, like, peaks)
         source += TENSOR_RULE.format(like=card.like)
     group = {key: value for key, value in group.items() if value != {}}
-    return group | {"provenance": _provenance(source), "rel_error": card.gemm_error}
+    return group | {"provenance": _provenance(card, source), "rel_error": card.gemm_error}
 
 
 def _tensor_cores(card: Card, like: dict[str, Any], peaks: Mapping[str, float]) -> dict[str, Any]:
@@ -194,7 +198,7 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
         group |= {op: _scaled(group[op], card.link_factor) for op in OPS}
         if not card.switched:
             group.pop("in_switch", None)
-        return group | {"provenance": _provenance(source), "rel_error": 0.12}
+        return group | {"provenance": _provenance(card, source), "rel_error": 0.12}
     rate = PEER_SHARE * PCIE_GB_S[card.pcie]
     curve = {
         "latency_us": 0.0,
@@ -212,7 +216,7 @@ def _intra(card: Card, like: dict[str, Any]) -> dict[str, Any]:
     )
     curves: dict[str, Any] = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), curve)
     curves["all_to_all"] = curve | {"rank_cost": {2: 1.0, SWITCH_CARDS: 1.0, 8: UPLINK}}
-    return curves | {"provenance": _provenance(source), "rel_error": 0.4}
+    return curves | {"provenance": _provenance(card, source), "rel_error": 0.4}
 
 
 def _scaled(curve: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -230,12 +234,14 @@ def _inter(card: Card, like: HardwareProfile) -> dict[str, Any]:
     link = load_hardware(from_name).collectives.inter.at(card.nic_gbit_s)
     found = link.model_dump(mode="json", exclude_none=True) | {"rel_error": 0.3}
     for op in OPS:
-        factor = card.all_to_all_factor if op == "all_to_all" else 1.0
-        costs = [round(factor * cost, 3) for cost in found[op]["us_per_mib"]]
+        costs = [round(cost, 3) for cost in found[op]["us_per_mib"]]
         found[op] = found[op] | {"us_per_mib": costs}
+    if card.message_us is not None:
+        found["message_us"] = card.message_us
     found["provenance"] = _provenance(
+        card,
         f"Curves of {from_name} scaled to {card.nic_gbit_s:g} Gbit/s a GPU, as such hosts are "
-        f"sold.{card.nic_note}"
+        f"sold.{card.nic_note}",
     )
     return found
 
@@ -252,7 +258,11 @@ def text_of(card: Card) -> str:
     return with_facts(text, GROUP_NAMES, Facts.stated(load_hardware(card.name)))
 
 
-def run(folder: Path) -> None:
-    """Write every derived profile into a folder."""
+def run(folder: Path) -> Iterator[str]:
+    """Write the derived profiles that a folder lacks or holds otherwise; yield their files."""
     for card in CARDS:
-        (folder / f"{card.name}.yaml").write_text(text_of(card), encoding="utf-8")
+        path, text = folder / f"{card.name}.yaml", text_of(card)
+        known = path.is_file() and parse_hardware(path.read_text(encoding="utf-8"), card.name)
+        if known != parse_hardware(text, card.name):
+            path.write_text(text, encoding="utf-8")
+            yield f"wrote {path}"

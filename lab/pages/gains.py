@@ -39,7 +39,7 @@ class GainRow:
     Args:
         setting: what was done before the plans were chosen.
         mean: with its 95 % interval; the ends are None where they are not known.
-        expected: mean gain that was foretold; None where it is not recorded.
+        expected: mean gain that `plan` printed; None where it is not recorded.
         words: what else there is to say of it.
     """
 
@@ -71,8 +71,8 @@ def _against(folder: Path, models: Sequence[str]) -> Iterator[GainRow]:
             if (row["plans of"], row["runtime"], row["task set"]) == (plans, "plain", "all")
         }
 
-    for setting, plans, foretold in SETTINGS:
-        measured, expected = of(plans, GAIN), of(foretold, EXPECTED)
+    for setting, plans, priced in SETTINGS:
+        measured, expected = of(plans, GAIN), of(priced, EXPECTED)
         for family in (name for name in models if name in measured):
             row = measured[family]
             faster, equal, slower = (int(row[verdict]) for verdict in ("faster", "equal", "slower"))
@@ -136,8 +136,8 @@ def _outside() -> Iterator[GainRow]:
 
 
 def gain_table(rows: Sequence[GainRow]) -> Iterator[str]:
-    """The rows as a table, with what was foretold beside what was measured."""
-    yield from table_head("plans chosen with", "models", "mean gain", "foretold", "what else")
+    """The rows as a table, with expected gains beside measured ones."""
+    yield from table_head("plans chosen with", "models", "mean gain", "expected", "what else")
     for row in rows:
         ends = row.interval and tuple(percent(end, "+") for end in row.interval)
         between = f" ({ends[0]} to {ends[1]})" if ends else ""
@@ -149,7 +149,7 @@ def gain_table(rows: Sequence[GainRow]) -> Iterator[str]:
 
 
 def optimism(folder: Path) -> str:
-    """Sentences on how much too high foretold gains are, from the rows of both profiles."""
+    """Sentences on how much too high expected gains are, from the rows of both profiles."""
     found = {
         row["plans of"]: row
         for row in read_csv(folder / scores_file(SUITE, EXPECTED))
@@ -163,11 +163,11 @@ def optimism(folder: Path) -> str:
 
     measured, told = float(ours["mean measured"]), float(ours["mean expected"])
     return (
-        "*Foretold* is the expected gain that `plan` prints. With the machine calibrated it is "
+        "*Expected* is the gain that `plan` prints. With the machine calibrated it is "
         f"{points('expected - measured', 'from', 'to')} points too high, and the gain of "
         "the predicted times alone "
         f"{points('optimism', 'optimism from', 'optimism to')}: {100 * measured / told:.0f} % of "
-        "what is foretold is measured, and 90 % intervals hold "
+        "the expected gain is measured, and 90 % intervals hold "
         f"{percent(ours['in the interval'])} of the gains. With the shipped profile of another "
         f"machine they hold {percent(shipped['in the interval'])}."
     )

@@ -18,6 +18,7 @@ from shardopt.config.schema import (
     DenseSection,
     FeatureSection,
     HistogramSection,
+    LengthSharesSection,
     MeasuredDenseSection,
     MeasuredSection,
     ModelSection,
@@ -48,6 +49,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("`dense: {ops: ...}`", OpsSection),
     ("`dense: {measured: ...}`", MeasuredDenseSection),
     ("`measured`", MeasuredSection),
+    ("`length_shares` of `dense`", LengthSharesSection),
     ("`qcomm`", QCommSection),
     ("`replica_groups`", ReplicaGroupsSection),
 )

@@ -71,7 +71,7 @@ def load_suite(path: str | Path) -> Suite:
     names = [instance.name for instance in instances]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{path}: instances: {twice} is there twice")
+        raise InputError(f"{path}: instances: {twice} appears twice")
     return suite
 
 

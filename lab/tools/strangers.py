@@ -6,7 +6,7 @@ FOLDER has checkouts of the repositories in `REPOSITORIES`, by those names. Each
 on two gloo ranks: in the second run the name `EmbeddingShardingPlanner` stands for our planner, as
 if that one line of the script were changed. What else differs from the checkout is in
 strangers.yaml, by script. The loss of a script is the tensor that it calls `backward` on.
-docs/hook.md has the table; `--write` writes it.
+docs/compatibility.md has the table; `--write` writes it.
 """
 
 from __future__ import annotations

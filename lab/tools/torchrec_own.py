@@ -4,9 +4,9 @@
 
 Without CHECKOUT the commit that the installed torchrec was built from is fetched. The test files
 are run as they are, on the checkout's own torchrec: in every process, those that the tests start
-too, the name `EmbeddingShardingPlanner` stands for our planner. docs/hook.md has the outcome by
-file, and lists those that differ with the reason: this fails if the page says otherwise than the
-run, and `--write` writes the outcome.
+too, the name `EmbeddingShardingPlanner` stands for our planner. docs/compatibility.md has the
+outcome by file, and lists those that differ with the reason: this fails if the page says otherwise
+than the run, and `--write` writes the outcome.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from predictor.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "hook.md"
+PAGE = ROOT / "docs" / "compatibility.md"
 SUITES = (
     "torchrec/distributed/planner/tests/test_planners.py",
     "torchrec/distributed/planner/tests/test_stats.py",
@@ -76,14 +76,14 @@ def run_suites(checkout: Path | None, source: str, *, theirs: bool, write: bool,
     expected = set(read_differences(page))
     new, gone = sorted(found["failed"] - expected), sorted(expected & found["passed"])
     for name in new:
-        print(f"differs, and docs/hook.md does not say why: {name}")
+        print(f"differs, and docs/compatibility.md does not say why: {name}")
     for name in gone:
-        print(f"passes, and docs/hook.md says it differs: {name}")
+        print(f"passes, and docs/compatibility.md says it differs: {name}")
     wanted = with_table(page, table(version, outcomes))
     if write:
         PAGE.write_text(wanted)
     elif not only and wanted != page:
-        print("docs/hook.md has another outcome: run this with --write")
+        print("docs/compatibility.md has another outcome: run this with --write")
         return 1
     return 1 if new or gone or not outcomes else 0
 

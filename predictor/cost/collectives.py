@@ -22,13 +22,17 @@ waiting, and at the best size of a chunk ``a + x`` becomes ``(sqrt(a) + sqrt(x))
 Ho 1989; NCCL's chunks shrink with the message, src/enqueue.cc). An all-to-all posts a message to
 every peer, so its latency grows with the peers; the first `NET_CHUNK_MIB` of each go through one
 channel, and those of all peers side by side.
+
+A thread of the host serves each NIC, and handles one message at a time. Where it is slow
+(`message_us`), messages decide and not bytes: in an all-to-all pieces of `NET_CHUNK_MIB`, in a tree
+that the switch of a rack feeds `tree_chunk_mib`, past `SWITCH_HEADS` of its ranks at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import pairwise
 from typing import Literal
 
@@ -39,6 +43,12 @@ from predictor import units
 from predictor.errors import InputError
 from predictor.hardware.schema import Curve, HardwareProfile, Inter
 from predictor.model.topology import Topology
+
+
+def tree_chunk_mib(parts: int) -> float:
+    """Piece that such a tree over ``parts`` domains sends at a time (NCCL 2.26, src/enqueue.cc:
+    NCCL_NVLS_CHUNKSIZE, and half of it from four parts on)."""
+    return NET_CHUNK_MIB / (2 if parts >= 4 else 1)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -84,6 +94,9 @@ def transfer_ms(curve: Curve, bus_bytes: Array, ranks: int) -> Array:
 NET_CHUNK_MIB = 0.125
 """Largest piece of a message between two ranks that a channel sends at a time over a network
 (NCCL_P2P_NET_CHUNKSIZE, 128 KiB)."""
+SWITCH_HEADS = 32
+"""Most ranks of a domain whose NICs carry an all-reduce that the switch within adds up
+(NCCL_MAX_NVLS_ARITY)."""
 Array = NDArray[np.float64]
 Op = Literal["all_to_all", "all_reduce", "reduce_scatter", "all_gather"]
 OPS: tuple[Op, ...] = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
@@ -118,7 +131,8 @@ class Level:
         kind: ``nvlink``; ``host``: PCIe between the domains of a host, which a ring crosses over
             one slot; ``nic``: every inner rank has one of its own.
         tree_cost: factor on the bytes of an all-reduce within while a tree joins the domains.
-        in_network, fill, peer_us_per_mib: as `predictor.hardware.schema.Inter` has them.
+        in_network, fill, peer_us_per_mib, message_us: as `predictor.hardware.schema.Inter` has
+            them.
         switch: an all-reduce that the switch within a domain does.
         uplinks: of the levels of the network, where ``kind`` is ``nic``.
     """
@@ -132,6 +146,7 @@ class Level:
     in_network: bool = False
     fill: float = 0.0
     peer_us_per_mib: float = 0.0
+    message_us: float = 0.0
     switch: Curve | None = None
     uplinks: tuple[Uplink, ...] = ()
 
@@ -149,6 +164,10 @@ class Level:
         hops = [2 * np.log2(uplink.parts) * uplink.latency_us for uplink in self.uplinks]
         return units.us(float(sum(hops)))
 
+    def messages_ms(self, past_nic: Array, chunk_mib: float) -> Array:
+        """Time in which the host sends so many bytes past a NIC, and receives as many."""
+        return np.asarray(past_nic * (2 * units.us(self.message_us) / units.mib(chunk_mib)))
+
 
 def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
     """Every level carries the bytes whose receivers it joins; all at once."""
@@ -159,6 +178,7 @@ def all_to_all(size: Array, levels: Sequence[Level]) -> Array:
         # every rank beyond the inner ones is a peer of its own
         parties = level.outer - level.inner + 1
         transfer = transfer_ms(level.curve, bus_bytes, parties)
+        transfer = np.maximum(transfer, level.messages_ms(bus_bytes, NET_CHUNK_MIB))
         for uplink in level.uplinks:
             leaving = size * ((total - uplink.ranks) / total)
             transfer = np.maximum(transfer, transfer_ms(uplink.curve, leaving, parties))
@@ -196,12 +216,28 @@ def ring_or_tree(op: Op, size: Array, levels: Sequence[Level], rings: Array | No
     if op != "all_reduce":
         return _ring(op, size, levels)
     first, *outer = levels
-    ways = [levels]
-    if first.switch is not None:
-        ways.append([replace(first, curve=first.switch), *outer])
     over_nics = levels[-1].kind == "nic"
-    times = [_tree(size, way) if over_nics else _ring(op, size, way) for way in ways]
-    return np.asarray(np.min([*times, *([] if rings is None else [rings])], axis=0))
+    reduce = _tree if over_nics else partial(_ring, op)
+    times = [reduce(size, levels)] if rings is None else [reduce(size, levels), rings]
+    fastest = np.asarray(np.min(times, axis=0))
+    if first.switch is None:
+        return fastest
+    added_up = reduce(size, [replace(first, curve=first.switch), *outer])
+    # NCCL counts on bytes when it chooses, not on messages
+    handled = _messages_of_heads(size, levels[-1]) if over_nics and outer else 0.0
+    return np.where(added_up < fastest, np.maximum(added_up, handled), fastest)
+
+
+def _messages_of_heads(size: Array, top: Level) -> Array:
+    """Time of the hosts in a tree over domains whose switches add up."""
+    past_nic = size * (_sends(top) / min(top.inner, SWITCH_HEADS))
+    return top.messages_ms(past_nic, tree_chunk_mib(top.ranks))
+
+
+def _sends(top: Level) -> float:
+    """How often a tree sends a byte past the NICs of a domain: of a double binary tree twice, to
+    two children or to one and the parent, but with one other domain or in the switches once."""
+    return 1.0 if top.in_network or top.ranks == 2 else 2.0
 
 
 def _pipelined(latency: float, over_hosts: Array, transfer: Array, fill: float) -> Array:
@@ -237,7 +273,7 @@ def _ring(op: Op, size: Array, levels: Sequence[Level]) -> Array:
 def _tree(size: Array, levels: Sequence[Level]) -> Array:
     """An all-reduce over domains that reduce and spread within."""
     *inner, top = levels
-    ways = 1.0 if top.in_network or top.ranks == 2 else 2.0
+    ways = _sends(top)
     transfer = transfer_ms(top.curve, size * (ways / top.inner), top.ranks)
     for up in top.uplinks:
         shared = transfer_ms(up.curve, size * (ways / up.ranks), top.ranks)
@@ -364,6 +400,16 @@ def _nics(op: Op, link: Inter, inner: int, outer: int, topology: Topology) -> Le
         for level in topology.network
         if level.parts > 1
     )
-    facts = (link.tree_cost, link.in_network, link.fill or 0.0, link.peer_us_per_mib or 0.0)
-    curve = getattr(link, op)
-    return Level("collectives.inter", curve, inner, outer, "nic", *facts, uplinks=uplinks)
+    return Level(
+        "collectives.inter",
+        getattr(link, op),
+        inner,
+        outer,
+        "nic",
+        link.tree_cost,
+        link.in_network,
+        link.fill or 0.0,
+        link.peer_us_per_mib or 0.0,
+        link.message_us or 0.0,
+        uplinks=uplinks,
+    )

@@ -106,6 +106,12 @@ class DenseWork:
     by_bytes: dict[str, int] = field(default_factory=dict)
     by_module: dict[str, tuple[float, float]] = field(default_factory=dict)
 
+    @property
+    def segments_ms(self) -> float:
+        """Device time of forward and backward."""
+        steps = (*self.forward, *self.backward)
+        return sum(step.cost_ms for step in steps if isinstance(step, Segment))
+
 
 def optimizer_ms(hardware: HardwareProfile, optimizer: str, parameters: ArrayLike) -> Array:
     """One optimizer step over ``parameters`` fp32 elements, in their shape; 0 for none.

@@ -52,7 +52,7 @@ TYPE_ERROR = 0.1
 """The same of lookups under one sharding type, whose kernels are those of any other type."""
 Z_90 = 1.6449
 """Half-width of a 90 % normal interval in standard deviations."""
-HOST = "overheads"
+OVERHEADS = "overheads"
 """The resource whose costs are those of the host."""
 _NORMAL = NormalDist()
 
@@ -88,7 +88,7 @@ HEADS = {
     "collectives": EXCHANGES,
     "gemm": DENSE,
     "elementwise": DENSE,
-    HOST: parts.HOST,
+    OVERHEADS: parts.HOST,
 }
 """Resource -> the factor that all of its costs have, of `predictor.hardware.learned`."""
 
@@ -193,7 +193,7 @@ class CostErrors:
             link: of a collective, the group of the slowest link that it spans.
             kind: the part of a time that it is, as `predictor.hardware.learned` names it.
         """
-        if resource in ("embedding", HOST):
+        if resource in ("embedding", OVERHEADS):
             return self.shared(resource)
         own, factors = self._normal(f"{resource}/{name}"), self._learned(resource)
         if factors is None:

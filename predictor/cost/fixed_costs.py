@@ -7,7 +7,7 @@ its source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -17,12 +17,14 @@ from predictor.cost.collectives import Collectives
 from predictor.cost.dense import DenseWork, Execution, measured_work, optimizer_ms, price
 from predictor.cost.errors import CostErrors
 from predictor.cost.ops.op_time import OpTimes
+from predictor.cost.uneven_batches import sample_lengths, sequences
 from predictor.hardware.loader import load_runtime
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.captured import CapturedDense
 from predictor.model.dlrm_program import dense_program
+from predictor.model.length_shares import LengthShares
 from predictor.model.topology import Topology
-from predictor.model.workload import MeasuredDense, Workload
+from predictor.model.workload import Feature, MeasuredDense, Workload
 from predictor.units import us
 
 HOST_OPS: Mapping[str, float] = load_runtime("torchrec")["host_ops"]
@@ -77,6 +79,25 @@ class FixedCosts:
         sizes = of.batch_size, of.modules, of.position_weights, tuple(of.ids_per_sample.items())
         return _work_of_captured(_Captured((id(of.dense), id(self.hardware), *sizes), self))
 
+    @cached_property
+    def uneven(self) -> float:
+        """Share by which the dense part of the longest of all ranks' batches outlasts the mean."""
+        lengths = sample_lengths(self.workload)
+        if lengths is None:
+            return 0.0
+        of, ranks = self._length_shares, self.topology.whole.world_size
+        return lengths.excess(of.linear, of.square, self.workload.batch_size, ranks)
+
+    @property
+    def _length_shares(self) -> LengthShares:
+        """As given, or by what the ops take of samples that are a little longer."""
+        dense = self.workload.dense
+        if dense.length_shares is not None or isinstance(dense, MeasuredDense):
+            return dense.length_shares or LengthShares()
+        longer = replace(self, workload=_with_longer_samples(self.workload))
+        now, then = self.dense.segments_ms, longer.dense.segments_ms
+        return LengthShares(linear=max(0.0, then / now - 1) / LONGER if now else 0.0)
+
     def _dense(self) -> DenseWork:
         dense, modules = self.workload.dense, self.workload.modules
         if isinstance(dense, MeasuredDense):
@@ -122,6 +143,21 @@ class FixedCosts:
         cost = self.hardware.overheads
         each = cost.op_us if cost.layer_op_us is None else cost.layer_op_us
         return us(ops * each + kernels * cost.launch_us)
+
+
+LONGER = 0.05
+"""Share by which samples are longer where the dense part is asked how it grows."""
+
+
+def _with_longer_samples(workload: Workload) -> Workload:
+    names = {feature.name for feature in sequences(workload)}
+
+    def longer(feature: Feature) -> Feature:
+        more = 1.0 + LONGER * (feature.name in names)
+        return replace(feature, pooling_factor=feature.pooling_factor * more)
+
+    tables = (replace(t, features=tuple(map(longer, t.features))) for t in workload.tables)
+    return replace(workload, tables=tuple(tables))
 
 
 @dataclass(frozen=True)

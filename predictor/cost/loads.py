@@ -18,7 +18,7 @@ from predictor.cost.errors import CostErrors
 from predictor.cost.lookup import shared_cache
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.cost.lookup.shard import SHARERS, LookupShard, table_of
-from predictor.cost.stragglers import FEWEST_IDS, relative_deviation
+from predictor.cost.stragglers import FEWEST_IDS, common_share, relative_deviation
 from predictor.hardware.learned import lookup_part
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.distribution import Bins, EmpiricalByRange
@@ -71,9 +71,12 @@ class Load(IntEnum):
     SHARED_4_MS = 17
     SHARED_8_MS = 18
     SHARED_16_MS = 19
-    FORWARD_LONGEST_MS = 20
+    FORWARD_COMMON = 20
+    """deviation of the forward over batches, in ms, that all features of a sample have together"""
+    BACKWARD_COMMON = 21
+    FORWARD_LONGEST_MS = 22
     """shortest forward of a launch with the shard; the longest counts, they do not add up"""
-    BACKWARD_LONGEST_MS = 21
+    BACKWARD_LONGEST_MS = 23
 
 
 COLUMNS = len(Load)
@@ -82,13 +85,21 @@ LONGEST = slice(Load.FORWARD_LONGEST_MS, COLUMNS)
 KERNELS = (Load.FORWARD_MS, Load.BACKWARD_MS)
 """Columns that `lookup` of `predictor.cost.errors.CostErrors` is about, in its order."""
 VARIANCES = (Load.FORWARD_VARIANCE, Load.BACKWARD_VARIANCE)
+COMMON = (Load.FORWARD_COMMON, Load.BACKWARD_COMMON)
 WAYS = (
     (
         "forward",
-        [Load.FORWARD_MS, *range(SHARED.start, SHARED.stop), Load.FORWARD_LONGEST_MS],
+        [
+            *(Load.FORWARD_MS, *range(SHARED.start, SHARED.stop)),
+            *(Load.FORWARD_COMMON, Load.FORWARD_LONGEST_MS),
+        ],
         Load.FORWARD_VARIANCE,
     ),
-    ("backward", [Load.BACKWARD_MS, Load.BACKWARD_LONGEST_MS], Load.BACKWARD_VARIANCE),
+    (
+        "backward",
+        [Load.BACKWARD_MS, Load.BACKWARD_COMMON, Load.BACKWARD_LONGEST_MS],
+        Load.BACKWARD_VARIANCE,
+    ),
 )
 """Direction of a lookup, the columns of its time, and of its variance."""
 NO_IDS = 1e-9
@@ -219,17 +230,27 @@ class ShardLoads:
         self, load: Array, feature: Feature, plan: TablePlan, lookup: LookupShard
     ) -> None:
         """Enter how the times vary over batches: what a lookup takes without ids does not."""
+        if self.workload.balance_batches and plan.sharding_type is ShardingType.DATA_PARALLEL:
+            return
+        share = min(1.0, lookup.bins.mass)
         deviation = relative_deviation(
             self._samples(plan) * feature.num_poolings,
             feature.pooling_factor,
             feature.pooling_factor_std,
-            min(1.0, lookup.bins.mass),
+            share,
         )
         if deviation and lookup.rows:
             empty = np.zeros(COLUMNS)
             self._kernel_times(empty, replace(lookup, draws=NO_IDS * lookup.draws))
             varying = np.maximum(load[[*KERNELS]] - empty[[*KERNELS]], 0.0)
-            load[[*VARIANCES]] = (varying * deviation) ** 2
+            common = common_share(
+                feature.pooling_factor,
+                feature.pooling_factor_std,
+                feature.length_correlation,
+                share,
+            )
+            load[[*VARIANCES]] = (varying * deviation) ** 2 * (1 - common**2)
+            load[[*COMMON]] = varying * deviation * common
 
     def _lookup(self, table: Table, feature: Feature, plan: TablePlan, shard: Shard) -> LookupShard:
         samples = self._samples(plan)

@@ -37,6 +37,7 @@ from predictor.hardware.learned import (
     BAG,
     BYTES,
     EXCHANGES,
+    HOST,
     LATENCY,
     LOOKUPS,
     PROFILE_GROUPS,
@@ -57,6 +58,9 @@ MACHINE_ERROR, NETWORK_ERROR = 0.5, 1.0
 """1-sigma errors that all costs of a group have in common on another machine than the profile's,
 and the latencies and bandwidths of another network: a slow link also slows exchanges that no plan
 has run yet. Lookups with pooling and without are as far apart as two groups."""
+OTHER_HOST_ERROR = 0.15
+"""1-sigma error of what the host of one model's steps says of another model's, whose ops are other
+ones: 36 walls of 12 models on one H100, each by a recording of another (TorchRec 1.7, 2026-11)."""
 STEP = "step"
 LEAST_NOISE = 0.03
 """1-sigma relative error of a measured time at least: what the same phase differs by from one run
@@ -114,8 +118,11 @@ def errors_left(
         return None
     plain = hardware.model_copy(update={"learned": None})
     found = _posterior(learned.evidence, plain, topology)
-    values, vectors = np.linalg.eigh(found.covariance)
-    same = learned.model == workload.name
+    same, covariance = learned.model == workload.name, found.covariance
+    if HOST in found.at and not same:
+        host = found.at[HOST]
+        covariance[host, host] += OTHER_HOST_ERROR**2
+    values, vectors = np.linalg.eigh(covariance)
     return FactorErrors(
         at={name: i for name, i in found.at.items() if same or "/" not in name},
         root=vectors * np.sqrt(np.maximum(values, 0.0)),

@@ -53,6 +53,28 @@ def relative_deviation(
     return min(found, 2 * (found - LEAST)) if found > LEAST else 0.0
 
 
+def common_share(
+    lengths: float, deviation: float | None, correlation: float, share: float
+) -> float:
+    """Part of `relative_deviation` that goes up and down with the other features of a sample.
+
+    Args:
+        correlation: two features of a sample correlate by the product of theirs.
+    """
+    if not deviation or not correlation:
+        return 0.0
+    of_lengths = (share * deviation) ** 2
+    return correlation * math.sqrt(of_lengths / (lengths * share * (1 - share) + of_lengths))
+
+
+def expected_maximum(ranks: int, skew: float = 0.0) -> float:
+    """Of so many variables of mean 0 and deviation 1 that are normal but for a little skewness:
+    that of ``z + skew / 6 (z^2 - 1)`` (Cornish and Fisher 1938)."""
+    first = float(np.interp(ranks, RANKS, _expected_maxima()))
+    second = float(np.interp(ranks, RANKS, _expected_squares()))
+    return first + skew / 6 * (second - 1)
+
+
 def expected_excess(mean: Array, deviation: Array) -> Array:
     """Expected maximum over ranks less the maximum of the means, ``[..., plans, 1]``; >= 0.
 
@@ -99,6 +121,14 @@ def _expected_maxima() -> Array:
     x = np.linspace(0.0, 8.0, 801)
     below = _normal(x)
     return np.array([np.trapezoid(1 - below**n - (1 - below) ** n, x) for n in RANKS])
+
+
+@cache
+def _expected_squares() -> Array:
+    """Of the largest of so many standard normals."""
+    x = np.linspace(0.0, 8.0, 801)
+    below = _normal(x)
+    return np.array([np.trapezoid(2 * x * (1 - below**n + (1 - below) ** n), x) for n in RANKS])
 
 
 def _normal(x: Array) -> Array:

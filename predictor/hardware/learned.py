@@ -115,7 +115,7 @@ class Evidence(_Strict):
             )
             if part != FIXED and not known:
                 raise ValueError(
-                    f"{part!r} is no part of a time; give '{FIXED}', "
+                    f"{part!r} is not a part of a time; give '{FIXED}', "
                     f"'{LOOKUPS}.WAY.KERNEL.POOLING.TYPE.WIDTH/TABLE' or one of "
                     f"{', '.join(PROFILE_GROUPS)}"
                 )
@@ -156,7 +156,7 @@ class Learned(_Strict):
         groups = [name for names in PROFILE_GROUPS.values() for name in names]
         for name in errors:
             if name not in groups:
-                raise ValueError(f"{name!r} is no group of a profile; give {', '.join(groups)}")
+                raise ValueError(f"{name!r} is not a group of a profile; give {', '.join(groups)}")
         return errors
 
     @cached_property

@@ -46,7 +46,7 @@ def list_hardware() -> tuple[str, ...]:
 
 
 def load_hardware(name_or_path: str) -> HardwareProfile:
-    """A shipped profile by name, or a file by path."""
+    """Load a shipped profile by name, or a profile file by path."""
     return _load(name_or_path, Path(), ())
 
 

@@ -52,7 +52,9 @@ class Network:
             for key in ("rel_error", "small_rel_error", "provenance")
             if key in found
         }
-        about["tree_cost"] = hardware.collectives.inter.tree_cost
+        # of the hosts, whatever joins them
+        for key in ("tree_cost", "message_us"):
+            about[key] = getattr(hardware.collectives.inter, key)
         own = found.get("inter", {})
         if "curves" in found:
             curves = load_hardware(found["curves"]).collectives.inter.at(usual)

@@ -293,6 +293,9 @@ class Elementwise(Group):
     index_add_ns: NonNegative = 0.0
     """Time of an element that is added to a place given by index, where no rows are added
     (`indexing_backward_kernel_stride_1` of aten's Indexing.cu)."""
+    foreach_us: NonNegative = 0.0
+    """What one block of a foreach kernel takes for its 65,536 elements, such as those of a dense
+    optimizer, beyond the bytes of all: a model's few tensors are few blocks."""
     column_sum_us: NonNegative = 0.0
     """Shortest sum over the rows of a matrix; the next for each row: blocks walk down the rows."""
     column_sum_ns_per_row: NonNegative = 0.0
@@ -398,6 +401,10 @@ class CudaEmbedding(Group):
     from two rows of NVIDIA's (docs/model.md, chapter 6), good to a factor of 2."""
     hash_ns_per_row: NonNegative = 2.0
     """Time to find, score or insert a distinct id in a hash table."""
+    hash_miss_ns: NonNegative = 134.0
+    """Shortest time in which a row that a cache of hash tables misses is found in the table on the
+    host and copied, and the one that it evicts written back. By NVIDIA's benchmark on an H100
+    (docs/model.md, chapter 6); it hardly depends on the bytes of a row."""
     hash_caching: Positive = 3.3
     """Forward and backward of a hash table behind a cache over those of one on the device, at
     least: the ratio of TorchEasyRec's sweep on an A10, which hardly depends on the cache's size."""
@@ -586,6 +593,8 @@ class Inter(LinkCurves):
             a reduction or an all-gather waits for; None: its curve has it.
         peer_us_per_mib: cost in an all-to-all of the first chunk of a peer's message, which goes
             through one channel and is not pipelined; None: its curve has it.
+        message_us: time of the host's thread behind a NIC for a message that it sends or receives;
+            None: bytes take longer.
     """
 
     nic_gbit_s: Positive
@@ -593,6 +602,7 @@ class Inter(LinkCurves):
     in_network: bool = False
     fill: Fraction | None = None
     peer_us_per_mib: Positive | None = None
+    message_us: Positive | None = None
 
     def at(self, nic_gbit_s: float) -> Self:
         """The same hosts with NICs of another line rate.

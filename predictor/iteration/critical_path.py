@@ -23,7 +23,8 @@ HOST_NAME = "host issues work"
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``."""
+    """A stretch of the critical path: ``name`` on ``rank`` from ``start_ms`` to ``end_ms``; for
+    ``waiting_ms`` of it the rank waits for the one with the longest batch."""
 
     name: str
     phase: str
@@ -31,6 +32,7 @@ class Segment:
     rank: int
     start_ms: float
     end_ms: float
+    waiting_ms: float = 0.0
 
     @property
     def duration_ms(self) -> float:
@@ -63,37 +65,6 @@ def critical_path(graph: Graph, timeline: Timeline) -> list[Segment]:
     return [s for s in reversed(segments) if s.duration_ms > 0]
 
 
-def critical_cycle(graph: Graph, timeline: Timeline) -> tuple[list[int], float, int] | None:
-    """A closed chain that sets the period: operations on it, its length in ms, its iterations.
-
-    Length divided by iterations is a lower bound of the period for any costs of the operations (the
-    cycle mean of a max-plus system); at these costs it equals the period.
-    """
-    seen: dict[tuple[int, int], tuple[int, Visit]] = {}
-    path: list[Visit] = []
-    for visit in _walk(graph, timeline):
-        if visit.op is not None:
-            key = (visit.op, visit.rank)
-            if key in seen:
-                position, first = seen[key]
-                ops = [v.op for v in path[position:] if v.op is not None]
-                return ops, first.end_ms - visit.end_ms, first.iteration - visit.iteration
-            seen[key] = (len(path), visit)
-        path.append(visit)
-    if path and path[-1].op is None:  # nothing ever blocks the host: it only issues work
-        return [], _free_host_ms(graph, path[-1].rank), 1
-    return None
-
-
-def _free_host_ms(graph: Graph, rank: int) -> float:
-    """Time that the busiest thread of a rank spends issuing work."""
-    threads: dict[str, float] = {}
-    for op, gone in zip(graph.ops, absent_ranks(graph), strict=True):
-        if not gone[rank]:
-            threads[op.thread] = threads.get(op.thread, 0.0) + op.host_ms
-    return max(threads.values())
-
-
 def absent_ranks(graph: Graph) -> list[NDArray[np.bool_]]:
     """Of every operation of the first plan: where it does not exist, ``[ranks]``."""
     everywhere = np.zeros(graph.world_size, dtype=np.bool_)
@@ -106,7 +77,8 @@ def _segment(graph: Graph, visit: Visit, horizon: float) -> Segment:
     if visit.op is None:
         return Segment(HOST_NAME, HOST, "overheads", visit.rank, start, visit.end_ms)
     op = graph.ops[visit.op]
-    return Segment(op.name, op.phase, op.resource, visit.rank, start, visit.end_ms)
+    waiting = min(op.waiting_on(visit.rank), max(0.0, visit.end_ms - start))
+    return Segment(op.name, op.phase, op.resource, visit.rank, start, visit.end_ms, waiting)
 
 
 def _walk(graph: Graph, timeline: Timeline) -> Iterator[Visit]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import HOST, CostErrors
+from predictor.cost.errors import OVERHEADS, CostErrors
 from predictor.hardware import learned as parts
 from predictor.hardware.learned import Learned
 from predictor.model.topology import Topology
@@ -58,6 +58,8 @@ class Op:
         thread: the host thread that issues it; an inline operation runs on it. A thread waits for
             another by an inline operation that depends on one of the other's.
         ranks: None, or the only ranks on which it exists.
+        waiting_ms: part of ``cost_ms`` in which a mean rank waits for the one with the longest
+            batch; None: nothing.
         fills: whether it fills the device: what becomes ready on another stream while it runs
             starts only after it. None: it competes with nothing.
     """
@@ -76,10 +78,16 @@ class Op:
     thread: str = MAIN
     ranks: tuple[int, ...] | None = None
     fills: bool | None = None
+    waiting_ms: Array | None = None
 
     def cost_on(self, rank: int) -> float:
         """``cost_ms`` on a rank, in the first plan."""
-        return float(self.cost_ms[..., min(rank, self.cost_ms.shape[-1] - 1)].flat[0])
+        return _on_rank(self.cost_ms, rank)
+
+    def waiting_on(self, rank: int) -> float:
+        """``waiting_ms`` on a rank, in the first plan; none where it takes no time."""
+        waiting = 0.0 if self.waiting_ms is None else _on_rank(self.waiting_ms, rank)
+        return min(waiting, self.cost_on(rank))
 
     def absent(self, world_size: int) -> Mask | None:
         """Where it does not exist, ``[plans or 1, ranks]``; None if it exists everywhere."""
@@ -88,6 +96,10 @@ class Op:
         gone = np.ones((1, world_size), dtype=np.bool_)
         gone[:, list(self.ranks)] = False
         return gone if self.active is None else gone | ~self.active[:, None]
+
+
+def _on_rank(times: Array, rank: int) -> float:
+    return float(times[..., min(rank, times.shape[-1] - 1)].flat[0])
 
 
 COMPUTE = "compute"
@@ -179,7 +191,7 @@ def error_of(op: Op, errors: CostErrors, topology: Topology) -> NDArray[np.float
 
 def draw_graph(graph: Graph, errors: CostErrors, topology: Topology) -> Graph:
     """The graph under one draw of the errors; the host's times have that of the host."""
-    host = float(errors.shared(HOST)[0])
+    host = float(errors.shared(OVERHEADS)[0])
     found = _scaled(graph, lambda op: float(error_of(op, errors, topology)[0]), lambda op: host)
     return replace(found, launch_latency_ms=graph.launch_latency_ms * host)
 
@@ -230,7 +242,7 @@ def host_part_of(op: Op, graph: Graph) -> str:
 def part_of(op: Op) -> str:
     """Which factors of `predictor.hardware.learned` an operation's execution time has; those of
     lookups are on the loads of their tables."""
-    if op.resource == HOST:
+    if op.resource == OVERHEADS:
         return parts.HOST
     if op.name.startswith((UNPACK, PACK)) or (op.phase, op.resource) == (
         "input_dist",

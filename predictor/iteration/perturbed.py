@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.cost.errors import HOST, CostErrors
+from predictor.cost.errors import OVERHEADS, CostErrors
 from predictor.cost.load_sums import Selection
 from predictor.cost.loads import KERNELS, Load
 from predictor.iteration.graph import Op, costs_nothing, error_of
@@ -84,7 +84,7 @@ class PerturbedScorer:
         if key not in self._programs:
             self._programs[key] = CompiledTimeline(graph, whole=whole)
         found = self._programs[key].iteration_ms(graph, len(plans) * draws)
-        return found * np.repeat(self.errors.shared(HOST), len(plans))
+        return found * np.repeat(self.errors.shared(OVERHEADS), len(plans))
 
     def _kernels(self, plans: Ints, used: Ints, loads: Array) -> dict[Load, Array]:
         """Summed lookups with their errors: column -> ``[groups, draws, plans, ranks]`` in ms."""
@@ -117,7 +117,7 @@ class PerturbedScorer:
         active = None if op.active is None else np.tile(op.active, draws)
         if costs_nothing(op):
             return op if active is None else replace(op, active=active)
-        factor = error_of(op, self.errors, self.scorer.topology) / self.errors.shared(HOST)
+        factor = error_of(op, self.errors, self.scorer.topology) / self.errors.shared(OVERHEADS)
         # of all draws where it is a lookup, of plans, or of one for all; ranks come first in memory
         cost = np.atleast_2d(op.cost_ms).T
         ranks, given = cost.shape

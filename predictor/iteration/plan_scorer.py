@@ -152,8 +152,23 @@ class PlanScorer:
 
     def graph(self, totals: Array) -> Graph:
         """The iteration graph of summed loads ``[plans, groups, ranks, COLUMNS]``."""
-        used = self._sort_groups(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
+        used = self._groups_of(totals)
         return self.build(used, totals[:, used])
+
+    def compile(self, totals: Array) -> tuple[Graph, CompiledTimeline]:
+        """The graph of one plan's summed loads ``[groups, ranks, COLUMNS]``, and its program."""
+        used = self._groups_of(totals[None])
+        graph = self.build(used, totals[None, used])
+        return graph, self._program(graph, used, whole=True)
+
+    def _program(self, graph: Graph, used: Ints, *, whole: bool) -> CompiledTimeline:
+        key = whole, *used.tolist()
+        if key not in self._programs:
+            self._programs[key] = CompiledTimeline(graph, whole=whole)
+        return self._programs[key]
+
+    def _groups_of(self, totals: Array) -> Ints:
+        return self._sort_groups(np.flatnonzero(totals[..., Load.SHARDS].any(axis=(0, 2))))
 
     def build(self, used: Ints, loads: Array) -> Graph:
         """The iteration graph of loads ``[plans, groups, ranks, COLUMNS]`` of some groups."""
@@ -267,10 +282,7 @@ class PlanScorer:
     def _times(self, job: _Job, alike: _Alike, base: _Base | None) -> Array:
         used = alike.used
         graph = self.build(used, self._totals(job, used, base).transpose(3, 1, 2, 0))
-        key = alike.whole, *used.tolist()
-        if key not in self._programs:
-            self._programs[key] = CompiledTimeline(graph, whole=alike.whole)
-        return self._programs[key].iteration_ms(graph, job.count)
+        return self._program(graph, used, whole=alike.whole).iteration_ms(graph, job.count)
 
     def _totals(self, job: _Job, used: Ints, base: _Base | None) -> Array:
         """Summed loads of some lookup groups, ``[COLUMNS, groups, ranks, plans]``."""

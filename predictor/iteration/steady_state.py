@@ -10,13 +10,14 @@ minus infinity there. The results equal those of `timeline.simulate` up to round
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.iteration.graph import MAIN, Dep, Graph, Op
+from predictor.iteration.graph import Dep, Graph, Op
+from predictor.iteration.program import ISSUE, LAUNCH, RUN, Program, thread_names
 from predictor.iteration.timeline import MAX_ITERATIONS, PERIOD_TOLERANCE
 
 Form = dict[int, float]
@@ -26,6 +27,7 @@ State = tuple[str, str | int, int]
 operation some iterations ago."""
 
 
+COST = "cost"
 Cost = tuple[str, int]
 """What an operation, given by its index, adds for each plan.
 
@@ -44,16 +46,17 @@ class Instruction(NamedTuple):
     cost: Cost | None
 
 
-class Trace:
+class Trace(Program[Form]):
     """One iteration, recorded symbolically.
 
     Args:
+        whole: all plans have all operations.
         alike: state that is the same on all ranks at the start of every iteration.
     """
 
     def __init__(self, graph: Graph, whole: bool, alike: Set[State]) -> None:
-        self.graph = graph
-        self.whole = whole
+        super().__init__(graph)
+        self.begin, self.whole = {}, whole
         self.instructions: list[Instruction] = []
         self.inputs: dict[State, int] = {}
         self.alike: list[bool] = []
@@ -62,69 +65,79 @@ class Trace:
         self._met: dict[tuple[int, str], int] = {}
         for state in _states(graph):
             self.inputs[state] = self._variable(state in alike, {})
-        self.now: dict[State, Form] = {
-            state: {self.inputs[state]: 0.0} for state in self.inputs if state[0] != "end"
-        }
+        now: dict[str, dict[str, Form]] = {"thread": {}, "stream": {}}
+        for (kind, name, _), variable in self.inputs.items():
+            if kind != "end":
+                now[kind][str(name)] = {variable: 0.0}
+        self.threads, self.streams = now["thread"], now["stream"]
         self.ends: list[Form] = []
         for index, op in enumerate(graph.ops):
-            self._run(index, op)
-        self.after = {state: self._after(state) for state in self.inputs}
+            self.ends.append(self.run(index, op)[-1])
+        self.after = {state: self._after(*state) for state in self.inputs}
 
     def _variable(self, alike: bool, least: Form) -> int:
         self.alike.append(alike)
         self.least.append(least)
         return len(self.alike) - 1
 
-    def _run(self, index: int, op: Op) -> None:
-        """As `timeline._Clock.run`."""
-        host: State = ("thread", op.thread, 0)
-        stream: State = ("stream", op.stream, 0)
-        inline = op.stream in self.graph.inline_streams
-        issue = _shift(self.now[host], op.host_ms)
-        launch = self.graph.launch_latency_ms
-        ready = issue
-        if not inline:
-            first = _shift(self.now[host], op.host_ms / op.kernels + launch)
-            ready = _join(first, self.now[stream])
-        for dep in op.deps:
-            ready = _join(ready, self._end(dep))
-        start = self._meet(self._reduce(ready), op.scope)
-        launched = _shift(issue, launch) if op.kernels > 1 and not inline else {}
-        waits = inline or op.blocks_host
-        if op.active is None or self.whole:
-            ran = self._plus(start, index, op)
-            end = self._reduce(_join(ran, launched))
-            self.now[stream], self.now[host] = end, end if waits else issue
-        else:
-            ran = self._if_there(start, ("run", index), op.cost_ms.shape[-1] == 1)
-            if launched:
-                ran = _join(ran, self._if_there(launched, ("launch", index)))
-            self.now[stream] = self._reduce(_join(ran, self.now[stream]))
-            issued = self._record(self.now[host], self._alike(issue), cost=("issue", index))
-            self.now[host] = {issued: 0.0}
-            if waits:
-                self.now[host] = self._reduce(_join(ran, self.now[host]))
-            # a dependant of an absent operation waits for what the absent one would have waited
-            end = self._reduce(_join(ran, *(self._end(dep) for dep in op.deps)))
-        self.ends.append(end)
+    def alike_after(self) -> set[State]:
+        """State that the iteration leaves the same on all ranks."""
+        return {state for state, form in self.after.items() if self._alike(form)}
 
-    def _end(self, dep: Dep) -> Form:
+    def end_of(self, dep: Dep) -> Form:
         return {self.inputs["end", dep.op, dep.lag]: 0.0} if dep.lag else self.ends[dep.op]
+
+    def exists_always(self, index: int, op: Op) -> bool:
+        return self.whole or op.active is None
+
+    def later(self, time: Form, ms: float) -> Form:
+        return {variable: offset + ms for variable, offset in time.items()}
+
+    def latest(self, *times: Form) -> Form:
+        """The maximum, without terms that others imply."""
+        left = _join(*times)
+        if len(left) == 1:
+            return left
+        for variable, offset in [*left.items()]:
+            for other, more in left.items():
+                if other > variable:  # what a variable is at least is older
+                    implied = self.least[other].get(variable)
+                    if implied is not None and implied + more >= offset:
+                        del left[variable]
+                        break
+        return left
+
+    def meet(self, ready: Form, index: int, op: Op) -> Form:
+        """The last arrival: of each variable, since offsets are the same on all ranks."""
+        if op.scope is None:
+            return ready
+        met: Form = {}
+        for variable, offset in ready.items():
+            if not self.alike[variable]:
+                key = variable, str(op.scope)
+                if key not in self._met:
+                    alike = op.scope == "world"
+                    self._met[key] = self._record({variable: 0.0}, alike, scope=str(op.scope))
+                variable = self._met[key]
+            met = _join(met, {variable: offset})
+        return self.latest(met)
+
+    def spend(self, time: Form, what: str, index: int, op: Op) -> Form:
+        alike = self._alike(time) and (what != RUN or op.cost_ms.shape[-1] == 1)
+        if not self.exists_always(index, op):
+            variable = self._record(time, alike, cost=(what, index))
+            if what != ISSUE:
+                self.least[variable] = {}
+            return {variable: 0.0}
+        if what != RUN:
+            return self.later(time, op.host_ms) if what == ISSUE else time
+        # a collective of constant cost keeps its place in critical cycles
+        if op.cost_ms.shape == (1,) and op.scope is None:
+            return self.later(time, float(op.cost_ms[0]))
+        return {self._record(time, alike, cost=(COST, index)): 0.0}
 
     def _alike(self, form: Form) -> bool:
         return all(self.alike[variable] for variable in form)
-
-    def _plus(self, start: Form, index: int, op: Op) -> Form:
-        if op.cost_ms.ndim == 1 and op.cost_ms.size == 1:
-            return _shift(start, float(op.cost_ms[0]))
-        alike = op.cost_ms.shape[-1] == 1 and self._alike(start)
-        return {self._record(start, alike, cost=("cost", index)): 0.0}
-
-    def _if_there(self, form: Form, cost: Cost, alike: bool = True) -> Form:
-        """A time in the plans that have the operation, and nothing at all in the others."""
-        variable = self._record(form, alike and self._alike(form), cost=cost)
-        self.least[variable] = {}
-        return {variable: 0.0}
 
     def _record(
         self, form: Form, alike: bool, *, scope: str | None = None, cost: Cost | None = None
@@ -141,42 +154,12 @@ class Trace:
         self.instructions.append(Instruction(variable, tuple(terms), scope, cost))
         return variable
 
-    def _meet(self, form: Form, scope: str | tuple[int, ...] | None) -> Form:
-        """The last arrival: of each variable, since offsets are the same on all ranks."""
-        if scope is None:
-            return form
-        met: Form = {}
-        for variable, offset in form.items():
-            if not self.alike[variable]:
-                key = variable, str(scope)
-                if key not in self._met:
-                    alike = scope == "world"
-                    self._met[key] = self._record({variable: 0.0}, alike, scope=str(scope))
-                variable = self._met[key]
-            met = _join(met, {variable: offset})
-        return self._reduce(met)
-
-    def _reduce(self, form: Form) -> Form:
-        """Without terms that others imply."""
-        if len(form) == 1:
-            return form
-        left, least = dict(form), self.least
-        for variable, offset in form.items():
-            for other, more in left.items():
-                if other > variable:  # what a variable is at least is older
-                    implied = least[other].get(variable)
-                    if implied is not None and implied + more >= offset:
-                        del left[variable]
-                        break
-        return left
-
-    def _after(self, state: State) -> Form:
-        """The state that the next iteration starts from, as a form."""
-        if state[0] != "end":
-            return self.now[state]
-        _, op, lag = state
-        assert isinstance(op, int)
-        return self.ends[op] if lag == 1 else {self.inputs["end", op, lag - 1]: 0.0}
+    def _after(self, kind: str, name: str | int, lag: int) -> Form:
+        """The state that the next iteration starts from."""
+        if kind != "end":
+            return (self.threads if kind == "thread" else self.streams)[str(name)]
+        assert isinstance(name, int)
+        return self.end_of(Dep(name, lag - 1))
 
     def finish(self) -> dict[State, int]:
         """Variables that hold the state at the end."""
@@ -196,64 +179,22 @@ def steady(graph: Graph, whole: bool) -> Trace:
     """The iteration, given what is alike at the start of all of them: at time zero all state is,
     and what every iteration keeps so stays so."""
     alike = set(_states(graph))
-    while not (after := alike_after(graph, whole, alike)) >= alike:
+    while not (after := (trace := Trace(graph, whole, alike)).alike_after()) >= alike:
         alike &= after
-    return Trace(graph, whole, alike)
-
-
-def alike_after(graph: Graph, whole: bool, alike: Set[State]) -> set[State]:
-    """State that an iteration leaves the same on all ranks: what can be said without its times.
-
-    Args:
-        alike: state that is the same at its start.
-    """
-    states = _states(graph)
-    now = {state: state in alike for state in states if state[0] != "end"}
-    ends: list[bool] = []
-    for op in graph.ops:
-        host: State = ("thread", op.thread, 0)
-        stream: State = ("stream", op.stream, 0)
-        inline = op.stream in graph.inline_streams
-        there = op.active is None or whole
-        issued = now[host]
-        deps = all(
-            ("end", dep.op, dep.lag) in alike if dep.lag else ends[dep.op] for dep in op.deps
-        )
-        ready = issued and deps and (inline or now[stream])
-        ran = (ready or op.scope == "world") and op.cost_ms.shape[-1] == 1
-        if op.kernels > 1 and not inline:
-            ran = ran and issued
-        now[stream] = ran and (there or now[stream])
-        if inline or op.blocks_host:
-            now[host] = ran and (there or issued)
-        ends.append(ran and (there or deps))
-
-    def same(state: State) -> bool:
-        kind, op, lag = state
-        if kind != "end":
-            return now[state]
-        assert isinstance(op, int)
-        return ends[op] if lag == 1 else ("end", op, lag - 1) in alike
-
-    return set(filter(same, states))
+    return trace
 
 
 def _states(graph: Graph) -> list[State]:
     """Everything that one iteration leaves to the next."""
-    threads = dict.fromkeys((MAIN, *(op.thread for op in graph.ops)))
     streams = dict.fromkeys(op.stream for op in graph.ops)
     longest: dict[int, int] = {}
     for dep in (dep for op in graph.ops for dep in op.deps):
         longest[dep.op] = max(dep.lag, longest.get(dep.op, 0))
     return [
-        *(("thread", thread, 0) for thread in threads),
+        *(("thread", thread, 0) for thread in thread_names(graph)),
         *(("stream", stream, 0) for stream in streams),
         *(("end", op, lag) for op, most in longest.items() for lag in range(1, most + 1)),
     ]
-
-
-def _shift(form: Mapping[int, float], offset: float) -> Form:
-    return {variable: more + offset for variable, more in form.items()}
 
 
 def _join(*forms: Form) -> Form:
@@ -284,25 +225,33 @@ class CompiledTimeline:
                 raise ValueError(f"operation '{op.name}' is not the same on all ranks")
         trace = steady(graph, whole)
         self.world_size, self.width = graph.world_size, graph.intra_group_size
-        self.alike = [trace.alike[v] for v in trace.inputs.values()]
+        self.ranks = Graph(self.world_size, self.width)
+        self.alike = trace.alike
         last = trace.finish()
         self.instructions = trace.instructions
         self.costs = [i.cost for i in trace.instructions if i.cost is not None]
         self.inputs, self.outputs = [*trace.inputs.values()], [*last.values()]
-        self.size = len(trace.alike)
         # state that advances together by construction is compared once
         paced = dict.fromkeys(v for s, v in last.items() if s[0] != "end")
         self.paced = [self.outputs.index(v) for v in paced]
+        self.steps = [(i[0], *i.terms[0], i.terms[1:], i.scope, i.cost) for i in self.instructions]
+        self.made = {i.variable: i for i in self.instructions}
+        self.before = dict(zip(self.inputs, self.outputs, strict=True))
+        issuing = dict.fromkeys(thread_names(graph), 0.0)
+        for op in graph.ops:
+            issuing[op.thread] += op.host_ms
+        self.issuing_ms = max(issuing.values())
 
     def iteration_ms(self, graph: Graph, plans: int) -> Array:
         """Predicted iteration time in ms, ``[plans]``; as `timeline.simulate`."""
         costs = {cost: _cost(cost[0], graph.ops[cost[1]]) for cost in self.costs}
-        state = [np.zeros((1 if alike else self.world_size, 1)) for alike in self.alike]
+        state = self._begin()
         past = [[state[i] for i in self.paced]]
         advances: list[list[Array]] = []
         settled = np.full(plans, np.nan)
         for iteration in range(MAX_ITERATIONS):
-            state = self._iterate(state, costs)
+            values = self._iterate(state, costs)
+            state = [values[variable] for variable in self.outputs]
             past.append([state[i] for i in self.paced])
             advances.append(_advances(past[-2], past[-1]))
             if iteration > 1:
@@ -316,19 +265,93 @@ class CompiledTimeline:
         mean = _most(_advances(past[half], past[-1])) / (len(past) - 1 - half)
         return np.where(np.isnan(settled), mean, settled)
 
-    def _iterate(self, state: list[Array], costs: Mapping[Cost, Array]) -> list[Array]:
-        values: list[Array] = [_NONE] * self.size
+    def critical_cycle(self, costs: Sequence[Array | float]) -> tuple[list[int], float, int]:
+        """A closed chain that sets the period of one plan: operations on it whose costs differ
+        between plans or that are collectives, last first; its length in ms; its iterations.
+
+        Length divided by iterations is a lower bound of the period at any costs (the cycle mean of
+        a max-plus system); at these costs it equals the period.
+
+        Args:
+            costs: of every operation, ``[ranks or 1, 1]`` or a number.
+        """
+        alone = all(self.alike)  # then plain numbers are several times as fast as arrays
+        given: dict[Cost, Any] = {cost: costs[cost[1]] for cost in self.costs}
+        state: list[Any] = self._begin()
+        if alone:
+            given = {cost: _number(ms) for cost, ms in given.items()}
+            state = [0.0] * len(state)
+        history: list[list[Array]] = []
+        advances, now = [np.zeros(1)], np.zeros(1)
+        while len(history) < MAX_ITERATIONS:
+            values = self._iterate(state, given, max if alone else np.maximum)
+            history.append(values)
+            state = [values[variable] for variable in self.outputs]
+            paced = [state[i] for i in self.paced]
+            before, now = now, np.array(paced) if alone else np.concatenate(paced).ravel()
+            advances.append(now - before)
+            if len(history) > 2:
+                off = np.abs(advances[-1] - advances[-2]).max()
+                if off <= PERIOD_TOLERANCE * advances[-1].max():
+                    break
+        places = [
+            (self.outputs[i], rank)
+            for i in self.paced
+            for rank in range(1 if self.alike[self.outputs[i]] else self.world_size)
+        ]
+        # of the times that advance most, the last
+        behind = advances[-1] < advances[-1].max() * (1 - PERIOD_TOLERANCE)
+        return self._walk(history, *places[int(np.where(behind, -1.0, now).argmax())])
+
+    def _walk(
+        self, history: Sequence[Sequence[Array]], variable: int, rank: int
+    ) -> tuple[list[int], float, int]:
+        """Go back from a time at the end of the last iteration until the chain closes."""
+        seen: dict[tuple[int, int], tuple[int, int]] = {}
+        path: list[int] = []
+        iteration = len(history) - 1
+        while iteration >= 0:
+            place = variable, 0 if self.alike[variable] else rank
+            values = history[iteration]
+            if place in seen:
+                position, first = seen[place]
+                length = _at(history[first][variable], rank) - _at(values[variable], rank)
+                return path[position:], length, first - iteration
+            seen[place] = len(path), iteration
+            if variable in self.before:
+                variable, iteration = self.before[variable], iteration - 1
+                continue
+            _, terms, scope, cost = self.made[variable]
+            if cost is not None:
+                path.append(cost[1])
+            if scope is not None:
+                ranks = self.ranks.members(scope, rank)
+                rank = int(ranks[values[terms[0][0]][ranks].argmax()])
+            variable = max(terms, key=lambda term: _at(values[term[0]], rank) + term[1])[0]
+        return [], self.issuing_ms, 1  # nothing ever blocks the host: it only issues work
+
+    def _begin(self) -> list[Array]:
+        shapes = [(1 if self.alike[v] else self.world_size, 1) for v in self.inputs]
+        return [np.zeros(shape) for shape in shapes]
+
+    def _iterate(
+        self,
+        state: list[Array],
+        costs: Mapping[Cost, Array],
+        maximum: Callable[[Array, Array], Array] = np.maximum,
+    ) -> list[Array]:
+        """All variables of an iteration that starts from a state."""
+        values: list[Array] = [_NONE] * len(self.alike)
         for variable, given in zip(self.inputs, state, strict=True):
             values[variable] = given
-        for variable, terms, scope, cost in self.instructions:
-            (first, offset), *others = terms
+        for variable, first, offset, others, scope, cost in self.steps:
             value = values[first] + offset if offset else values[first]
             for other, offset in others:
-                value = np.maximum(value, values[other] + offset if offset else values[other])
+                value = maximum(value, values[other] + offset if offset else values[other])
             if scope is not None:
                 value = self._last(value, scope)
             values[variable] = value if cost is None else value + costs[cost]
-        return [values[variable] for variable in self.outputs]
+        return values
 
     def _last(self, arrival: Array, scope: str) -> Array:
         """Last arrivals ``[ranks or 1, plans]`` of arrivals ``[ranks or 1, plans]``."""
@@ -342,13 +365,22 @@ class CompiledTimeline:
 _NONE = np.zeros((1, 1))
 
 
+def _number(value: Array | float) -> float:
+    return value if isinstance(value, float) else value.item()
+
+
+def _at(value: Array, rank: int) -> float:
+    """A time ``[ranks or 1, 1]``, or a plain number, on one rank."""
+    return value if isinstance(value, float) else float(value[min(rank, len(value) - 1), 0])
+
+
 def _cost(kind: str, op: Op) -> Array:
     """A cost ``[ranks or 1, plans or 1]`` in ms."""
-    if kind == "cost" or op.active is None:
+    if kind == COST or op.active is None:
         return np.atleast_2d(op.cost_ms).T
-    if kind == "issue":
+    if kind == ISSUE:
         return np.where(op.active, op.host_ms, 0.0)[None]
-    if kind == "launch":
+    if kind == LAUNCH:
         return np.where(op.active, 0.0, -np.inf)[None]
     return np.where(op.active, np.atleast_2d(op.cost_ms).T, -np.inf)
 

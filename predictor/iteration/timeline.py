@@ -1,9 +1,7 @@
 """The synchronized timeline: when every operation starts and ends on every rank.
 
-After Lin et al. 2024, Algorithm 1, with any number of host threads, streams and collectives in
-flight. The threads of a rank issue operations in program order; streams run theirs in order; a
-collective starts when its last rank arrives. An iteration is repeated until its period no longer
-changes; a recorded trace runs once.
+An iteration (`predictor.iteration.program`) is repeated until its period no longer changes; a
+recorded trace runs once.
 """
 
 from __future__ import annotations
@@ -11,11 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.iteration.graph import MAIN, Graph, Mask, Op, Scope
+from predictor.iteration.graph import Dep, Graph, Mask, Op, Scope
+from predictor.iteration.program import ISSUE, LAUNCH, Program, thread_names
 
 Array = NDArray[np.float64]
 
@@ -46,65 +46,63 @@ class Timeline:
     """When the last iteration was over on all ranks, ``[plans]``."""
 
 
-class _Clock:
+class _Clock(Program[Array]):
     """Host threads and streams of every rank, ``[plans, ranks]`` each."""
 
     def __init__(self, graph: Graph, plans: int) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.shape = (plans, graph.world_size)
-        threads = dict.fromkeys((MAIN, *(op.thread for op in graph.ops)))
-        self.hosts = {thread: np.zeros(self.shape) for thread in threads}
+        self.begin = np.zeros(self.shape)
+        self.threads = {thread: self.begin for thread in thread_names(graph)}
         self.absent = [op.absent(graph.world_size) for op in graph.ops]
-        self.streams = {op.stream: np.zeros(self.shape) for op in graph.ops}
-        zero = np.zeros(self.shape)
+        self.streams = {op.stream: self.begin for op in graph.ops}
         self.crowded = any(op.fills for op in graph.ops)
         self.filling: dict[tuple[int, int], dict[str, tuple[list[float], list[float]]]] = {}
-        self.ends: list[list[Array]] = [[zero] * len(graph.ops)]
+        self.ends: list[list[Array]] = [[self.begin] * len(graph.ops)]
 
-    def end_of(self, op: int, lag: int) -> Array:
-        """End of an operation ``lag`` iterations ago; before the first iteration all is done."""
-        if lag < len(self.ends):
-            return self.ends[-1 - lag][op]
-        return self.ends[0][op]
+    def iterate(self) -> list[tuple[Array, Array, Array, Array]]:
+        """Run all operations once."""
+        self.ends.append(list(self.ends[-1]))
+        del self.ends[:-4]  # no dependency reaches back further than three iterations
+        return [self.run(index, op) for index, op in enumerate(self.graph.ops)]
 
     def run(self, index: int, op: Op) -> tuple[Array, Array, Array, Array]:
-        """Issue and execute one operation; returns (issue, ready, start, end)."""
-        graph, host = self.graph, self.hosts[op.thread]
-        inline = op.stream in graph.inline_streams
-        issue = host + op.host_ms
-        if inline:
-            ready = issue
-        else:
-            first = host + op.host_ms / op.kernels + graph.launch_latency_ms
-            ready = np.maximum(first, self.streams[op.stream])
-        for dep in op.deps:
-            ready = np.maximum(ready, self.end_of(dep.op, dep.lag))
+        issue, ready, start, end = super().run(index, op)
         gone = self.absent[index]
-        if self.crowded and op.fills is not None:
-            ready = self._after_filling(op, ready, gone)
-        # plans without the collective do not wait; ranks without it keep nobody waiting
-        arrival = ready
         if gone is not None and op.ranks is not None:
-            arrival = np.where(gone, -np.inf, ready)
-        start = meet(arrival, op.scope, graph)
-        end = start + op.cost_ms
-        if op.kernels > 1 and not inline:
-            end = np.maximum(end, issue + graph.launch_latency_ms)
-        free = end if inline or op.blocks_host else issue
-        if gone is not None:
-            issue = np.where(gone, host, issue)
-            # a dependant of an absent operation waits for what the absent one would have waited
-            end = np.where(gone, _deps_end(self, op), end)
-            start = np.where(gone, end, start) if op.ranks is not None else start
-            self.streams[op.stream] = np.where(gone, self.streams[op.stream], end)
-            self.hosts[op.thread] = np.where(gone, host, free)
-        else:
-            self.streams[op.stream] = end
-            self.hosts[op.thread] = free
+            start = np.where(gone, end, start)
         self.ends[-1][index] = end
         if op.fills:
             self._fill(op, start, end, gone)
         return issue, ready, start, end
+
+    def end_of(self, dep: Dep) -> Array:
+        """Before the first iteration all is done."""
+        return self.ends[max(-1 - dep.lag, -len(self.ends))][dep.op]
+
+    def exists_always(self, index: int, op: Op) -> bool:
+        return self.absent[index] is None
+
+    def later(self, time: Array, ms: float) -> Array:
+        return time + ms
+
+    def latest(self, *times: Array) -> Array:
+        return reduce(np.maximum, times)
+
+    def spend(self, time: Array, what: str, index: int, op: Op) -> Array:
+        gone = self.absent[index]
+        after = time if what == LAUNCH else time + (op.host_ms if what == ISSUE else op.cost_ms)
+        return after if gone is None else np.where(gone, time if what == ISSUE else -np.inf, after)
+
+    def meet(self, ready: Array, index: int, op: Op) -> Array:
+        # plans without the collective do not wait; ranks without it keep nobody waiting
+        arrival = ready if op.ranks is None else self.spend(ready, LAUNCH, index, op)
+        return meet(arrival, op.scope, self.graph)
+
+    def queue(self, ready: Array, index: int, op: Op) -> Array:
+        if not self.crowded or op.fills is None:
+            return ready
+        return self._after_filling(op, ready, self.absent[index])
 
     def _places(self, gone: Mask | None) -> Iterator[tuple[int, int]]:
         """Plans and ranks on which an operation exists."""
@@ -134,14 +132,7 @@ class _Clock:
     def state(self) -> Array:
         """When the threads and streams of every rank are free, ``[threads and streams, plans,
         ranks]``."""
-        return np.stack([*self.hosts.values(), *self.streams.values()])
-
-
-def _deps_end(clock: _Clock, op: Op) -> Array:
-    end = np.zeros(clock.shape)
-    for dep in op.deps:
-        end = np.maximum(end, clock.end_of(dep.op, dep.lag))
-    return end
+        return np.stack([*self.threads.values(), *self.streams.values()])
 
 
 def meet(arrival: Array, scope: Scope | None, graph: Graph) -> Array:
@@ -174,9 +165,7 @@ def simulate(graph: Graph, *, plans: int = 1, keep_steps: bool = False) -> Timel
     states = [clock.state()]
     settled = np.full(plans, np.nan)
     for iteration in range(MAX_ITERATIONS):
-        clock.ends.append(list(clock.ends[-1]))
-        del clock.ends[:-4]  # no dependency reaches back further than three iterations
-        ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]
+        ran = clock.iterate()
         if keep_steps:
             steps.append(Step(*(np.stack(times) for times in zip(*ran, strict=True))))
         states.append(clock.state())
@@ -197,7 +186,7 @@ def simulate_once(graph: Graph) -> Timeline:
     The step is kept. Work from before a traced step must be part of the graph.
     """
     clock = _Clock(graph, 1)
-    ran = [clock.run(index, op) for index, op in enumerate(graph.ops)]
+    ran = clock.iterate()
     step = Step(*(np.stack(times) for times in zip(*ran, strict=True)))
     finish = clock.state().max(axis=(0, 2))
     return Timeline(finish, (step,), finish)

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from predictor.errors import InputError
 from predictor.model.autocast import autocast
+from predictor.model.length_shares import LengthShares
 from predictor.model.op_calls import (
     DenseProgram,
     Event,
@@ -297,7 +298,7 @@ class CapturedDense:
             autocast. Ops that were captured under autocast stay as they are.
         bucket_cap_mb: as of `DenseArch`.
         file: name of the ops file beside the model file; empty for one that lies in none.
-        compiled, cuda_graphs: as of `DenseArch`.
+        compiled, cuda_graphs, length_shares: as of `DenseArch`.
     """
 
     captured: CapturedProgram
@@ -306,6 +307,7 @@ class CapturedDense:
     file: str = ""
     compiled: bool = False
     cuda_graphs: bool = False
+    length_shares: LengthShares | None = None
 
     @property
     def optimizer(self) -> str:

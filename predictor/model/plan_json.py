@@ -39,7 +39,7 @@ MODEL_FILE = re.compile(r"^(tables|dense):", re.MULTILINE)
 PRINTED = re.compile(r"param +\| +sharding type|--- Planner Statistics ---")
 """In what TorchRec prints of a plan, and of planning."""
 TO_READ = (
-    "this is what TorchRec prints of a plan, which nobody reads back; in the script, "
+    "this is TorchRec's printed report of a plan, which cannot be read back; in the script, "
     "shardopt.save_plan(shardopt.from_torchrec(plan, module), 'plan.json') writes it as a file"
 )
 SWAPPED = "is a model file, not a plan; the model comes first, then the plans"
@@ -167,14 +167,16 @@ def _parse(text: str, where: str) -> Any:
         result = dict(pairs)
         if len(result) < len(pairs):
             ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-            raise PlanError(f"{where}: the key '{twice}' is there twice in one object; remove one")
+            raise PlanError(f"{where}: the key '{twice}' appears twice in one object; remove one")
         return result
 
     def finite(number: str) -> float:
         # other readers have neither NaN nor a number beyond the range of a double
         value = float(number)
         if not math.isfinite(value):
-            raise PlanError(f"{where}: {number} is no finite number; write null if it is not known")
+            raise PlanError(
+                f"{where}: {number} is not a finite number; write null if it is not known"
+            )
         return value
 
     def fits(number: str) -> int:

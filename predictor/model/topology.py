@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -210,11 +211,11 @@ class ReplicaGroups:
         return self.sharding_strategy == FULLY_SHARDED
 
     def count(self, world_size: int) -> int:
-        """Sharding groups of a job, which is also the number of copies of every table."""
+        """Count the sharding groups of a job, each with a copy of every table."""
         return world_size // self.size
 
     def sharding_group(self, job: Topology) -> Topology:
-        """The ranks of one sharding group, numbered as plans number them.
+        """Return the ranks of one sharding group, numbered as plans number them.
 
         A rank's caps are the least of all its copies. Where the group is the whole job, that is
         the job itself.
@@ -234,7 +235,7 @@ class ReplicaGroups:
         )
 
     def replica_group(self, job: Topology) -> Topology:
-        """The ranks that hold the same shards."""
+        """Return the ranks that hold the same shards."""
         copies = self._copies(job)
         return _every(job, self.size if self.use_inter_host_allreduce else 1, copies)
 
@@ -249,7 +250,7 @@ class ReplicaGroups:
         return self.count(job.world_size)
 
     def facts(self, job: Topology) -> dict[str, Any]:
-        """As plan files and JSON output say it: the fields, and the job that they divide.
+        """Return the fields and the job that they divide, as plan files and JSON output hold them.
 
         ``node_group_size`` is the ranks of a sharding group within which TWRW and GRID split rows.
         `DMPCollection` takes it as it is up to TorchRec 1.9, and over its pod size since.
@@ -264,7 +265,7 @@ class ReplicaGroups:
 
     @classmethod
     def from_facts(cls, facts: object, where: str) -> tuple[ReplicaGroups, int, int]:
-        """What `facts` wrote, with the job's ranks and ranks per host."""
+        """Read what `facts` wrote, with the job's ranks and ranks per host."""
         names = ("world_size", "local_world_size")
         if not isinstance(facts, Mapping) or not all(_is_count(facts.get(n)) for n in names):
             raise InputError(
@@ -293,6 +294,10 @@ def _every(job: Topology, stride: int, count: int) -> Topology:
             "replica_groups.size that fills hosts or divides them",
             inputs=("gpus_per_node",),
         )
+    if domain > local:
+        # a domain that ends within a group is parted: the largest pods of whole hosts that fit both
+        # (TorchRec, pull request 4768)
+        domain = local * math.gcd(domain // local, count // local)
     group = Topology.uniform(
         count,
         local,

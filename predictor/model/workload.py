@@ -13,6 +13,7 @@ from functools import cached_property
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, Uniform
+from predictor.model.length_shares import LengthShares
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import ReplicaGroups, Topology
 
@@ -31,6 +32,7 @@ class MeasuredDense:
         optimizer: of the dense parameters and of data-parallel tables.
         bucket_cap_mb: as in `DenseArch`.
         in_features: dense inputs of a sample, which are copied to the device.
+        length_shares: None: no sample takes longer than another.
     """
 
     batch_size: int
@@ -42,6 +44,7 @@ class MeasuredDense:
     optimizer: str = "sgd"
     bucket_cap_mb: float = 25.0
     in_features: int = 0
+    length_shares: LengthShares | None = None
 
     def at_batch_size(self, batch_size: int) -> MeasuredDense:
         """Forward, backward and activations in proportion to the samples; parameters stay.
@@ -102,6 +105,10 @@ class Feature:
         id_order: ``random`` (hot ids anywhere) or ``frequency`` (low ids are the hot ones).
         pooling_factor_std: standard deviation of the ids per sample and pooling, >= 0; None: they
             are the floor or the ceiling of their mean.
+        pooling_factor_max: most ids per sample and pooling, as where histories are cut; None: there
+            is no limit.
+        length_correlation: how far the lengths of a sample's features go together, in [0, 1]: two
+            features correlate by the product of theirs.
         position_weights: weights that a feature processor learns, one for each position in a bag
             (``max_feature_length`` of TorchRec's `PositionWeightedModule`); 0: there is none.
     """
@@ -112,6 +119,8 @@ class Feature:
     distribution: Distribution = field(default_factory=Uniform)
     id_order: str = "random"
     pooling_factor_std: float | None = None
+    pooling_factor_max: float | None = None
+    length_correlation: float = 0.0
     position_weights: int = 0
 
     @property
@@ -232,6 +241,7 @@ class DenseArch:
             ``bucket_cap_mb`` of TorchRec's `DefaultDataParallelWrapper` (model_parallel.py).
         compiled: forward and backward are compiled (torch.compile), which joins memory-bound ops.
         cuda_graphs: the device runs them as captured graphs, one launch each.
+        length_shares: None: as the ops say.
     """
 
     in_features: int
@@ -247,6 +257,7 @@ class DenseArch:
     compiled: bool = False
     cuda_graphs: bool = False
     pairs: str = "index"
+    length_shares: LengthShares | None = None
 
     def joined_width(self, bottom: int, vectors: int) -> int:
         """Columns that ``dot`` hands on: the bottom output and the products of so many vectors."""
@@ -276,6 +287,7 @@ class Workload:
         replica_groups: 2D sparse parallelism; None: one copy of every table, over all ranks.
         stash_optimizer_state: of the dense optimizer, which is on the host from its step to the
             next backward (`TrainPipelineSparseDistOptStash`).
+        balance_batches: samples are shared out so that all ranks have batches of the same length.
     """
 
     name: str
@@ -288,6 +300,7 @@ class Workload:
     training: bool = True
     replica_groups: ReplicaGroups | None = None
     stash_optimizer_state: bool = False
+    balance_batches: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -295,7 +308,7 @@ class Workload:
         seen: set[tuple[str, str]] = set()
         for table in self.tables:
             if (table.module, table.name) in seen:
-                raise InputError(f"table '{table.name}' is there twice in module '{table.module}'")
+                raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
             seen.add((table.module, table.name))
 
     @property

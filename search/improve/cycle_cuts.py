@@ -3,7 +3,7 @@
 The critical cycle of a plan's timeline runs along one rank until a collective, where it may pass
 to the last rank that arrives. So the period is at least a constant, plus the work of the slowest
 rank in every segment between two collectives, plus the collectives at their busiest ranks. At the
-plan itself that is its period (`predictor.iteration.critical_path`); of other plans that use the
+plan itself that is its period (`predictor.iteration.steady_state`); of other plans that use the
 same exchanges it is a lower estimate, exact where costs are linear in the loads.
 """
 
@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.cost.loads import COLUMNS, LONGEST, Load
-from predictor.iteration.critical_path import critical_cycle
 from predictor.iteration.graph import Graph
-from predictor.iteration.timeline import simulate
 from search.model.cut_model import CycleCut
 from search.objective import Assignment, Objective
 
@@ -39,13 +37,13 @@ def judge(objective: Objective, assignment: Assignment) -> tuple[float, CycleCut
     scorer = objective.scorer
     objective.evaluations += 1
     totals = scorer.totals(objective.table_plans(assignment))
-    graph = scorer.graph(totals[None])
-    timeline = simulate(graph, keep_steps=True)
-    ms = float(timeline.iteration_ms[0])
-    found = critical_cycle(graph, timeline)
-    if found is None or not found[0]:
+    graph, program = scorer.compile(totals)
+    ms = float(program.iteration_ms(graph, 1)[0])
+    ops, length, iterations = program.critical_cycle(
+        [np.atleast_2d(o.cost_ms).T for o in graph.ops]
+    )
+    if not ops:
         return ms, None
-    ops, length, iterations = found
     used = np.flatnonzero(totals[..., Load.SHARDS].any(axis=1))
     slopes, launches, at = _probed(objective, totals, used)
     shape = (len(scorer.groups), COLUMNS)

@@ -32,6 +32,8 @@ from search.tune.knobs import PARAMETERS, Case, Step, Value, refusals, steps, tu
 from search.tune.script import script_steps
 from search.tune.trial import carry_over_plan
 
+SOURCES: tuple[Callable[[Case], Iterator[Step]], ...] = (steps, script_steps)
+"""What proposes steps: settings of the model file, and those of the training script."""
 REPLANNED = 2
 """Best steps that are planned again."""
 EVALUATIONS = 300
@@ -260,8 +262,8 @@ class Advisor:
     def steps(self) -> list[Step]:
         """All that is tried, one at a time, the most promising first."""
         cached = any(t.cache_load_factor is not None for t in self.plan.tables.values())
-        tried = [s for s in steps(self.case) if cached or s.name != "cache_load_factor"]
-        tried += script_steps(self.case)
+        proposed = (step for source in SOURCES for step in source(self.case))
+        tried = [s for s in proposed if cached or s.name != "cache_load_factor"]
         order = {name: place for place, name in enumerate(FIRST)}
         return sorted(tried, key=lambda s: (s.target is not None, order.get(s.name, len(FIRST))))
 
@@ -335,7 +337,7 @@ class Advisor:
 def reserve_s(case: Case) -> float:
     """Seconds that advising takes, for a search with a time limit to leave."""
     cells = len(case.workload.tables) * case.ranks
-    count = sum(1 for _ in steps(case))
+    count = sum(1 for source in SOURCES for _ in source(case))
     return count * (STEP_S + STEP_CELL_S * cells) / usable_cores()
 
 

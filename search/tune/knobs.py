@@ -55,6 +55,7 @@ RARELY = 10
 NUMERICS, TRAINING = "changes numerics", "changes training"
 CONVERGES = "check that training converges equally well"
 NO_CACHE = "no table may be fused_uvm_caching"
+AT_MOST = "at most this: no samples balance exactly"
 NO_DEDUP = "FBGEMM finds distinct ids on GPUs alone"
 
 Value = str | int | float
@@ -483,6 +484,11 @@ def _of_qcomm(way: str) -> Knob:
     )
 
 
+def _no_uneven_batches(case: Case) -> str:
+    deviations = (f.pooling_factor_std for t in case.workload.tables for f in t.features)
+    return "" if any(deviations) else "no feature has a pooling_factor_std"
+
+
 def _of_dense(name: str, field: str, choices: Sequence[str] = SWITCH, **more: Any) -> Knob:
     path = f"dense.{field}"
     more = {"advised": lambda case: (ON,), "refused": _no_dense, **more}
@@ -624,6 +630,18 @@ PARAMETERS: dict[str, Knob] = {
             refused=lambda case: (
                 "" if case.hardware.device == "cuda" else "the ranks have no device memory"
             ),
+        ),
+        # what it gains is the most that balancing can: no samples balance exactly
+        _of_text(
+            "balance_batches",
+            "balance_batches",
+            SWITCH,
+            alone="one rank waits for none",
+            refused=_no_uneven_batches,
+            advised=lambda case: (ON,),
+            script="samples shared out over ranks by the work of their lengths".format,
+            costs=(AT_MOST, "samples move between ranks before each step"),
+            changes_loads=True,
         ),
         # every rank sends the distinct ids of its batch only
         _of_tables(

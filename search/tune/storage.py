@@ -84,7 +84,7 @@ def open_storage(where: str) -> SharedStorage:
             finally:
                 lock.release()
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError):
-            raise InputError(f"{path}: is no Optuna journal; choose another file") from None
+            raise InputError(f"{path}: is not an Optuna journal; choose another file") from None
         return SharedStorage(storage, path)
 
 
@@ -107,9 +107,7 @@ def _open_database(url: str) -> SharedStorage:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise InputError(
-            f"the storage is no URL of a database; give {FORMS}", ("storage",)
-        ) from None
+        raise InputError(f"the storage is not a database URL; give {FORMS}", ("storage",)) from None
     name = parsed.render_as_string(hide_password=True)
 
     def connect() -> SharedStorage:
@@ -130,7 +128,7 @@ def _open_database(url: str) -> SharedStorage:
                 return connect()
             except NoSuchModuleError:
                 raise InputError(
-                    f"{name}: '{parsed.drivername}' is no kind of database; give {FORMS}"
+                    f"{name}: '{parsed.drivername}' is not a kind of database; give {FORMS}"
                 ) from None
             except (IntegrityError, OperationalError, ProgrammingError) as error:
                 # another worker makes the tables at the same time; what is refused stays so
@@ -153,7 +151,7 @@ def storage_errors(name: str) -> Iterator[None]:
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{name}: the storage is damaged: what it holds of a study is no JSON ({error}); "
+            f"{name}: the storage is damaged: its data of a study is not JSON ({error}); "
             "choose another storage"
         ) from None
     except (SQLAlchemyError, StorageInternalError, OSError) as error:

@@ -117,10 +117,10 @@ def read_trial(grid: Grid, goals: int, trial: FrozenTrial) -> Trial:
         counts = {len(numbers) for numbers in (found.values, found.bound) if numbers is not None}
         whole = None not in (found.values, found.iteration_ms, found.plan)
         if counts - {goals} or whole != (trial.state is TrialState.COMPLETE):
-            raise ValueError("an outcome has not what its state says")
+            raise ValueError("an outcome lacks what its state says")
     except (LookupError, ValueError, zlib.error):
         raise InputError(
-            f"trial {trial.number} of the study is damaged, or no trial of shardopt's; choose "
+            f"trial {trial.number} of the study is damaged, or not one of shardopt's; choose "
             "another name, or another storage",
             ("storage", "study"),
         ) from None
@@ -142,7 +142,7 @@ def new_study(
         facts: what the trials are made for, as plain JSON: model, machine, effort.
 
     Raises:
-        InputError: the study was begun for something else; says for what.
+        InputError: the study was started for something else; says for what.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     wanted = {
@@ -163,7 +163,7 @@ def new_study(
         found = study.user_attrs.get(BEGUN_FOR)
     if not isinstance(found, dict):
         raise InputError(
-            f"study '{name}' was not begun by shardopt; choose another name", ("study",)
+            f"study '{name}' was not started by shardopt; choose another name", ("study",)
         )
     wanted = json.loads(json.dumps(wanted))
     differ = "; ".join(
@@ -173,7 +173,7 @@ def new_study(
     )
     if differ:
         raise InputError(
-            f"study '{name}' was begun for something else: {differ}; choose another name",
+            f"study '{name}' was started for something else: {differ}; choose another name",
             ("study",),
         )
     return study

@@ -142,7 +142,7 @@ def load_scenarios(path: str | Path, groups: Iterable[str]) -> list[GivenFactors
             if group not in known:
                 problems.add(
                     ("scenarios", i, "factors", group),
-                    f"is no group of the profile{did_you_mean(group, known)}; "
+                    f"is not a group of the profile{did_you_mean(group, known)}; "
                     f"it has {', '.join(known)}",
                 )
     problems.raise_if_any()

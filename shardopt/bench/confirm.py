@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import InfeasibleError, InputError, ShardoptError
+from predictor.errors import InputError, ShardoptError
 from predictor.hardware.learned import Learned
 from predictor.model.plan import ShardingPlan
+from predictor.model.workload import Workload
 from search.problem import RankedPlan, Result
 from search.stop import Stop
 from shardopt.api.answer import Answer, Inputs, answer_of, find_answer
@@ -31,7 +31,6 @@ from shardopt.bench.job import Job, check_job, check_memory
 from shardopt.bench.learn import lesson_of, overlay_text
 from shardopt.bench.planners import ask_torchrec
 from shardopt.bench.run import SILENCE_S
-from shardopt.bench.worker import run_rank
 from shardopt.files import atomic_write_text
 from shardopt.measure.machine import available_bytes
 from shardopt.race import (
@@ -46,16 +45,16 @@ from shardopt.race import (
     deadlines,
     run_final,
     run_race,
+    run_session,
 )
 from shardopt.ranks.calls import CallError, CallServer
 from shardopt.ranks.hosts import Link
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import Rank, RankDiedError, errors_of, join_group, prepare
+from shardopt.ranks.rank import Rank, RankDiedError, Report, errors_of, join_group, prepare
 from shardopt.ranks.realtime import Runtime
 from shardopt.ranks.scratch import scratch_folder
 
 IN_USE = "in use"
-MOST_ROUNDS = 10_000
 FIRST_SHARE = 0.6
 """Of the time, for the plans of the first search."""
 TURNS = 3
@@ -180,7 +179,6 @@ class StartedSessions:
     folder: Path
     link: Link | None = None
     traced: bool = True
-    current: str = ""
 
     def now(self) -> float:
         """Of this process."""
@@ -189,72 +187,68 @@ class StartedSessions:
     def run(
         self, race: Race, session: int, order: Sequence[str], until: float
     ) -> Mapping[str, str]:
-        """See `shardopt.race.Sessions`; what does not fit into memory together runs in halves."""
-        job = self._job(race, order, until)
-        try:
-            check_job(job)
-        except InfeasibleError as error:
-            return in_halves(self, race, session, order, until, error)
-        self.current, index = order[0], 0
+        """See `shardopt.race.Sessions`."""
+        plans = {name: race.entrants[name].plan for name in order}
+        job = Job(self.setting.workload, plans, backend_of(self.setting), link=self.link)
+        check_job(job)
+        at, out = order[0], {}
 
         def hear(_: int, message: Mapping[str, Any]) -> None:
-            nonlocal index
+            nonlocal at
             if message["kind"] == "plan":
-                self.current = message["name"]
+                at = message["name"]
             elif message["kind"] == "round":
-                ranks_ms = message["ranks_ms"]
-                slowest = {name: max(map(statistics.median, of)) for name, of in ranks_ms.items()}
-                race.add((session, index), slowest)
-                index += 1
+                race.add(message["key"], message["ms"])
+            else:
+                out.update(message["out"])
 
+        traced = [name for name in order if not self.traced or race.times[name]]
         try:
             run_ranks(
-                run_rank,
+                take_part,
                 job.world_size,
                 job,
+                self.folder,
+                traced,
+                session,
+                until,
                 local_world_size=job.local_world_size,
                 link=job.link,
                 on_report=hear,
                 silence_s=SILENCE_S,
             )
         except RankDiedError as error:
-            return {self.current: str(error).splitlines()[0]}
-        return {}
+            return {**out, at: str(error).splitlines()[0]}
+        return out
 
-    def _job(self, race: Race, order: Sequence[str], until: float) -> Job:
-        new = [name for name in order if self.traced and not race.times[name]]
-        return Job(
-            self.setting.workload,
-            {name: race.entrants[name].plan for name in order},
-            backend_of(self.setting),
-            rounds=MOST_ROUNDS,
-            warmup=1,
-            until=until,
-            link=self.link,
-            traces={n: str(traces_of(self.folder, n)) for n in new},
-        )
+
+def take_part(
+    rank: Rank,
+    report: Report,
+    job: Job,
+    folder: Path,
+    traced: Sequence[str],
+    session: int,
+    until: float,
+) -> None:
+    """Take part in one session; the first rank reports its rounds, what it is at, and what failed.
+
+    Args:
+        traced: plans of which no trace is to be recorded.
+    """
+
+    led = LedSessions(job.workload, job.backend, folder, rank)
+    led.joined.traced |= {*traced}
+    if rank.index == 0:
+        led.joined.report = report
+    out = led.take_part(job.plans, session, [*job.plans], until)
+    led.joined.report({"kind": "out", "out": out})
+    led.joined.talk.close()
 
 
 def traces_of(folder: Path, name: str) -> Path:
     """Where the traces of a plan go."""
     return folder / name.replace(" ", "-")
-
-
-def in_halves(
-    sessions: Sessions,
-    race: Race,
-    session: int,
-    order: Sequence[str],
-    until: float,
-    why: InfeasibleError,
-) -> Mapping[str, str]:
-    """Run plans that do not fit into memory together one half after the other; a plan that does
-    not fit alone is out."""
-    if len(order) == 1:
-        return {order[0]: str(why)}
-    half, now = len(order) // 2, time.time()
-    first = sessions.run(race, session, order[:half], now + (until - now) / 2)
-    return {**first, **sessions.run(race, session, order[half:], until)}
 
 
 def backend_of(setting: Setting) -> str:
@@ -263,23 +257,27 @@ def backend_of(setting: Setting) -> str:
 
 
 class LedSessions:
-    """`shardopt.race.Sessions` on the ranks of torchrun; the first leads, the others `follow`."""
+    """`shardopt.race.Sessions` on ranks that are there; the first leads, the others `follow`.
 
-    def __init__(self, setting: Setting, folder: Path | None, rank: Rank) -> None:
+    Args:
+        folder: for the traces of each plan.
+    """
+
+    def __init__(self, workload: Workload, backend: str, folder: Path, rank: Rank) -> None:
         from shardopt.torchrec.confirming import JoinedSessions
         from shardopt.training.batch import batch_ring
         from shardopt.training.loop import Training, set_matmul_precision
 
-        self.setting, self.rank = setting, rank
-        device = prepare(rank, backend_of(setting), Runtime.PLAIN)
-        join_group(rank, backend_of(setting))
-        set_matmul_precision(setting.workload)
-        ring = batch_ring(setting.workload, seed=0, rank=rank.index)
+        self.workload, self.backend, self.rank = workload, backend, rank
+        device = prepare(rank, backend, Runtime.PLAIN)
+        join_group(rank, backend)
+        set_matmul_precision(workload)
+        ring = batch_ring(workload, seed=0, rank=rank.index)
         if device.type == "cuda":
             ring = [batch.pin_memory() for batch in ring]
 
         def make(plan: ShardingPlan, group: Any) -> Callable[[], object]:
-            return Training(setting.workload, plan, device, ring, group=group).step
+            return Training(workload, plan, device, ring, group=group).step
 
         self.joined = JoinedSessions(make, device, folder)
 
@@ -292,28 +290,30 @@ class LedSessions:
     ) -> Mapping[str, str]:
         """See `shardopt.race.Sessions`."""
         plans = {name: race.entrants[name].plan for name in order}
-        job = Job(self.setting.workload, plans, backend_of(self.setting))
-        if job.backend == "gloo":
-            try:
-                check_memory(job, available_bytes(), self.rank.local_size)
-            except InfeasibleError as error:
-                return in_halves(self, race, session, order, until, error)
-        self.joined.share((plans, session, order, until))
-        return self.joined.run(race, session, order, until)
+        if self.backend == "gloo":
+            job = Job(self.workload, plans, self.backend)
+            check_memory(job, available_bytes(), self.rank.local_size)
+        self.joined.talk.share((plans, session, order, until))
+        return run_session(self.joined, race, session, order, until)
 
     def follow(self) -> None:
         """Take part in the sessions of the first rank until it ends them."""
-        while (asked := self.joined.share(None)) is not None:
-            plans, *rest = asked
-            race = Race()
-            race.enter({name: Entrant(plan, "") for name, plan in plans.items()})
-            self.joined.run(race, *rest)
+        while (asked := self.joined.talk.share(None)) is not None:
+            self.take_part(*asked)
+
+    def take_part(
+        self, plans: Mapping[str, ShardingPlan], session: int, order: Sequence[str], until: float
+    ) -> Mapping[str, str]:
+        """Run a session that all ranks know of."""
+        race = Race()
+        race.enter({name: Entrant(plan, "", name) for name, plan in plans.items()})
+        return run_session(self.joined, race, session, order, until)
 
 
 def follow(setting: Setting, rank: Rank) -> None:
     """Be a rank of torchrun other than the first."""
     with errors_of(rank):
-        LedSessions(setting, Path(), rank).follow()
+        LedSessions(setting.workload, backend_of(setting), Path(), rank).follow()
 
 
 @contextmanager
@@ -332,13 +332,13 @@ def sessions_of(
         setting.workload, {name: one.plan for name, one in plans.items()}, backend_of(setting)
     )
     check_job(job, given_ranks=rank.world_size, joined=True)
-    led = LedSessions(setting, folder, rank)
+    led = LedSessions(setting.workload, job.backend, folder, rank)
     try:
         yield led
     except ShardoptError:  # the other ranks wait for the next session
-        led.joined.share(None)
+        led.joined.talk.share(None)
         raise
-    led.joined.share(None)
+    led.joined.talk.share(None)
 
 
 def learned_from(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:

@@ -39,8 +39,6 @@ class Job:
             None: the DLRM that the workload describes. Ranks get it pickled.
         facts: what else the rows say of the model.
         data: name of a plan -> the same model with other data, which that plan trains on.
-        until: when measuring ends, in seconds since the epoch; None: after all rounds.
-        traces: name of a plan -> folder for a trace of each rank, recorded after the rounds.
     """
 
     workload: Workload
@@ -56,8 +54,6 @@ class Job:
     build: Callable[[Workload, str], Any] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Workload] = field(default_factory=dict)
-    until: float | None = None
-    traces: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

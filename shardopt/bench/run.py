@@ -23,7 +23,7 @@ from shardopt.bench.worker import run_rank
 from shardopt.measure.machine import environment
 from shardopt.measure.sampling import REFERENCE_VERSION
 from shardopt.ranks.launch import run_ranks
-from shardopt.ranks.rank import Rank, RankDiedError, errors_of
+from shardopt.ranks.rank import Rank, RankDiedError
 from shardopt.ranks.realtime import Runtime, may_be_realtime
 
 SILENCE_S = 600.0
@@ -58,22 +58,19 @@ def run_bench(
     ranks = join.world_size if join else given_ranks
     check_job(job, given_ranks=ranks, joined=join is not None)
     if join and join.index:
-        with errors_of(join):
-            run_rank(join, lambda message: None, job)
+        run_ranks(run_rank, job.world_size, job, join=join)
         return None
     keeper = _Keeper(job, path, say)
     if keeper.done:
         say(f"{path} has {len(keeper.rows.rounds)} rounds already; ask for more to go on")
     job = replace(job, first_round=len(keeper.rows.rounds))
     try:
-        if join:
-            with errors_of(join):
-                run_rank(join, keeper, job)
-        elif not keeper.done:
+        if join or not keeper.done:
             run_ranks(
                 run_rank,
                 job.world_size,
                 job,
+                join=join,
                 local_world_size=job.local_world_size,
                 link=job.link,
                 on_report=lambda _, message: keeper(message),

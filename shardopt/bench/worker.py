@@ -9,16 +9,14 @@ import gc
 import math
 import os
 import random
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from shardopt.bench.job import Job
 from shardopt.measure.machine import other_cores, usage
-from shardopt.ranks.clock import steps_ms, trace_steps
-from shardopt.ranks.rank import Rank, Report, join_group, prepare
+from shardopt.ranks.clock import steps_ms
+from shardopt.ranks.rank import Rank, Report, Talk, join_group, prepare
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
 MIN_BLOCK = 6
@@ -33,19 +31,14 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
 
     Args:
         report: called on rank 0 alone with what a rows file keeps: `kind` is warmup (`ms`,
-            `rounds`, `settled`) or round; or with signs of life: ready, warming, and plan, before
-            anything is done under the one of `name`.
+            `rounds`, `settled`) or round; or with signs of life: ready, warming, and plan.
     """
     device = prepare(rank, job.backend, job.runtime)
     import torch.distributed as dist
 
     join_group(rank, job.backend)
-    _Rank(job, rank, device, report if rank.index == 0 else _nobody).run()
+    _Rank(job, rank, device, report if rank.index == 0 else lambda message: None).run()
     dist.barrier()
-
-
-def _nobody(_: object) -> None:
-    pass
 
 
 class _Rank:
@@ -58,12 +51,12 @@ class _Rank:
         from shardopt.training.model import build_model
 
         self.job, self.rank, self.device, self.report = job, rank.index, device, report
-        self.local_size = rank.local_size
+        self.local_size, self.talk = rank.local_size, Talk()
         set_matmul_precision(job.workload)
         rings: dict[int, Any] = {}
         self.trainings: dict[str, Training] = {}
         for name, plan in job.plans.items():
-            self.report({"kind": "plan", "name": name})
+            self.report({"kind": "plan"})
             data = job.data.get(name, job.workload)
             if id(data) not in rings:
                 ring = batch_ring(data, seed=job.seed, rank=rank.index)
@@ -87,25 +80,11 @@ class _Rank:
     def run(self) -> None:
         """Warm-up, then every round that is left."""
         # under torchrun only the first rank has seen the rows file
-        first = _broadcast(self.job.first_round)
+        first = self.talk.share(self.job.first_round)
         self.report({"kind": "ready"})
         self._warm_up()
         for index in range(first, self.job.rounds):
             self._round(index)
-            # clocks of hosts differ, so one decides
-            if _broadcast(self.job.until is not None and time.time() > self.job.until):
-                break
-        for name, folder in self.job.traces.items():
-            self._trace(name, Path(folder))
-
-    def _trace(self, name: str, folder: Path) -> None:
-        """Record some steps of a plan."""
-        import torch.distributed as dist
-
-        self.report({"kind": "plan", "name": name})
-        dist.barrier()
-        trace_steps(self.trainings[name].step, folder / f"rank{self.rank}.json", self.device)
-        dist.barrier()
 
     def _warm_up(self) -> None:
         job = self.job
@@ -120,7 +99,7 @@ class _Rank:
             rounds += 1
             self.report({"kind": "warming"})
             # all ranks must stop together, so one decides
-            settled = _broadcast(job.warmup is None and is_warm(blocks))
+            settled = self.talk.share(job.warmup is None and is_warm(blocks))
         self.report(
             {
                 "kind": "warmup",
@@ -131,18 +110,13 @@ class _Rank:
         )
 
     def _round(self, index: int) -> None:
-        import torch.distributed as dist
-
         gc.collect()
         at, load = datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0]
         order = self._order(f"round {index}")
         before = usage()
         blocks = {name: self._block(name, self.job.block) for name in order}
         mine = (blocks, self.reference.measure(), usage().own_s - before.own_s)
-        ranks: list[Any] = [None] * self.job.world_size
-        dist.gather_object(mine, ranks if self.rank == 0 else None, dst=0)
-        if self.rank:
-            return
+        ranks = self.talk.gather(mine)
         own_s = sum(of[2] for of in ranks[: self.local_size])
         self.report(
             {
@@ -177,18 +151,9 @@ class _Rank:
         dist.barrier()
         if self.device.type == "cpu" and self.job.runtime is Runtime.TUNED:
             hasten_gloo()
-        self.report({"kind": "plan", "name": name})
+        self.report({"kind": "plan"})
         spans = steps_ms(training.step, 1 + count, self.device)
         return spans[0], spans[1:]
-
-
-def _broadcast(value: Any) -> Any:
-    """What rank 0 thinks."""
-    import torch.distributed as dist
-
-    shared = [value]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 def is_warm(blocks: Mapping[str, Sequence[Sequence[float]]]) -> bool:

@@ -22,8 +22,8 @@ class Group(StrEnum):
 
 FAMILIES = {
     Group.HOST: ("host", "iteration"),
-    Group.EMBEDDING: ("lookup", "lookup_cached", "lookup_dense", "model_lookup"),
-    Group.GEMM: ("gemm",),
+    Group.EMBEDDING: ("clock", "lookup", "lookup_cached", "lookup_dense", "model_lookup"),
+    Group.GEMM: ("clock", "gemm"),
     Group.COLLECTIVES: ("collective",),
 }
 """Families of the rows that the constants of a group are fitted on."""

@@ -2,8 +2,9 @@
 
 A family has a module: its points, how one is run, and how rows become constants of a profile. What
 one rank measures alone comes first, then what all ranks do together. The tables of a model that is
-given come before all else. Points of all other families alternate, so that a calibration whose time
-ends early has a part of each.
+given come first; on a GPU its clock and its host come before them, and the products of the model's
+dense part behind. Points of all other families alternate, so that a calibration whose time ends
+early has a part of each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from predictor.model.workload import Workload
 from shardopt.calibrate import FAMILIES, Group, collectives, host, lookups, moves, products
 from shardopt.calibrate.points import CalibrationSettings, Device, Point, Size
-from shardopt.calibrate.rows import Measurement
+from shardopt.calibrate.rows import Measurement, row_of_failure
 from shardopt.measure.sampling import Timer, timer_of
 from shardopt.ranks.realtime import Runtime, hasten_gloo
 
@@ -38,12 +39,15 @@ ALONE: dict[str, Callable[[Point, Timer, float], list[Measurement]]] = {
     "pooled": moves.measure_pooled,
     "function": moves.measure_function,
     "concatenation": moves.measure_concatenation,
+    "clock": host.measure_clock,
     "host": host.measure_host,
     "layers": host.measure_layers,
     "optimizer": host.measure_optimizer,
 }
 SHORT = 0.25
 """Of the seconds of a lookup, whose every sample is long."""
+GPU_SECONDS = 0.4
+"""Of a lookup on a GPU at most: a dozen samples agree there within 2 %."""
 COLLECTIVES_SHARE = 0.7
 """Of the time of all ranks together, after which near-empty iterations begin."""
 PLAIN_ROUNDS = 2
@@ -68,18 +72,27 @@ def alone(
     points: list[Point] = []
     for of in (host, lookups, products, moves):
         points += of.cpu_points(size) if gpu is None else of.gpu_points(size, gpu)
-    own = [] if model is None else lookups.model_points(model, ranks)
-    return [*own, *_alternated(points)]
+    if gpu is None:
+        own = [] if model is None else lookups.model_points(model, ranks)
+        return [*own, *_alternated(points)]
+    # what every prediction needs takes seconds
+    first = [*host.clock_points(), *(p for p in points if p.family == "host")]
+    if model is not None:
+        first += [*lookups.model_points(model, ranks), *products.model_points(model)]
+    return [*first, *_alternated([p for p in points if p.family != "host"])]
 
 
 def together(
     size: Size, ranks: int, link_gbit_s: float | None = None, hosts: int = 1
 ) -> list[Point]:
-    """What needs all ranks; the reference kernels lie around the collectives.
+    """What needs all ranks; the reference kernels lie around the collectives, which one rank alone
+    does not have.
 
     Args:
         hosts: that the ranks lie on; collectives within a host are measured too.
     """
+    if ranks == 1:
+        return host.iteration_points(ranks)
     among: dict[str, Any] = {} if link_gbit_s is None else {"link_gbit_s": link_gbit_s}
     if hosts > 1:
         among["hosts"] = hosts
@@ -108,7 +121,7 @@ def _alternated(points: Sequence[Point]) -> list[Point]:
 def measure_alone(
     points: Sequence[Point], device: Any, settings: CalibrationSettings, go_on: Callable[[], bool]
 ) -> Iterator[Measurement]:
-    """Rows of kernels, point by point.
+    """Rows of kernels, point by point; a point that fails has the row of its failure.
 
     Args:
         go_on: whether there is time for another point.
@@ -122,8 +135,14 @@ def measure_alone(
     for point in points:
         if not go_on():
             return
-        seconds = size.seconds * (1.0 if "lookup" in point.family else SHORT)
-        yield from measures[point.family](point, timer, seconds)
+        longest = size.seconds if device.type == "cpu" else min(size.seconds, GPU_SECONDS)
+        seconds = longest * (1.0 if "lookup" in point.family else SHORT)
+        try:
+            yield from measures[point.family](point, timer, seconds)
+        except Exception as error:
+            # a device that an error has broken refuses this too, and then nothing can be measured
+            timer.synchronize()
+            yield row_of_failure(point, error)
         if device.type == "cuda":
             # tables of the last point, some of which a reference cycle may hold
             import torch

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,9 +245,25 @@ class CalibratedProfile:
         outer, _, inner = name.partition(".")
         return made.constants(outer, **{inner: group}) if inner else made.update(**{outer: group})
 
+    def take(self, found: FittedProfile) -> CalibratedProfile:
+        """With a fit, and a note of each part of it that was refused."""
+        refused = (
+            f"{what}: the constants of {self.base.name} stay, which predict the points held out "
+            f"within {theirs:.1%}, fitted ones within {mine:.1%}"
+            for what, mine, theirs in found.worse
+        )
+        return replace(self, profile=found.hw, notes=(*self.notes, *refused))
+
     def kept(self, what: str) -> CalibratedProfile:
         """With a note that a family or group has too few rows."""
         return replace(self, notes=(*self.notes, kept_words(what)))
+
+
+def rows_of(
+    predict: Callable[[HardwareProfile, Sequence[Measurement]], Array], rows: Sequence[Measurement]
+) -> tuple[Predict, Array]:
+    """What predicts these rows, and their times."""
+    return partial(predict, rows=rows), times_ms(rows)
 
 
 def kept_words(what: str) -> str:
@@ -350,11 +367,14 @@ class FittedProfile:
     Args:
         fitted: constants that the rows determine.
         kept: the others, which keep their value from before.
+        worse: of each fit that was refused, of what it was, and the held-out errors of it and of
+            the profile before it.
     """
 
     hw: HardwareProfile
     fitted: tuple[FreeConstant, ...]
     kept: tuple[FreeConstant, ...]
+    worse: tuple[tuple[str, float, float], ...] = ()
 
     @property
     def kept_text(self) -> str:
@@ -363,6 +383,28 @@ class FittedProfile:
             return ""
         names = ", ".join(sorted(f"{c.group}.{c.key}" for c in self.kept))
         return f"; as in the base profile, as the rows do not tell: {names}"
+
+    def unless_worse(
+        self, what: str, before: HardwareProfile, predict: Predict, time_ms: Array
+    ) -> FittedProfile:
+        """The same, or the profile before the fit where that predicts rows held out better.
+
+        Args:
+            what: is fitted.
+            predict: times of the rows held out.
+            time_ms: of these rows; without any the fit stands.
+        """
+        if not self.fitted or not len(time_ms):
+            return self
+        mine, theirs = (mape(predict(hw) / time_ms - 1.0) for hw in (self.hw, before))
+        if mine <= theirs:
+            return self
+        return FittedProfile(before, (), self.fitted + self.kept, ((what, mine, theirs),))
+
+    def then(self, later: FittedProfile) -> FittedProfile:
+        """Both, where the later fit began with this one's profile."""
+        fitted, kept = self.fitted + later.fitted, self.kept + later.kept
+        return FittedProfile(later.hw, fitted, kept, self.worse + later.worse)
 
 
 def fit_free(

@@ -60,6 +60,7 @@ UVM = (
 """Constants of lookups from host memory, fitted after those from device memory."""
 MOST_ALPHA = 4.0
 """Upper end of the bisection; beyond it practically one row is drawn."""
+NO_TIMES = np.zeros(0)
 Launch = tuple[Sequence[LookupShard], str]
 """The tables of a TBE, and the pass that is timed."""
 
@@ -70,9 +71,9 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     fit, test = ([row for row in rows if row.point.test == held] for held in (False, True))
     if len(fit) < FEWEST:
         return made
-    found = fit_launches(made.profile, launches_of(fit), times_ms(fit))
-    made = replace(made, profile=found.hw)
     launches, ms = launches_of(test), times_ms(test)
+    found = fit_launches(made.profile, launches_of(fit), times_ms(fit), launches, ms)
+    made = made.take(found)
     mine, theirs = (predict_launches(hw, launches) / ms - 1.0 for hw in (found.hw, made.base))
     labels, scores = np.array([_label(row) for row in test]), []
     for label in sorted(set(labels)):
@@ -80,6 +81,8 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
         scores.append(HeldOut(mine[of], count, ms[of]))
         made = made.error(str(label), scores[-1], theirs[of])
     held_out = total(scores) if scores else HeldOut(np.zeros(0), len(fit))
+    if not found.fitted:
+        return made
     made = extend_memory(made, found, "l2_gb_s of lookups", fit, held_out)
     return made.measured("embedding", fit, held_out, lookup_ranges(rows), found.kept_text)
 
@@ -203,15 +206,36 @@ def predict_launches(hw: HardwareProfile, launches: Sequence[Launch]) -> Array:
     return np.array([launch_ms(model, *launch) for launch in launches], dtype=np.float64)
 
 
-def fit_launches(hw: HardwareProfile, launches: Sequence[Launch], time_ms: Array) -> FittedProfile:
-    """Constants of the embedding group and of the L2: by `LOOKUPS`, then by `UVM`."""
-    fitted: tuple[FreeConstant, ...] = ()
-    kept: tuple[FreeConstant, ...] = ()
-    fused = np.array(
-        [shards[0].kernel is ComputeKernel.FUSED for shards, _ in launches], dtype=bool
-    )
-    for free, where in ((LOOKUPS, fused), (UVM, ~fused)):
-        some = [launch for launch, here in zip(launches, where, strict=True) if here]
-        found = fit_free(hw, free, partial(predict_launches, launches=some), time_ms[where])
-        hw, fitted, kept = found.hw, fitted + found.fitted, kept + found.kept
-    return FittedProfile(hw, fitted, kept)
+def fit_launches(
+    hw: HardwareProfile,
+    launches: Sequence[Launch],
+    time_ms: Array,
+    held_out: Sequence[Launch] = (),
+    held_out_ms: Array = NO_TIMES,
+) -> FittedProfile:
+    """Constants of the embedding group and of the L2: by `LOOKUPS`, then by `UVM`.
+
+    Args:
+        held_out: launches that no constant may make worse, which take ``held_out_ms``.
+    """
+    found = FittedProfile(hw, (), ())
+    for what, free in (("lookups", LOOKUPS), ("lookups from host memory", UVM)):
+        fused = free is LOOKUPS
+        some, ms = _of_memory(launches, time_ms, fused=fused)
+        tests, tests_ms = _of_memory(held_out, held_out_ms, fused=fused)
+        stage = fit_free(found.hw, free, partial(predict_launches, launches=some), ms)
+        predict_tests = partial(predict_launches, launches=tests)
+        found = found.then(stage.unless_worse(what, found.hw, predict_tests, tests_ms))
+    return found
+
+
+def _of_memory(
+    launches: Sequence[Launch], time_ms: Array, *, fused: bool
+) -> tuple[list[Launch], Array]:
+    """Launches from device memory, or all others, and their times."""
+    chosen = [
+        i
+        for i, (shards, _) in enumerate(launches)
+        if (shards[0].kernel is ComputeKernel.FUSED) == fused
+    ]
+    return [launches[i] for i in chosen], time_ms[chosen]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import gc
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -74,6 +75,8 @@ OPS_PER_SAMPLE = 200
 TRIPS_PER_SAMPLE = 20
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 LAYERS, WIDTH = (2, 16), (16, 1024)
+CLOCK_BYTES, CLOCK_KERNELS = 4096, 40
+"""Of a kernel that takes next to nothing, and how often it runs; see `measure_clock`."""
 DEPTHS = (2, 32)
 """Layers of next to nothing, whose difference is the host's time of one."""
 TINY_WIDTH, TINY_BATCH = 8, 8
@@ -141,6 +144,11 @@ def cpu_points(size: Size) -> list[Point]:
 def gpu_points(size: Size, device: Device) -> list[Point]:
     """Of the host of a GPU, whatever the size."""
     return [Point("host", {"what": what}) for what in GPU_LOOPS]
+
+
+def clock_points() -> list[Point]:
+    """Of a GPU, before its kernels."""
+    return [Point("clock", {})]
 
 
 def iteration_points(ranks: int, **among: Any) -> list[Point]:
@@ -246,6 +254,33 @@ def measure_host(point: Point, timer: Timer, seconds: float) -> list[Measurement
     if what == "op" and timer.device == "cuda":
         facts |= {"device": _device(), "threads": torch.get_num_threads()}
     return [row_of_samples(point, Samples(tuple(t / repeats for t in taken)), **facts)]
+
+
+def measure_clock(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+    """Time of a tiny kernel between two events; its fact is what the kernel takes by itself.
+
+    Events see the start of a kernel and its end from the queue, some 2.4 us apart on an H200 (a
+    kernel of 1.2 us measures 3.6); in a step the next kernel starts meanwhile.
+    """
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    kind = timer.device.upper()
+    x = torch.ones(CLOCK_BYTES // 4, device=timer.device)
+    taken = timer.samples(lambda: torch.add(x, 1.0), seconds)
+    with profile(activities=[getattr(ProfilerActivity, kind)]) as recorded:
+        for _ in range(CLOCK_KERNELS):
+            torch.add(x, 1.0)
+        timer.synchronize()
+    # launches by the host are recorded as well
+    kernels = [
+        event.time_range.elapsed_us()
+        for event in recorded.events()
+        if event.device_type == getattr(DeviceType, kind)
+    ]
+    facts = {"kernel_us": round(statistics.median(kernels), 3)} if kernels else {}
+    return [row_of_samples(point, taken, **facts)]
 
 
 def _device() -> dict[str, float]:

@@ -30,6 +30,7 @@ from shardopt.calibrate.fitting import (
     after_call,
     fit_free,
     non_negative,
+    rows_of,
 )
 from shardopt.calibrate.points import (
     Coordinates,
@@ -411,16 +412,20 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     if fit:
         # the bandwidth that reading reaches; efficiencies of other kernels are shares of it
         rate = float(np.median(moved_bytes(fit) / times_ms(fit))) / units.gb_per_s(1.0)
-        made = replace(made, profile=HBM.put(made.profile, rate))
-        made = made.score("streaming", fit, test, predict_streaming)
-        said = "; all as in the base profile but hbm_gb_s"
-        made = made.measured("memory", fit, made.errors["streaming"], also=said)
+        found = FittedProfile(HBM.put(made.profile, rate), (HBM,), ())
+        found = found.unless_worse("hbm_gb_s", made.profile, *rows_of(predict_streaming, test))
+        made = made.take(found).score("streaming", fit, test, predict_streaming)
+        if found.fitted:
+            said = "; all as in the base profile but hbm_gb_s"
+            made = made.measured("memory", fit, made.errors["streaming"], also=said)
     fit, test = made.fit_and_test("elementwise")
     if len(fit) >= FEWEST:
         found = fit_free(made.profile, MOVES, partial(predict_moves, rows=fit), times_ms(fit))
-        made = replace(made, profile=found.hw).score("elementwise", fit, test, predict_moves)
+        found = found.unless_worse("elementwise", made.profile, *rows_of(predict_moves, test))
+        made = made.take(found).score("elementwise", fit, test, predict_moves)
         error, sizes = made.errors["elementwise"], {"bytes_moved": moved_bytes(fit + test)}
-        made = made.measured("elementwise", fit, error, sizes, found.kept_text)
+        if found.fitted:
+            made = made.measured("elementwise", fit, error, sizes, found.kept_text)
     fit, test = made.fit_and_test("copy_h2d")
     if len(fit) < FEWEST:
         return made
@@ -429,8 +434,9 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
     unbound = DDR.put(made.profile, COPIES[0].high)
     found = fit_free(unbound, COPIES, partial(predict_copies, rows=fit), times_ms(fit))
     link = COPIES[0].value(found.hw) if COPIES[0] in found.fitted else known
-    made = replace(made, profile=DDR.put(found.hw, max(known, link)))
-    made = made.score("copy_h2d", fit, test, predict_copies)
+    found = replace(found, hw=DDR.put(found.hw, max(known, link)))
+    found = found.unless_worse("host link", made.profile, *rows_of(predict_copies, test))
+    made = made.take(found).score("copy_h2d", fit, test, predict_copies)
     said = "host_link_gb_s and host_link_latency_us of copies"
     return extend_memory(made, found, said, fit, made.errors["copy_h2d"])
 

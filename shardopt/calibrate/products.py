@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,19 +22,25 @@ from predictor.cost.gemm import (
     products_ms,
     small_product_work,
 )
+from predictor.cost.ops.op_time import PRODUCTS, plain_name, product_of
 from predictor.hardware.schema import Gemm, HardwareProfile
 from predictor.iteration.torchrec.sparse import COPY_PASSES, OUTPUT_BYTES
+from predictor.model.dlrm_program import dense_program
+from predictor.model.op_calls import OpCall
+from predictor.model.workload import MeasuredDense, Workload
 from shardopt.calibrate.fitting import (
     FEWEST,
     NS,
     Array,
     CalibratedProfile,
+    FittedProfile,
     FreeConstant,
     HeldOut,
     after_call,
     fit_free,
     mape,
     non_negative,
+    rows_of,
     total,
 )
 from shardopt.calibrate.moves import cold_call_us
@@ -119,6 +125,25 @@ def gpu_points(size: Size, device: Device) -> list[Point]:
         return {**_shape(u[:3], GPU_SIZES, MAX_GPU_FLOP), **how}
 
     return sobol_points("gemm", 2 * size.gemms, 5, params)
+
+
+def model_points(model: Workload) -> list[Point]:
+    """Products of a model's dense part, of forward and backward; every other one is held out."""
+    if isinstance(model.dense, MeasuredDense):
+        return []
+    program, data_type = dense_program(model), model.dense.data_type
+    products = dict.fromkeys(
+        product_of(call, data_type)
+        for call in (*program.forward, *program.backward)
+        if isinstance(call, OpCall) and plain_name(call) in PRODUCTS
+    )
+    points = []
+    for i, (count, *sides, rate_type, layout) in enumerate(products):
+        if count == 1 and layout in LAYOUTS and rate_type in GPU_DTYPES:
+            shape = dict(zip("mnk", sides, strict=True))
+            shape |= {"dtype": rate_type, "layout": layout}
+            points.append(Point("gemm", shape, test=i % 2 == 1))
+    return points
 
 
 def _shape(u: Coordinates, sizes: Sequence[tuple[int, int]], most_flop: float) -> dict[str, int]:
@@ -510,10 +535,11 @@ def _fit_attention(made: CalibratedProfile) -> CalibratedProfile:
 def predict_gemms(hw: HardwareProfile, rows: Sequence[Measurement]) -> Array:
     """Times ``[rows]`` in ms."""
     found = np.zeros(len(rows))
-    for dtype in {row.point.params["dtype"] for row in rows}:
-        chosen = [i for i, row in enumerate(rows) if row.point.params["dtype"] == dtype]
+    kinds = [(row.point.params["dtype"], row.point.params["layout"]) for row in rows]
+    for dtype, layout in set(kinds):
+        chosen = [i for i, kind in enumerate(kinds) if kind == (dtype, layout)]
         of = gemm_rows([rows[i] for i in chosen])
-        found[chosen] = products_ms(hw, (of.m, of.n, of.k), dtype)
+        found[chosen] = products_ms(hw, (of.m, of.n, of.k), dtype, layout)
     return found
 
 
@@ -524,7 +550,10 @@ def _is_aligned(row: Measurement, dtype: str) -> bool:
 
 
 def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
-    """A rate for each data type, prologue and floor for all; what no row has keeps the base's."""
+    """A rate for each data type, prologue and floor for all; what no row has keeps the base's.
+
+    Where a data type is then predicted worse than before, rates alone are fitted, each for itself.
+    """
     fit, test = (_by_dtype(rows) for rows in made.fit_and_test("gemm"))
     fit = {dtype: rows for dtype, rows in fit.items() if len(rows) >= FEWEST}
     if not fit:
@@ -538,10 +567,20 @@ def fit_gpu(made: CalibratedProfile) -> CalibratedProfile:
         if aligned:
             start = rate.put(start, gemm_rows(aligned).fastest_tflops)
     found = fit_free(start, (*rates, *FREE), partial(predict_gemms, rows=used), times_ms(used))
-    made = replace(made, profile=found.hw)
+    tests = {dtype: rows_of(predict_gemms, test.get(dtype, [])) for dtype in fit}
+    if any(found.unless_worse(dtype, made.profile, *tests[dtype]).worse for dtype in fit):
+        found = FittedProfile(made.profile, (), FREE)
+        for rate, (dtype, rows) in zip(rates, fit.items(), strict=True):
+            begun = rate.put(found.hw, rate.value(start))
+            alone = fit_free(begun, (rate,), *rows_of(predict_gemms, rows))
+            before = rate.put(found.hw, rate.value(made.profile))
+            found = found.then(alone.unless_worse(f"gemm {dtype}", before, *tests[dtype]))
+    made = made.take(found)
     for dtype, rows in fit.items():
         made = made.score(f"gemm {dtype}", rows, test.get(dtype, []), predict_gemms)
     error = total([made.errors[f"gemm {dtype}"] for dtype in fit])
+    if not found.fitted:
+        return made
     # an event timer adds nothing that the floor has not
     made = made.constants("gemm", timing_floor_us=found.hw.gemm.floor_us)
     sizes = {side: [row.point.params[side] for row in used] for side in ("m", "n", "k")}

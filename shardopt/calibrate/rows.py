@@ -8,7 +8,8 @@ A row is steady where its mean and its median agree. A point with an unsteady ro
 more, at the end of the run; so is a collective that takes longer than its neighbours by size let
 it. Of the attempts the shortest steady one counts, as a disturbance only adds. Where none is steady
 but all took as long, the cost itself has modes, such as gloo's waits, and counts. All else is
-refused: it stays in the file, and no fit uses it. The rows alone say all this, so that a run that
+refused: it stays in the file, and no fit uses it. A point that fails is a row with its message and
+no times, which is not measured again. The rows alone say all this, so that a run that
 is resumed knows what was repeated.
 
 Why: docs/decisions/0022-calibration.md.
@@ -52,6 +53,11 @@ COLUMNS = (
 
 TRIMMED_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Shares of the samples that lie below the percentiles of a row."""
+
+FAILURE = "failed"
+"""Fact of a row whose point could not be measured: the message."""
+MOST_OF_A_MESSAGE = 160
+"""Characters of it that are kept."""
 
 PASSES = ("forward", "backward")
 PARTS = {
@@ -102,6 +108,11 @@ class Measurement:
     settings: str = ""
     date: str = ""
     load: float = 0.0
+
+    @property
+    def failure(self) -> str | None:
+        """Message of the error that the point ended with; such a row has no times."""
+        return self.facts.get(FAILURE)
 
     @property
     def runtime(self) -> Runtime:
@@ -155,6 +166,12 @@ def rows_of_passes(point: Point, passes: Iterable[Samples], **facts: Any) -> lis
     return [row_of_samples(point, samples, part, **facts) for part, samples in parts]
 
 
+def row_of_failure(point: Point, error: Exception) -> Measurement:
+    """A row that says why a point could not be measured; nothing else of it is known."""
+    said = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_OF_A_MESSAGE]
+    return Measurement(point, "", {FAILURE: said}, *(math.nan for _ in TIMES), n=0)
+
+
 def times_ms(rows: Sequence[Measurement]) -> NDArray[np.float64]:
     """Medians, ``[rows]``."""
     return np.array([row.median_us * 1e-3 for row in rows])
@@ -173,9 +190,10 @@ class CalibrationRows(RowsFile[Measurement]):
         self.origin = origin
 
     def has(self, point: Point) -> bool:
-        """Whether every part of the point is there."""
+        """Whether every part of the point is there, or the row of its failure."""
         known = {row.key for row in self.rows}
-        return all(key_of(point, part) in known for part in PARTS.get(point.family, ("",)))
+        parts = PARTS.get(point.family, ("",))
+        return key_of(point) in known or all(key_of(point, part) in known for part in parts)
 
 
 def read_rows(path: Path) -> tuple[Origin, list[Measurement]]:
@@ -225,7 +243,7 @@ def _fields(row: Measurement) -> dict[str, object]:
         "split": "test" if row.point.test else "fit",
         "point": _compact(point),
         "facts": _compact(row.facts),
-        **{column: f"{getattr(row, column):.3f}" for column in TIMES},
+        **{column: "" if row.failure else f"{getattr(row, column):.3f}" for column in TIMES},
         "n": row.n,
         "stable": "yes" if row.unevenness <= UNSTEADY else "no",
     }
@@ -249,8 +267,9 @@ def _row_of(row: Fields) -> Measurement:
     part = params.pop("part", "")
     if row["split"] not in ("fit", "test") or row["stable"] not in ("yes", "no"):
         raise ValueError(f"split is '{row['split']}', stable is '{row['stable']}'")
-    times = {c: float(row[c]) for c in TIMES}
-    if not all(math.isfinite(t) and t > 0 for t in times.values()):
+    failed = FAILURE in facts
+    times = {c: math.nan if failed else float(row[c]) for c in TIMES}
+    if not failed and not all(math.isfinite(t) and t > 0 for t in times.values()):
         raise ValueError("a time is not above 0")
     return Measurement(
         Point(row["family"], params, row["split"] == "test"),
@@ -281,23 +300,27 @@ class Accepted:
         rows: that fits use.
         refused: that they do not.
         repeated: how many points and parts were measured more than once.
+        failed: rows of points that could not be measured.
     """
 
     rows: list[Measurement]
     refused: list[Measurement]
     repeated: int
+    failed: Sequence[Measurement] = ()
 
 
 def accept(rows: Iterable[Measurement]) -> Accepted:
     """Sort the rows of one calibration; both lists in the order of first attempts."""
+    rows = list(rows)
     attempts, chosen = _attempts(rows)
+    failed = [row for row in rows if row.failure]
     good = [row for row in chosen.values() if row is not None]
     refused = [
         min(tries, key=lambda row: row.unevenness)
         for key, tries in attempts.items()
         if chosen[key] is None
     ]
-    return Accepted(good, refused, sum(len(tries) > 1 for tries in attempts.values()))
+    return Accepted(good, refused, sum(len(tries) > 1 for tries in attempts.values()), failed)
 
 
 def points_again(rows: Iterable[Measurement]) -> list[Point]:
@@ -317,7 +340,7 @@ def _attempts(
     """Rows of each point and part, in the order measured, and the one that counts; None: none does,
     as they are unsteady, or as one stands out of its curve and was not repeated."""
     attempts: dict[str, list[Measurement]] = defaultdict(list)
-    for row in rows:
+    for row in (row for row in rows if not row.failure):
         attempts[row.key].append(row)
     chosen = {key: _choose(tries) for key, tries in attempts.items()}
     curves = defaultdict(list)

@@ -43,9 +43,9 @@ from shardopt.ranks.rank import (
     Rank,
     RankDiedError,
     Report,
+    Talk,
     available_cores,
     check_gpus,
-    errors_of,
     join_group,
     prepare,
 )
@@ -70,8 +70,8 @@ def check_calibration(settings: CalibrationSettings) -> None:
         InputError: says what is missing and what to do.
     """
     backend, ranks, link, model = settings.backend, settings.ranks, settings.link, settings.model
-    # of a GPU's host one rank tells enough
-    fewest = 1 if settings.only is Group.HOST and backend == "nccl" else 2
+    # one GPU has kernels and a host
+    fewest = 1 if settings.only is not Group.COLLECTIVES and backend == "nccl" else 2
     if not fewest <= ranks <= MAX_RANKS:
         raise InputError(
             f"the number of ranks is {ranks}; it must be at least {fewest}, because collectives "
@@ -114,11 +114,13 @@ def origin(backend: str) -> Origin:
     return Origin(said, f"torch {about.get('torch', 'none')}, fbgemm {fbgemm}")
 
 
-def ranks_for_host(backend: str) -> int:
-    """Ranks that the host is measured with unless given: two, or one where there is but one GPU."""
+def ranks_of_machine(backend: str, only: Group | None) -> int:
+    """Ranks that run unless their number is given: two, or one where there is but one GPU; its
+    collectives are left out."""
     import torch
 
-    return 1 if backend == "nccl" and torch.cuda.device_count() == 1 else 2
+    alone = backend == "nccl" and torch.cuda.device_count() == 1
+    return 1 if alone and only is not Group.COLLECTIVES else 2
 
 
 def base_of_gpu(say: Say) -> str:
@@ -210,8 +212,7 @@ def measure(
     """
     file = open_rows(settings, say) if join is None or join.index == 0 else None
     if join is not None:
-        with errors_of(join):
-            _take_part(settings, join, file, say)
+        run_ranks(_take_part, settings.ranks, settings, file, say, join=join)
     elif file is not None:
         _start_ranks(settings, file, say)
     return file
@@ -332,20 +333,16 @@ def _rows(
 
 
 def _take_part(
-    settings: CalibrationSettings, join: Rank, file: CalibrationRows | None, say: Say
+    join: Rank,
+    report: Report,
+    settings: CalibrationSettings,
+    file: CalibrationRows | None,
+    say: Say,
 ) -> None:
+    """One rank of torchrun; the first keeps the rows and says what all do next."""
     device = _prepare(join, settings)
-    import torch.distributed as dist
-
     join_group(join, settings.backend)
-    # gloo waits without working, and NCCL would give up after some minutes
-    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def share(exchanges: list[Point] | None) -> list[Point] | None:
-        """What the first rank says that all do next; None: nothing."""
-        said = [exchanges]
-        dist.broadcast_object_list(said, src=0, group=waiting)
-        return said[0]
+    talk = Talk(PATIENCE)
 
     def run(points: Sequence[Point], part: Stretch) -> None:
         save = None if file is None else saver(settings, file, points, say)
@@ -355,17 +352,17 @@ def _take_part(
 
     limit = _limit(settings)
     if file is None:
-        while (exchanges := share(None)) is not None:
+        while (exchanges := talk.share(None)) is not None:
             if exchanges:
                 run(exchanges, limit)
     else:
         for kernels, exchanges in _passes(settings, file, limit):
             if kernels:
                 run(kernels, limit.part(ALONE_SHARE if exchanges else 1.0))
-            if share(exchanges):
+            if talk.share(exchanges):
                 run(exchanges, limit.part(1.0))
-        share(None)
-    dist.barrier()
+        talk.share(None)
+    talk.gather(None)  # gloo's threads may abort a process that ends before the others
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:
@@ -413,13 +410,14 @@ def saver(
             load=round(os.getloadavg()[0], 2),
         )
         file.append(kept)
-        verdict = "" if row.unevenness <= UNSTEADY else "  unsteady"
+        took = f"{row.median_us / 1e3:.3f} ms"
+        took += "" if row.unevenness <= UNSTEADY else "  unsteady"
         what = " ".join(map(str, row.point.params.values()))
         if "tables" in row.facts:
             tables = row.facts["tables"]
             what = f"{len(tables)} tables, {sum(table[4] for table in tables):.0f} distinct rows"
         named = " ".join(filter(None, (row.point.family, row.part, what)))
-        say(f"[{done}/{total}] {named}: {row.median_us / 1e3:.3f} ms{verdict}")
+        say(f"[{done}/{total}] {named}: {row.failure or took}")
 
     return save
 

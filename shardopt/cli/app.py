@@ -37,7 +37,7 @@ EXIT_USAGE = 2
 EXIT_UNFORESEEN = 70
 EXIT_BROKEN_PIPE = 141
 DEBUG = "--debug"
-"""Shows the traceback of an error that nobody foresaw; anywhere among the words."""
+"""Flag that shows the traceback of an unexpected error, anywhere among the words."""
 CONFIRM, COUNT = "--confirm", 4
 """An option whose number may be left out, and what it is then."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -49,7 +49,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 USER = "Commands"
 EXIT_CODES = """Exit codes: 0 done; 2 bad usage or input; 3 no plan fits; 4 hardware profile \
-missing, or asked outside its range under --strict; 70 an error that nobody foresaw; 130 \
+missing, or asked outside its range under --strict; 70 an unexpected error; 130 \
 interrupted and 143 terminated, with the best plan so far written; 141 nobody reads the output."""
 EPILOG = f"Start with: shardopt plan MODEL --gpus 8 -o plan.json\n\n{EXIT_CODES}"
 
@@ -94,7 +94,7 @@ def _root(
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show the traceback of an error that nobody foresaw.")
+        bool, typer.Option(DEBUG, help="Show the traceback of an unexpected error.")
     ] = False,
 ) -> None:
     pass
@@ -172,7 +172,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in FULL:
         return _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", EXIT_USAGE)
     return _fail(
-        f"an error that nobody foresaw, in shardopt {__version__}: {type(error).__name__}: {error}"
+        f"unexpected error in shardopt {__version__}: {type(error).__name__}: {error}"
         f"\n  please report it, with the command and its files; {DEBUG} shows the traceback",
         EXIT_UNFORESEEN,
     )

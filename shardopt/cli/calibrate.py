@@ -43,16 +43,17 @@ def calibrate(
 
     Options:
         backend: gloo measures CPU ranks, nccl measures GPUs.
-        ranks (N): Number of processes that run the collectives: 2 by default; under torchrun, those
-            that it started.
+        ranks (N): Number of processes that run the collectives: 2 by default, or 1 where there is
+            one GPU; under torchrun, the processes that it started.
         link (GBIT_S): Emulate two hosts on this machine and measure collectives over a link of this
             rate (Gbit/s each way); needs root and iproute2.
         model (MODEL): First measure the lookups of this model's tables, with the ids that the file
-            describes. The profile then prices them as measured, and tables that there was no time
-            for by the kernel model. Its errors are reported on tables that it was not fitted on.
+            describes, and on a GPU the products of its dense part. The profile then prices these
+            tables as measured, and tables not reached in time by the kernel model. It reports its
+            errors on tables that it was not fitted on.
         quick: Measure fewer points, for a minute.
-        minutes (M): Begin no more points after so many minutes, and make a profile of those that
-            are there; the same command goes on. By default 1 with --quick, and no limit without.
+        minutes (M): Start no more points after this many minutes and make a profile of those
+            measured; the same command continues. By default 1 with --quick, else no limit.
         only: Measure this group alone and write it over the base profile, which keeps all others;
             the host takes less than a minute.
 
@@ -89,9 +90,8 @@ def calibrate(
 
         from shardopt.calibrate import run
     require_packages("scipy")
-    count, hosts = _ranks(ranks, join), 1 if join is None else host_count(join)
-    if only is Group.HOST and join is None and ranks is None:
-        count = run.ranks_for_host(backend)
+    count = _ranks(ranks, join) or run.ranks_of_machine(backend, only)
+    hosts = 1 if join is None else host_count(join)
     between = None if link is None else Link(link)
     if join is not None and between is not None:
         raise InputError("--link starts its own ranks; leave it out under torchrun")
@@ -126,12 +126,12 @@ def _silent(_: str) -> None:
     pass
 
 
-def _ranks(given: int | None, join: Rank | None) -> int:
-    """World size, which torchrun knows."""
+def _ranks(given: int | None, join: Rank | None) -> int | None:
+    """World size, which torchrun knows; None where nobody says it."""
     from predictor.errors import InputError
 
     if join is None:
-        return 2 if given is None else given
+        return given
     if given not in (None, join.world_size):
         raise InputError(
             f"--ranks is {given}, but torchrun has started {join.world_size}; leave --ranks out"

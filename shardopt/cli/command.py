@@ -45,10 +45,10 @@ Machine:
         ib-ndr-sharp, roce, tcpx, tcpxo, efa-v1, efa-v2, efa-v3, slingshot or nvl72.
     hbm_gib (GIB): Device memory per GPU in GiB; that of the profile by default.
     ddr_gib (GIB): Host memory per GPU in GiB; that of the profile by default.
-    reserve (SHARE): Share of the device memory to keep free, for what no prediction knows; 0.05 by
+    reserve (SHARE): Share of the device memory to keep free, for what is not predicted; 0.05 by
         default, 0.15 where activations are not known.
     batch_size (N): Samples per GPU and iteration; that of the model file by default.
-    strict: Stop with an error where a cost is outside the range that the profile covers.
+    strict: Stop with an error if a cost is outside the range that the profile covers.
 
 Search:
     search: The method that proposes plans; `all` uses every method.
@@ -56,28 +56,28 @@ Search:
     effort (X): Work of the search, as a multiple of the default.
     time_limit (S): Stop the search after this many seconds; the plan may then differ from run to
         run.
-    prove: Raise the lower bound as far as it goes, which takes several times as long; the plan is
-        the same.
+    prove: Raise the lower bound as far as it goes. This takes several times as long and gives the
+        same plan.
     top_k (K): Number of plans to show, best first.
-    tie (SHARE): By which share the best plan may be slower than the fastest one found, if its
-        fullest GPU holds less, or it has fewer sharding types or shards; unless given a fifth of
-        the stated error, from 0.005 to 0.02. With 0 the fastest plan is the best.
+    tie (SHARE): How much slower than the fastest plan the best one may be, if its fullest GPU holds
+        less or it has fewer sharding types or shards. By default a fifth of the stated error, from
+        0.005 to 0.02; with 0 the fastest plan is the best.
     objective: What to minimise: the predicted time, its mean over the scenarios, or the largest
         regret in them (how much slower the plan is than the best known of a scenario).
     scenarios (N|none|FILE): What else could be true: N draws of the errors that the profile states
-        (16 unless given), or the scenarios of a file (YAML, JSON). Windows of data come on top.
-    stats (FILE,FILE,...): Stats files of two or more windows of data; the first is what the plan
-        is predicted for, and all are scenarios.
+        (16 by default), or the scenarios of a file (YAML, JSON). Windows of data are added.
+    stats (FILE,FILE,...): Stats files of two or more windows of data. The plan is predicted for the
+        first; all are scenarios.
     from_ (FILE): The plan in use (JSON): the search starts from it, and the report says what would
-        move. Ranks and hardware are those of this plan unless you set them. Tables may have grown,
-        shrunk, come or gone since.
-    renamed (OLD=NEW,...): Tables of the plan of --from that have other names now.
+        move. Ranks and hardware are those of this plan unless you set them. Tables may have been
+        added, removed or resized since.
+    renamed (OLD=NEW,...): Tables of the plan of --from that have been renamed.
     max_moves (K): Number of tables that may differ from the plan of --from; 0 only predicts that
         plan.
     max_gib (GIB): GiB of weights and optimizer state that may move to other ranks, from the plan of
         --from.
     horizon (STEPS): Steps over which a move from the plan of --from must pay for itself; 10,000
-        unless given.
+        by default.
 
 Measurement:
     rounds (N): Number of rounds; each runs every plan.
@@ -86,7 +86,7 @@ Measurement:
     link (GBIT_S): Run two ranks as two hosts over an emulated link of this rate (Gbit/s each way);
         needs root and iproute2.
     runtime: How CPU ranks run: plain as torchrun and a training script run them; tuned with
-        real-time gloo threads and kept memory, which repeats better but is not what users run.
+        real-time gloo threads and kept memory, which repeats better but no user runs.
 
 Output:
     json: Print one JSON object on stdout and nothing else.

@@ -37,7 +37,23 @@ from shardopt.files import decode, read_bytes
 MOST_LEVELS = 8
 MAX_GIB = 1e6
 
+RACK = "rack"
+"""What racks are called that only their numbers of hosts tell apart, where no level names them."""
+
+
+def _one_number(value: object) -> object:
+    """one for all parts"""
+    if isinstance(value, list):
+        raise refuse(
+            value,
+            "it is one number for all parts; for racks of unlike size give the hosts of each, such "
+            "as 'hosts: [8, 16]', and leave this out",
+        )
+    return value
+
+
 Ranks = Annotated[int, whole(1, MOST_RANKS)]
+OneSize = Annotated[Ranks, BeforeValidator(_one_number)]
 
 
 def _places(value: object) -> object:
@@ -47,16 +63,29 @@ def _places(value: object) -> object:
 
 
 def _hosts(value: object) -> object:
-    """So many alike, or a list of names or mappings."""
-    if isinstance(value, list):
+    """So many alike, the hosts of each rack, or a list of names or mappings."""
+    if isinstance(value, list) and not _of_racks(value):
         return [{"name": item} if isinstance(item, str) else item for item in value]
-    count = as_number(value)
-    if count is None or count != int(count) or not 1 <= count <= MOST_RANKS:
+    given = value if isinstance(value, list) else [value]
+    counts = [int(n) for n in map(as_number, given) if n is not None and n == int(n) >= 1]
+    if len(counts) < len(given) or sum(counts) > MOST_RANKS:
         raise refuse(
             value,
-            f"give the number of hosts, at least 1 and at most {MOST_RANKS}, or a list of hosts",
+            f"give the number of hosts, at least 1 and at most {MOST_RANKS}, or that of each rack, "
+            "such as [8, 16], or a list of hosts",
         )
-    return [{"name": f"{number}"} for number in range(int(count))]
+    if not isinstance(value, list):
+        return [{"name": f"{number}"} for number in range(counts[0])]
+    return [
+        {"name": f"{rack}-{number}", "in": {RACK: rack}}
+        for rack, count in enumerate(counts)
+        for number in range(count)
+    ]
+
+
+def _of_racks(hosts: list[Any]) -> bool:
+    """Whether a list has numbers; in quotes they are names of hosts."""
+    return any(isinstance(item, int | float) for item in hosts)
 
 
 class HostSection(Section):
@@ -72,7 +101,7 @@ class LevelSection(Section):
     """One level: what it joins, and by what links."""
 
     name: Name = Field(description="a word such as nvl72, rail or pod")
-    size: Ranks | None = None
+    size: OneSize | None = None
     link: Annotated[str, choice(["nvlink", "network"])] = "network"
     oversubscription: Annotated[float, real(1, 1e4)] | None = None
     gbit_s: Annotated[float, real(0, 1e6, above=True)] | None = None
@@ -92,10 +121,10 @@ class ClusterSection(Section):
     )
     name: Name | None = None
     hosts: Annotated[list[HostSection], BeforeValidator(_hosts), Field(min_length=1)] = Field(
-        description="the number of hosts, or a list of them"
+        description="the number of hosts, that of each rack in a list, or a list of hosts"
     )
     ranks_per_host: Ranks = Field(description="the number of ranks (GPUs) of a host")
-    nvlink_domain: Ranks | None = None
+    nvlink_domain: OneSize | None = None
     nics_per_host: Ranks | None = None
     hardware: Name | None = None
     network: FabricSection | None = None
@@ -154,7 +183,9 @@ def load_cluster(path: str | Path) -> ClusterConfig:
             (profile name, or path relative to this file), ``network`` (its kind and rate),
             ``levels`` (what joins the hosts),
             ``hbm_gib`` and ``ddr_gib`` (GiB per rank: one number, or a list with one per rank).
-            ``hosts`` is their number, or a list of names or mappings, in the order of the ranks.
+            ``hosts`` is their number, or a list in the order of the ranks: of names or mappings, or
+            of the number of hosts in each rack, which the innermost level joins; without levels
+            NVLink does.
 
     Raises:
         InputError: the file cannot be read or used; has a line for every problem.
@@ -166,6 +197,8 @@ def load_cluster(path: str | Path) -> ClusterConfig:
             f"{path}:1: got {shown(raw)}; a cluster file is a mapping that starts with 'schema: 1'"
         )
     section = check(ClusterSection, raw, (), problems)
+    if section is not None and isinstance(raw["hosts"], list):
+        section = _with_racks(section, raw["hosts"])
     ranks = len(section.hosts) * section.ranks_per_host if section else 0
     if section is not None:
         _check_lists(section, problems)
@@ -210,12 +243,24 @@ def load_cluster(path: str | Path) -> ClusterConfig:
     )
 
 
+def _with_racks(section: ClusterSection, given: list[Any]) -> ClusterSection:
+    """The hosts of racks, of which only numbers were given, in parts of the innermost level."""
+    if not _of_racks(given):
+        return section
+    levels = section.levels or [LevelSection(name=RACK, link="nvlink")]
+    hosts = [
+        host.model_copy(update={"places": {levels[0].name: host.places[RACK]}})
+        for host in section.hosts
+    ]
+    return section.model_copy(update={"levels": levels, "hosts": hosts})
+
+
 def _check_lists(section: ClusterSection, problems: Problems) -> None:
     """Record what is wrong between the keys of a host or a level, and between several."""
     hosts, names = set[str](), [level.name for level in section.levels]
     for number, host in enumerate(section.hosts):
         if host.name in hosts:
-            problems.add(("hosts", number), f"host '{host.name}' is there twice")
+            problems.add(("hosts", number), f"host '{host.name}' appears twice")
         hosts.add(host.name)
     for i, level in enumerate(section.levels):
         path = ("levels", i)
@@ -228,7 +273,7 @@ def _check_lists(section: ClusterSection, problems: Problems) -> None:
         elif level.oversubscription is not None and level.gbit_s is not None:
             problems.add(path, "has oversubscription and gbit_s; give one of them")
         if level.name in names[:i]:
-            problems.add(("levels",), f"'{level.name}' is there twice; rename one")
+            problems.add(("levels",), f"'{level.name}' appears twice; rename one")
 
 
 def _domain(section: ClusterSection, world: int, problems: Problems) -> tuple[int, str]:

@@ -33,7 +33,7 @@ def read_hosts(path: str | Path) -> list[tuple[str, int | None]]:
             empty lines and those that start with ``#`` say nothing.
 
     Raises:
-        InputError: a line is none of these, or a host is there twice; names the line.
+        InputError: a line is none of these, or a host appears twice; names the line.
     """
     return _read_lines(decode(read_bytes(path, "list of hosts"), path).splitlines(), path)
 
@@ -50,7 +50,7 @@ def _read_lines(lines: Sequence[str], path: str | Path) -> list[tuple[str, int |
         slots = match["colon"] or match["slots"]
         for name in _names(match["names"], path, number):
             if name in found:
-                raise InputError(f"{path}:{number}: host '{name}' is there twice")
+                raise InputError(f"{path}:{number}: host '{name}' appears twice")
             if len(found) == MOST_RANKS:
                 raise InputError(f"{path}:{number}: more than {MOST_RANKS} hosts")
             found[name] = None if slots is None else int(slots)

@@ -4,6 +4,7 @@ several days or hours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,14 @@ KINDS = (
 )
 
 
+CORRELATION = "length_correlation"
+LENGTHS = {
+    "pooling_factor": (1e-300, 1e300),
+    "pooling_factor_std": (0.0, 1e300),
+    "pooling_factor_max": (1e-300, 1e300),
+    CORRELATION: (0.0, 1.0),
+}
+"""What stats files and features say of the ids of a sample, and what each can be."""
 MOST_BYTES = 2**26
 """Of a stats file; those of forty features have a few hundred kilobytes."""
 
@@ -131,18 +140,21 @@ class DistributionReader:
             return 1.0
         name = str(raw.get("feature") or feature)
         first, now = (
-            _lengths(self._load(raw["files"][window], ()) or {}, name)[0]
+            _lengths(self._load(raw["files"][window], ()) or {}, name).get("pooling_factor")
             for window in (0, self.window)
         )
         return now / first if now and first else 1.0
 
-    def deviation(self, raw: Any, feature: str, mean: float) -> float | None:
-        """Standard deviation of the ids of a sample that have a mean of ``mean``, as the stats file
-        of a distribution that was read has it; None where it does not say."""
+    def lengths(self, raw: Any, feature: str, mean: float) -> dict[str, float]:
+        """What the stats file of a distribution that was read says of the ids of a sample, by the
+        names of `Feature`, for a mean of ``mean``."""
         file = raw["files"][self.window] if "files" in raw else raw["file"]
         arrays = self._files.get(file) or {}
-        there, deviation = _lengths(arrays, str(raw.get("feature") or feature))
-        return deviation * mean / there if deviation is not None and there else None
+        found = _lengths(arrays, str(raw.get("feature") or feature))
+        there = found.pop("pooling_factor", None)
+        if not there:
+            return {}
+        return {k: v if k == CORRELATION else v * mean / there for k, v in found.items()}
 
     def _measured(
         self, file: str, feature: str, path: KeyPath, key: str = "file"
@@ -195,27 +207,24 @@ def read_stats(path: Path) -> dict[str, Feature]:
     found = {}
     for name in names:
         distribution = reader.read({"file": str(path), "feature": name}, (), name)
-        pooling, deviation = _lengths(arrays, name)
-        found[name] = Feature(
-            name, pooling or 1.0, 1, distribution, pooling_factor_std=deviation if pooling else None
-        )
+        lengths = _lengths(arrays, name)
+        if "pooling_factor" not in lengths:
+            lengths = {"pooling_factor": 1.0}
+        found[name] = Feature(name, distribution=distribution, **lengths)  # type: ignore[arg-type]
     problems.raise_if_any()
     return found
 
 
-def _lengths(
-    arrays: Mapping[str, NDArray[np.float64]], feature: str
-) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of the ids of a sample; None for what the file does not say."""
-    keys = (f"{feature}.pooling_factor", f"{feature}.pooling_factor_std")
-    mean, deviation = (
-        float(arrays[key].reshape(-1)[0]) if key in arrays and arrays[key].size == 1 else None
-        for key in keys
-    )
-    return (
-        mean if mean is not None and 0 < mean < np.inf else None,
-        deviation if deviation is not None and 0 <= deviation < np.inf else None,
-    )
+def _lengths(arrays: Mapping[str, NDArray[np.float64]], feature: str) -> dict[str, float]:
+    """What a file says of the ids of a sample, by the names of `Feature`; without what it does not
+    say, or says wrong."""
+    found = {}
+    for name, (low, high) in LENGTHS.items():
+        array = arrays.get(f"{feature}.{name}")
+        value = float(array.reshape(-1)[0]) if array is not None and array.size == 1 else math.nan
+        if low <= value <= high:
+            found[name] = value
+    return found
 
 
 def measured_distribution(
@@ -299,7 +308,7 @@ def workloads_of_stats(workload: Workload, files: Sequence[Path]) -> dict[str, W
 
 
 def _with_stats(workload: Workload, measured: Mapping[str, Feature]) -> Workload:
-    fields = ("pooling_factor", "pooling_factor_std", "distribution")
+    fields = (*LENGTHS, "distribution")
 
     def known(feature: Feature) -> Feature:
         by = measured.get(feature.name, feature)

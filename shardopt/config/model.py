@@ -11,6 +11,7 @@ from predictor.document import KeyPath, Problems, parse_yaml, shown
 from predictor.errors import InputError
 from predictor.model.captured import CapturedDense
 from predictor.model.distribution import Distribution, Empirical, EmpiricalByRange
+from predictor.model.length_shares import LengthShares
 from predictor.model.plan import STORED, ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
@@ -32,6 +33,7 @@ from shardopt.config.schema import (
     DcnSection,
     DenseSection,
     FeatureSection,
+    LengthSharesSection,
     MeasuredDenseSection,
     ModelSection,
     OpsSection,
@@ -45,7 +47,7 @@ from shardopt.formatting import listed
 
 
 def load_model(path: str | Path, *, batch_size: int | None = None) -> Workload:
-    """The workload that a model file describes; see `read_model`."""
+    """Load the workload that a model file describes; see `read_model`."""
     return read_model(path, batch_size=batch_size)[0]
 
 
@@ -200,6 +202,7 @@ class _Reader:
             dense=self.dense,
             train_pipeline=top.train_pipeline,
             stash_optimizer_state=top.stash_optimizer_state,
+            balance_batches=top.balance_batches,
             qcomm=QComm(**top.qcomm.values()),
             replica_groups=self.groups,
             sha256=self.sha256,
@@ -219,9 +222,10 @@ class _Reader:
         mean = section.pooling_factor * self.distributions.pooling_ratio(given, section.name)
         values["pooling_factor"] = mean
         measured = isinstance(distribution, Empirical | EmpiricalByRange)
-        if section.pooling_factor_std is None and measured:
-            deviation = self.distributions.deviation(given, section.name, mean)
-            values["pooling_factor_std"] = deviation
+        if measured:
+            known = self.distributions.lengths(given, section.name, mean)
+            values |= {k: v for k, v in known.items() if values[k] is None}
+        values["length_correlation"] = values["length_correlation"] or 0.0
         return Feature(**values, distribution=distribution)
 
 
@@ -278,6 +282,7 @@ def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense 
         activations = values.pop("activation_gib")
         del values["measured"]
         return MeasuredDense(
+            length_shares=_length_shares(values.pop("length_shares")),
             gradient_bytes=mib(values.pop("gradient_mib")),
             activation_bytes=None if activations is None else gib(activations),
             **values,
@@ -288,7 +293,13 @@ def read_dense(raw: object, directory: Path, problems: Problems) -> tuple[Dense 
         interaction = _interaction(raw.get("interaction"), ("dense", "interaction"), problems)
     if section is None or interaction is None:
         return None, b""
-    return DenseArch(**{**section.values(), "interaction": interaction}), b""
+    values = section.values()
+    shares = _length_shares(values["length_shares"])
+    return DenseArch(**{**values, "interaction": interaction, "length_shares": shares}), b""
+
+
+def _length_shares(section: LengthSharesSection | None) -> LengthShares | None:
+    return LengthShares(**section.values()) if section else None
 
 
 def _captured(
@@ -311,6 +322,7 @@ def _captured(
         )
     values = section.values()
     del values["ops"], values["optimizer"]
+    values["length_shares"] = _length_shares(values["length_shares"])
     return CapturedDense(captured, file=section.ops, **values), content
 
 

@@ -285,6 +285,10 @@ class FeatureSection(Section):
         "id_order": "`frequency`: low ids are the hot ones, so the first row-wise shard is hot",
         "pooling_factor_std": "standard deviation of the ids per sample and pooling; left out: "
         "each sample has the floor or the ceiling of their mean, or what a stats file says",
+        "pooling_factor_max": "most ids per sample and pooling, as where histories are cut; left "
+        "out: no limit, or what a stats file says",
+        "length_correlation": "how far the lengths of a sample's features go together: two of them "
+        "correlate by the product of theirs; left out: not at all, or what a stats file says",
         "position_weights": "weights that a feature processor learns, one for each position in a "
         "bag; 0: there is none",
     }
@@ -297,7 +301,26 @@ class FeatureSection(Section):
     index_distribution: Any = None
     id_order: Annotated[str, choice(["random", "frequency"])] = "random"
     pooling_factor_std: Annotated[float, real(0, 1e9)] | None = None
+    pooling_factor_max: Annotated[float, real(0, 1e9, above=True)] | None = None
+    length_correlation: Annotated[float, real(0, 1)] | None = None
     position_weights: Annotated[int, whole(0, MAX_COUNT)] = 0
+
+    @model_validator(mode="after")
+    def _possible_lengths(self) -> FeatureSection:
+        """Numbers from 0 to a largest one that have a mean vary most at the two ends."""
+        mean, most = self.pooling_factor, self.pooling_factor_max
+        if most is None:
+            return self
+        if most < mean:
+            raise refuse(most, f"pooling_factor_max is below the pooling_factor, {mean:g}")
+        largest = math.sqrt(mean * (most - mean))
+        if (self.pooling_factor_std or 0.0) > largest * (1 + 1e-6):
+            raise refuse(
+                self.pooling_factor_std,
+                f"ids between 0 and {most:g} with a mean of {mean:g} have a pooling_factor_std of "
+                f"at most {largest:.6g}",
+            )
+        return self
 
 
 class ConstraintsSection(Section):
@@ -425,6 +448,7 @@ class ModelSection(Section):
         "optimizer": "what trains every sharded table that names no other; data-parallel tables "
         "are stepped by the dense optimizer",
         "train_pipeline": "TorchRec's train pipeline",
+        "balance_batches": "samples are shared out so that every rank's batch has as many ids",
         "stash_optimizer_state": "states of the tables' optimizer are on the host between steps",
         "qcomm": "precision on the wire",
         "replica_groups": "2D sparse parallelism; left out: every table is sharded over all ranks",
@@ -438,12 +462,35 @@ class ModelSection(Section):
     optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
     train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
     stash_optimizer_state: Flag = False
+    balance_batches: Flag = False
     qcomm: QCommSection = QCommSection()
     replica_groups: ReplicaGroupsSection | None = None
     tables: Annotated[list[TableSection], BeforeValidator(_tables)] = Field(
         description="a list of embedding tables, or {csv: tables.csv}"
     )
     dense: Any = Field(description="the dense layers: in_features, bottom_mlp, top_mlp")
+
+
+class LengthSharesSection(Section):
+    """What of forward and backward takes longer for a longer sample; both together at most 1."""
+
+    about = {
+        "linear": "share that grows with the ids of a sample",
+        "square": "share that grows with their square, as attention does",
+    }
+
+    linear: Annotated[float, real(0, 1)] = 0.0
+    square: Annotated[float, real(0, 1)] = 0.0
+
+    @model_validator(mode="after")
+    def _within_all(self) -> LengthSharesSection:
+        if self.linear + self.square > 1:
+            given = {"linear": self.linear, "square": self.square}
+            raise refuse(given, "linear and square are shares of one time, at most 1 together")
+        return self
+
+
+LENGTH_SHARES = "what grows with the lengths of samples; left out: "
 
 
 class DenseSection(Section):
@@ -456,6 +503,7 @@ class DenseSection(Section):
         "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
         "compiled": "forward and backward are compiled (`torch.compile`)",
         "cuda_graphs": "the device runs them as captured CUDA graphs",
+        "length_shares": LENGTH_SHARES + "as the ops say",
         "pairs": "how `dot` takes pairs out of all products: by `index` as TorchRec's DLRM, by "
         "`gather`, or `all` of them; the last two pad to a multiple of 8 columns",
     }
@@ -480,6 +528,7 @@ class DenseSection(Section):
     compiled: Flag = False
     cuda_graphs: Flag = False
     pairs: Annotated[str, choice(["index", "gather", "all"])] = "index"
+    length_shares: LengthSharesSection | None = None
 
 
 class OpsSection(Section):
@@ -492,6 +541,7 @@ class OpsSection(Section):
         "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
         "compiled": "forward and backward are compiled (`torch.compile`)",
         "cuda_graphs": "the device runs them as captured CUDA graphs",
+        "length_shares": LENGTH_SHARES + "as the ops say",
     }
 
     ops: Name = Field(description="the ops file that to_yaml wrote, relative to this one")
@@ -500,6 +550,7 @@ class OpsSection(Section):
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
     compiled: Flag = False
     cuda_graphs: Flag = False
+    length_shares: LengthSharesSection | None = None
 
 
 class MeasuredSection(Section):
@@ -524,12 +575,14 @@ class MeasuredDenseSection(Section):
         "in_features": "dense inputs of a sample, which are copied to the device",
         "optimizer": "what trains data-parallel tables",
         "bucket_cap_mb": "MiB of dense gradients that one all-reduce carries",
+        "length_shares": LENGTH_SHARES + "nothing",
     }
 
     measured: MeasuredSection = Field(description="the times and sizes that were measured")
     in_features: Annotated[int, whole(0, MAX_WIDTH)] = 0
     optimizer: Annotated[str, choice(DENSE_OPTIMIZERS)] = "sgd"
     bucket_cap_mb: Annotated[float, real(0, 1e6, above=True)] = 25.0
+    length_shares: LengthSharesSection | None = None
 
 
 class DcnSection(Section):

@@ -123,7 +123,7 @@ def _header_ok(header: list[str], path: Path, problems: Problems) -> bool:
         if name not in COLUMNS
     }
     twice = sorted({name for name in header if header.count(name) > 1})
-    wrong |= dict.fromkeys(twice, "the column is there twice; remove one")
+    wrong |= dict.fromkeys(twice, "the column appears twice; remove one")
     if "name" not in header:
         wrong[""] = "the column name (of the table) is missing"
     for name, what in wrong.items():

@@ -55,7 +55,7 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
         "schema": SCHEMA_VERSION,
         "name": workload.name,
         **{key: value for key, value in _head(workload).items() if value is not None},
-        **({"stash_optimizer_state": True} if workload.stash_optimizer_state else {}),
+        **_unusual(workload, stash_optimizer_state=False, balance_batches=False),
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
@@ -98,14 +98,16 @@ def _ops_text(workload: Workload) -> str:
 
 def dense_section(dense: DenseArch | CapturedDense | MeasuredDense) -> dict[str, Any]:
     """The ``dense`` section that is read as this dense part."""
+    shares = dense.length_shares
+    grows = {} if shares is None else {"length_shares": asdict(shares)}
     if isinstance(dense, MeasuredDense):
         measured = _fields(dense, "batch_size", "forward_ms", "backward_ms", "optimizer_ms")
         measured["gradient_mib"] = dense.gradient_bytes / MIB
         if dense.activation_bytes is not None:
             measured["activation_gib"] = dense.activation_bytes / GIB
         rest = _fields(dense, "in_features", "optimizer", "bucket_cap_mb")
-        return {"measured": measured, **rest}
-    rest = _fields(dense, "data_type", "optimizer", "bucket_cap_mb")
+        return {"measured": measured, **rest, **grows}
+    rest = _fields(dense, "data_type", "optimizer", "bucket_cap_mb") | grows
     rest |= _unusual(dense, compiled=False, cuda_graphs=False)
     if isinstance(dense, CapturedDense):
         return {"ops": dense.file, **rest}
@@ -130,7 +132,13 @@ def _feature(feature: Feature) -> dict[str, Any]:
     found = _fields(feature, "name", "pooling_factor", "num_poolings")
     found["index_distribution"] = _distribution(feature.distribution, feature.name)
     found["id_order"] = feature.id_order
-    return found | _unusual(feature, pooling_factor_std=None, position_weights=0)
+    return found | _unusual(
+        feature,
+        pooling_factor_std=None,
+        pooling_factor_max=None,
+        length_correlation=0.0,
+        position_weights=0,
+    )
 
 
 def _unusual(of: object, **usual: Any) -> dict[str, Any]:

@@ -163,10 +163,10 @@ def measuring_command(group: str, device: str) -> str:
 
 
 def plan_words(name: str) -> str:
-    """``plan 2`` as it is; a baseline by whose it is."""
+    """Name a plan in a sentence: ``plan 2``, or whose baseline it is."""
     if name.startswith(("plan ", RIVAL)):
         return name
-    return "TorchRec's plan" if name == TORCHREC else f"the plan of {name.replace('_', ' ')}"
+    return "TorchRec's plan" if name == TORCHREC else f"the baseline plan '{name}'"
 
 
 def usual_plans(problem: Problem) -> dict[str, ShardingPlan]:

@@ -42,7 +42,7 @@ def host_bound(prediction: Prediction, hardware: HardwareProfile) -> HostBound |
         "each rank a larger batch"
     )
     if hardware.origins["overheads"] in list_hardware():
-        why += ", and hosts of one GPU differ by a factor of two; yours was not measured"
+        why += ", and hosts with the same GPU differ by a factor of two; yours is not measured"
         measure = "`shardopt calibrate --only host` measures yours in a minute; then "
         return HostBound(share, why, measure + faster)
     return HostBound(share, why, faster)

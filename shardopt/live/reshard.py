@@ -138,13 +138,15 @@ def observed_workload(
 
 
 def _observed(feature: Feature, found: FeatureStats, arrays: Mapping[str, Any]) -> Feature:
-    deviation = feature.pooling_factor_std
+    deviation, most = feature.pooling_factor_std, feature.pooling_factor_max
     if feature.num_poolings == 1:  # of several poolings a sample, only their sum was seen
         deviation = found.pooling_factor_std if found.varies else None
+        most = found.pooling_factor_max if found.varies else None
     return replace(
         feature,
         pooling_factor=found.pooling_factor / feature.num_poolings,
         pooling_factor_std=deviation,
+        pooling_factor_max=most,
         distribution=measured_distribution(arrays, feature.name),
     )
 

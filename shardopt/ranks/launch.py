@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from predictor.errors import InputError
 from shardopt.ranks.hosts import Link, shaped_hosts
-from shardopt.ranks.rank import RankDiedError, death_line
+from shardopt.ranks.rank import Rank, RankDiedError, death_line, errors_of
 from shardopt.ranks.scratch import scratch_folder
 from shardopt.ranks.worker import JOB
 
@@ -77,17 +78,21 @@ def run_ranks(
     body: Callable[..., None],
     count: int,
     *arguments: object,
+    join: Rank | None = None,
     local_world_size: int | None = None,
     link: Link | None = None,
     on_report: OnReport = _ignore,
     silence_s: float | None = None,
 ) -> None:
-    """Run a function in `count` processes on this machine until all are done.
+    """Run a function in `count` ranks until it is done: processes on this machine that are started
+    for it, or those that torchrun has started, of which this is one.
 
     Args:
         body: called as ``body(rank, report, *arguments)`` in every process, with its
             `shardopt.ranks.rank.Rank` and a function that sends something to ``on_report``.
             It and its arguments must be picklable.
+        join: the rank of torchrun that this process is; None to start all ranks. What follows is
+            for ranks that are started.
         local_world_size: ranks that count as one host; all of them if None.
         link: puts every rank on a separate host, joined by such a link.
         on_report: called with the rank and what it reported, in order.
@@ -98,6 +103,10 @@ def run_ranks(
         RankDiedError: a rank failed; what was reported before has been passed on.
         InputError: no folder for temporary files, or the link cannot be made.
     """
+    if join is not None:
+        with errors_of(join):
+            body(join, partial(on_report, join.index), *arguments)
+        return
     with ExitStack() as stack:
         # without a link ranks stay where they are started
         hosts = [] if link is None else stack.enter_context(shaped_hosts(link))

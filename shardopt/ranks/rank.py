@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,9 @@ from shardopt.ranks.realtime import Runtime, keep_freed_memory
 
 TEARDOWN_S = 0.3
 """gloo's threads may abort a process that exits right after its last collective."""
+
+PATIENCE = timedelta(hours=1)
+"""That ranks wait for the first, which searches in between."""
 
 Report = Callable[[Any], None]
 """Sends something that can be pickled to the process that started the ranks."""
@@ -167,6 +171,36 @@ def join_group(rank: Rank, backend: str = "gloo") -> None:
     dist.init_process_group(
         backend, init_method=rank.init_method, rank=rank.index, world_size=rank.world_size
     )
+
+
+class Talk:
+    """What ranks say to each other, over a gloo group of their own: it waits without working, and
+    as long as it is told to.
+
+    Args:
+        patience: that a rank waits for another.
+    """
+
+    def __init__(self, patience: timedelta = PATIENCE) -> None:
+        import torch.distributed as dist
+
+        self._dist, self._group = dist, dist.new_group(backend="gloo", timeout=patience)
+
+    def share(self, value: Any) -> Any:
+        """What the first rank says, on every rank."""
+        held = [value]
+        self._dist.broadcast_object_list(held, src=0, group=self._group)
+        return held[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank says, on every rank."""
+        found: list[Any] = [None] * self._dist.get_world_size()
+        self._dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._dist.destroy_process_group(self._group)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from search.scenarios.scored import REGRET
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.explain.host import host_bound, host_words
+from shardopt.explain.uneven import uneven_words
 from shardopt.formatting import (
     USUAL_KERNELS,
     at_most,
@@ -84,7 +85,7 @@ def advice_view(answer: Answer) -> View:
     blocks: list[Block] = [
         setting_facts(answer.setting),
         *advice(answer.advised, answer.setting.hardware.device),
-        f"Priced at a plan that was not searched for: that of {where}.",
+        f"No plan was searched for; settings are priced at that of {where}.",
     ]
     return View({**data, **advice_object(answer.advised)}, blocks, notes=answer.setting.notes)
 
@@ -98,6 +99,9 @@ def report(answer: Answer, end: Sequence[str]) -> list[Block]:
     waits = host_bound(best, answer.setting.hardware)
     if waits is not None:
         lead.append(host_words(waits))
+    uneven = uneven_words(best, gap_of(best.iteration_ms, answer.result.lower_bound_ms))
+    if uneven is not None:
+        lead.append(uneven)
     return [
         *(Line(text, "bold") for text in lead),
         "",
@@ -127,11 +131,11 @@ def _network(answer: Answer) -> list[str]:
     part, total = answer.network, answer.best.iteration_ms
     if part is None:
         return []
-    lines = ["The network between hosts decides no stage of this plan."]
+    lines = ["No stage of this plan is bound by the network between hosts."]
     if part.stage is not None:
         share = percent(part.stage_ms / total)
         lines = [
-            f"The network between hosts decides the {phase_words(part.stage)}: "
+            f"The network between hosts bounds the {phase_words(part.stage)}: "
             f"{ms(part.stage_ms)}, {share} of the iteration."
         ]
     if part.others:
@@ -242,7 +246,7 @@ def preferred_text(result: Result) -> str | None:
         return f"A plan predicted to be {slower} faster does not pay for its move in {steps}."
     if result.aim != "nominal":
         return f"The fastest plan found is predicted to be {slower} faster than plan 1."
-    return f"Plan 1 is preferred to one predicted to be {slower} faster."
+    return f"Plan 1 is preferred to a plan predicted to be {slower} faster."
 
 
 def _claim(best_ms: float, result: Result) -> str:
@@ -305,7 +309,7 @@ def _decided(ties: TieSummary) -> str:
         better = f"its shards take {mine} on the fullest rank instead of {fastest}"
     else:
         better = BETTER[ties.decided_by]
-    return f" Plan 1 is preferred to the first of them: {better}."
+    return f" Plan 1 is preferred to the first: {better}."
 
 
 def regret_text(result: Result) -> str | None:
@@ -330,8 +334,8 @@ def passed_over_text(result: Result) -> str | None:
         else f"a mean of {ms(result.passed_over)}"
     )
     return (
-        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, which "
-        "is the one of the nominal objective."
+        f"A plan with {found} was found, but the stated errors cannot tell it from plan 1, the "
+        "plan of the nominal objective."
     )
 
 
@@ -383,8 +387,8 @@ def _move_words(move: Move, before_ms: float, after_ms: float) -> str:
     steps = move.pays_back_after(before_ms, after_ms)
     pays = "" if steps is None else f" and pays for itself after {max(1, round(steps)):,} steps"
     return (
-        f"The move takes {move.seconds:.2g} s{pays}; {how}. Old and new, a "
-        f"rank would hold up to {format_bytes(move.both_copies_bytes)} of tables."
+        f"The move takes {move.seconds:.2g} s{pays}; {how}. While both "
+        f"copies exist, a rank holds up to {format_bytes(move.both_copies_bytes)} of tables."
     )
 
 

@@ -213,7 +213,9 @@ def ranks(prediction: Prediction) -> list[Block]:
         rows.append((str(load.rank), Cell(bar, -idle), *figures, use))
     some = ""
     if len(shown) < len(memory):
-        some = f"; the {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} idlest of {len(memory)}"
+        some = (
+            f"; the {MAX_RANKS // 2} busiest and the {MAX_RANKS // 2} least busy of {len(memory)}"
+        )
     columns = [">rank", "<", ">emb fwd", ">emb bwd", ">comm", ">idle", f">{memory_title(memory)}"]
     return [
         Heading("Ranks", f"what each computes in an iteration of {ms(whole)}{some}"),
@@ -260,10 +262,10 @@ def nearly_full_text(memory: Sequence[RankMemory]) -> str:
 
 PROVENANCE_SENTENCES = {
     "measured": "Based on measurements.",
-    "learned": "Based on measurements, corrected by what a job took.",
+    "learned": "Based on measurements, corrected by a trace of your job.",
     "published": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
     "derived": "Based on published figures, not measured on your GPUs; run `shardopt calibrate`.",
-    "not validated": "Based on a model that nothing has validated; run `shardopt calibrate`.",
+    "not validated": "Based on a model that is not validated; run `shardopt calibrate`.",
 }
 """Weakest provenance kind on the critical path -> the sentence after the headline number."""
 
@@ -295,13 +297,13 @@ def sync_text(prediction: Prediction) -> str:
     if sync.within_step:
         return (
             f"Averaging the weights of copies, up to {format_bytes(weights)} per rank, takes "
-            f"{ms(sync.sync_ms)} of every step, in part beside other work; optimizer states are "
+            f"{ms(sync.sync_ms)} of every step, partly overlapped; optimizer states are "
             "not averaged."
         )
     return (
         f"Averaging the copies once takes {ms(sync.sync_ms)} for up to "
         f"{format_bytes(weights)} of weights and {format_bytes(states)} of optimizer state per "
-        f"rank; a step with it takes {ms(sync.step_ms)}. The time per iteration has its share."
+        f"rank; a step with it takes {ms(sync.step_ms)}. The iteration time includes its share."
     )
 
 

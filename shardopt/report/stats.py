@@ -10,6 +10,7 @@ from typing import Any
 from shardopt.report.blocks import Block, Grid, Heading, Line, View, warning
 from shardopt.stats.result import (
     HOT_SHARE,
+    LENGTHS,
     Drift,
     FeatureStats,
     IdStatistics,
@@ -27,12 +28,12 @@ def stats_view(found: Sequence[FeatureStats], file: Path | None, notes: Sequence
     """A table of features, the hottest rows, and the lines for model.yaml.
 
     Keys of a feature: ``name``, ``rows`` (and ``rows_given``), ``samples``, ``ids``,
-    ``pooling_factor``, ``empty_share``, ``pooling_factor_std``, and unless there are no ids
-    ``exact`` (all distinct ids
-    were counted), ``distinct``, ``curve`` (``draws`` and ``distinct`` rows in them),
-    ``curve_error`` (of the bins that the file holds), ``zipf`` (``alpha``, ``q``,
-    ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as model.yaml takes it,
-    ``hottest`` (``id``, ``share``, ``uncertain``).
+    ``pooling_factor``, ``empty_share``, ``pooling_factor_std``, ``pooling_factor_max``,
+    ``length_correlation`` (two features correlate by the product of theirs), and unless there are
+    no ids ``exact`` (all distinct ids were counted), ``distinct``, ``curve`` (``draws`` and
+    ``distinct`` rows in them), ``curve_error`` (of the bins that the file holds), ``zipf``
+    (``alpha``, ``q``, ``distinct_error``, ``ks``; null for few ids), ``reuse_histogram`` as
+    model.yaml takes it, ``hottest`` (``id``, ``share``, ``uncertain``).
     """
     columns = ["~feature", ">rows", ">ids/sample", ">empty", ">distinct ids"]
     columns += [">Zipf alpha", ">Zipf q", ">error", ">KS", ">hottest"]
@@ -105,7 +106,7 @@ def windows_view(
         Grid([*columns, ">hot rows lost"], rows),
         "Changes are means from one window to the next. Distinct rows are those among as many ids "
         f"as the smallest window has. Hot rows are the hottest {HOT_SHARE:.0%} of a window's; lost "
-        "is the share of their ids that the next window takes to other rows.",
+        "is the share of their ids that fall on other rows in the next window.",
     ]
     short = [
         f"{of.feature}: a window moves ids per sample {pooling}, distinct rows {distinct}, hot "
@@ -133,7 +134,7 @@ def _range(values: Sequence[float]) -> str:
 def _object(feature: FeatureStats) -> dict[str, Any]:
     names = (
         *("name", "rows", "rows_given", "samples", "ids"),
-        *("pooling_factor", "empty_share", "pooling_factor_std"),
+        *("pooling_factor", "empty_share", *LENGTHS),
     )
     found = {name: getattr(feature, name) for name in names}
     return found if feature.seen is None else {**found, **_seen(feature.seen, feature.ids)}

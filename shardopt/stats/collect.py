@@ -92,7 +92,7 @@ CHECKPOINT_CHUNKS = 32
 MAX_IDS = 2**20
 MOST_CHECKPOINT = 2**30
 """Bytes of a checkpoint: a hundred features with `MAX_IDS` ids each."""
-SCHEMA = "shardopt.stats-checkpoint/2"
+SCHEMA = "shardopt.stats-checkpoint/3"
 WHOLE = 0
 """The one window of data that time does not divide."""
 
@@ -201,8 +201,9 @@ def _add(
                     inputs=("window",),
                 )
             counts[start] = {name: FeatureCounts(reading.max_ids) for name in wanted}
+        together = np.sum([of.counts for of in part.bags.values()], axis=0)
         for name, of in part.bags.items():
-            counts[start][name].add(of)
+            counts[start][name].add(of, together)
 
 
 def _choose_features(path: Path, source: Source, reading: ReadOptions) -> list[str]:

@@ -144,6 +144,11 @@ class Bags:
     def samples(self) -> int:
         return len(self.ids) if self.lengths is None else len(self.lengths)
 
+    @property
+    def counts(self) -> Ids:
+        """Ids of each sample, ``[samples]``."""
+        return np.ones(self.samples, dtype=np.int64) if self.lengths is None else self.lengths
+
 
 def sample_of(at: int, lengths: Ids | None) -> int:
     """The sample that the ``at``-th id of all lies in, by `Bags.lengths`."""
@@ -158,6 +163,8 @@ class FeatureCounts:
         limit: distinct ids that are counted exactly, >= 1.
         samples, empty, ids: samples, those without an id, and ids so far.
         squares: of the ids of each sample, summed.
+        products: of the ids of each sample and those that all features have in it, summed.
+        longest: most ids of a sample.
         shift: an id range has ``2^shift`` rows.
     """
 
@@ -168,6 +175,8 @@ class FeatureCounts:
     squares: float = 0.0
     largest: int = -1
     shift: int = 0
+    products: float = 0.0
+    longest: int = 0
     range_draws: Ids = field(default_factory=lambda: np.zeros(RANGES, dtype=np.int64))
     sample: IdSample = field(init=False)
     hot: HotRows | None = None
@@ -175,14 +184,19 @@ class FeatureCounts:
     def __post_init__(self) -> None:
         self.sample = IdSample(self.limit)
 
-    def add(self, bags: Bags) -> None:
-        """Count some samples; their ids are >= 0."""
+    def add(self, bags: Bags, together: Ids | None = None) -> None:
+        """Count some samples; their ids are >= 0.
+
+        Args:
+            together: ids of each sample over all features; None: of this one alone.
+        """
+        lengths = bags.counts
         self.samples += bags.samples
-        if bags.lengths is not None:
-            self.empty += int((bags.lengths == 0).sum())
-            self.squares += float(np.square(bags.lengths, dtype=np.float64).sum())
-        else:
-            self.squares += bags.samples
+        self.empty += int((lengths == 0).sum())
+        self.squares += float(np.square(lengths, dtype=np.float64).sum())
+        whole = lengths if together is None else together
+        self.products += float(lengths.astype(np.float64) @ whole)
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
         if not len(bags.ids):
             return
         self.ids += len(bags.ids)
@@ -262,7 +276,7 @@ class FeatureCounts:
         numbers = [self.limit, self.samples, self.empty, self.ids, self.largest, self.shift]
         found: dict[str, Any] = {
             "numbers": np.array([*numbers, self.sample.level], dtype=np.int64),
-            "squares": np.array([self.squares]),
+            "squares": np.array([self.squares, self.products, self.longest]),
             "range_draws": self.range_draws,
             "sample": np.stack((self.sample.ids, self.sample.counts)),
         }
@@ -275,8 +289,10 @@ class FeatureCounts:
     def of_state(cls, state: Mapping[str, Any]) -> FeatureCounts:
         limit, samples, empty, ids, largest, shift, level = map(int, state["numbers"])
         draws = state["range_draws"].astype(np.int64)
-        squares = float(state["squares"][0])
-        made = cls(limit, samples, empty, ids, squares, largest, shift, draws)
+        squares, products, longest = map(float, state["squares"])
+        made = cls(
+            *(limit, samples, empty, ids, squares, largest, shift, products, int(longest), draws)
+        )
         made.sample.level = level
         made.sample.ids, made.sample.counts = state["sample"].astype(np.int64)
         if "hot" in state:

@@ -22,6 +22,9 @@ from shardopt.stats.spectrum import ZipfFit, fit_zipf
 
 Array = NDArray[np.float64]
 
+LENGTHS = ("pooling_factor_std", "pooling_factor_max", "length_correlation")
+"""What is said of how the ids of a sample vary."""
+LEAST_CORRELATION = 0.05
 VARIANCE_NOISE = 1e-3
 """Of the ids per sample, that a sample's sums may leave."""
 
@@ -84,6 +87,9 @@ class FeatureStats:
         samples, ids: in the data.
         empty_share: share of the samples without an id, in [0, 1].
         pooling_factor_std: standard deviation of the ids per sample.
+        pooling_factor_max: most ids of a sample.
+        length_correlation: how far they go together with those of the other features, in [0, 1]:
+            two features correlate by the product of theirs.
         seen: None if there are no ids.
     """
 
@@ -94,6 +100,8 @@ class FeatureStats:
     ids: int
     empty_share: float
     pooling_factor_std: float
+    pooling_factor_max: int
+    length_correlation: float
     seen: IdStatistics | None
 
     @property
@@ -115,6 +123,7 @@ def summarise(
     Args:
         hot: how many of the hottest rows to list, >= 0.
     """
+    correlations = length_correlations(counts)
     for name, found in counts.items():
         given = reading.rows_of(name)
         rows = found.largest + 1 if given is None else given
@@ -125,9 +134,44 @@ def summarise(
             found.samples,
             found.ids,
             found.empty / found.samples,
-            math.sqrt(max(0.0, found.squares / found.samples - (found.ids / found.samples) ** 2)),
+            math.sqrt(_variance(found)),
+            found.longest,
+            correlations[name],
             _seen(found, rows, hot) if found.ids else None,
         )
+
+
+def _variance(found: FeatureCounts) -> float:
+    """Of the ids of a sample."""
+    return max(0.0, found.squares / found.samples - (found.ids / found.samples) ** 2)
+
+
+ROUNDS = 100
+"""Of solving for correlations; three features settle within ten."""
+
+
+def length_correlations(counts: Mapping[str, FeatureCounts]) -> dict[str, float]:
+    """How far the lengths of each feature go together with the others', of one set of samples.
+
+    With one thing that all features of a sample share (a user who is active), lengths of deviation
+    ``s_f`` share ``u_f = s_f r_f``, so a feature's covariance with all of them together is
+    ``s_f^2 + u_f (U - u_f)``, ``U`` the sum of all ``u``; solved round by round.
+    """
+    found = [*counts.values()]
+    samples = max(1, *(of.samples for of in found)) if len(found) > 1 else 1
+    together = sum(of.ids for of in found) / samples
+    variance = np.array([_variance(of) for of in found])
+    shared = np.array([of.products / samples - of.ids / samples * together for of in found])
+    shared = np.maximum(shared - variance, 0.0)
+    deviation = np.sqrt(variance)
+    total = math.sqrt(float(shared.sum()))
+    if len(found) < 2 or total == 0:
+        return dict.fromkeys(counts, 0.0)
+    of_each = shared / total
+    for _ in range(ROUNDS):
+        of_each = np.minimum((shared + of_each**2) / of_each.sum(), deviation)
+    ratio = np.divide(of_each, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    return dict(zip(counts, ratio.tolist(), strict=True))
 
 
 def _seen(found: FeatureCounts, rows: int, hot: int) -> IdStatistics:
@@ -156,9 +200,10 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
 
     Arrays of each feature: ``counts`` and ``weights`` (rows of each bin, and draws per row, hottest
     first), ``range_rows [bins, ranges]``, ``range_width`` and ``rows`` (where they lie), which the
-    predictor reads; and for closer looks ``pooling_factor``, ``pooling_factor_std``, ``samples``,
-    ``ids``, ``empty_share``, ``draws`` and ``distinct`` (the curve), ``frequencies`` and
-    ``frequency_rows``, ``zipf`` (alpha, q), ``hot_ids`` and ``hot_shares``.
+    predictor reads, as it does ``pooling_factor``, ``pooling_factor_std``, ``pooling_factor_max``
+    and ``length_correlation``; and for closer looks ``samples``, ``ids``, ``empty_share``,
+    ``draws`` and ``distinct`` (the curve), ``frequencies`` and ``frequency_rows``, ``zipf``
+    (alpha, q), ``hot_ids`` and ``hot_shares``.
 
     Raises:
         InputError: it cannot be written; an existing file is left as it was.
@@ -168,7 +213,7 @@ def write_stats(path: Path, features: Iterable[FeatureStats]) -> None:
         seen = feature.seen
         if seen is None:
             continue
-        numbers = ("rows", "samples", "ids", "pooling_factor", "pooling_factor_std", "empty_share")
+        numbers = ("rows", "samples", "ids", "empty_share", "pooling_factor", *LENGTHS)
         found: dict[str, Any] = {
             "counts": seen.mixture.counts,
             "weights": seen.mixture.probs * feature.ids,
@@ -199,6 +244,9 @@ def model_values(feature: FeatureStats, file: str) -> dict[str, Any]:
     found: dict[str, Any] = {"pooling_factor": int(pooling) if pooling.is_integer() else pooling}
     if feature.varies:
         found["pooling_factor_std"] = float(f"{feature.pooling_factor_std:.4g}")
+        found["pooling_factor_max"] = feature.pooling_factor_max
+        if feature.length_correlation >= LEAST_CORRELATION:
+            found["length_correlation"] = round(feature.length_correlation, 2)
     return found | {"index_distribution": {"file": file, "feature": feature.name}}
 
 

@@ -57,7 +57,7 @@ def to_torchrec(
     device: str | torch.device | None = None,
     intra_group_size: int | None = None,
 ) -> torchrec_types.ShardingPlan:
-    """TorchRec's `ShardingPlan` for `module`, ready for `DistributedModelParallel`.
+    """Convert a plan to TorchRec's `ShardingPlan` for `module`.
 
     Tables are found by name; where several embedding modules have tables of one name, the plan's
     module name decides, as a path or the end of one.
@@ -171,7 +171,7 @@ def from_torchrec(
     world_size: int | None = None,
     local_world_size: int | None = None,
 ) -> ShardingPlan:
-    """shardopt's plan for a TorchRec plan of `module`; the inverse of `to_torchrec`.
+    """Convert a TorchRec plan of `module` to shardopt's; the inverse of `to_torchrec`.
 
     Args:
         world_size: number of ranks. A TorchRec plan does not hold it: by default that of the

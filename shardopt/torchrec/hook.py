@@ -320,9 +320,9 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             with where no ``model`` says it; None to make it from the features.
         default_pooling_factor: mean ids per sample of features for which nobody gives them, > 0;
             if None TorchRec's 1, with a warning.
-        strict: refuse to plan where such features are, where the tables take more memory by
-            shardopt's count than is left, or by the storage estimator's, but not by both, and
-            whatever else is otherwise planned by TorchRec's own planner, with a warning.
+        strict: raise instead of warning: where pooling factors are missing, where only one of
+            shardopt's and the storage estimator's counts of memory accepts the plan, and where
+            TorchRec's own planner would have to plan.
         seed: of every random choice of the search, >= 0; all processes find the same plan.
         effort: multiple of the default work budget, > 0.
         objective: ``nominal`` (the predicted time), ``mean`` (over the scenarios) or ``regret``.
@@ -475,8 +475,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
 
     @as_planner_errors()
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """The plan with the least predicted iteration time; TorchRec's own, with a warning, where
-        shardopt cannot plan.
+        """Return the plan with the least predicted iteration time, or TorchRec's own, with a
+        warning, where shardopt cannot plan.
 
         Raises:
             PlannerError: TorchRec's planner finds no plan either, with its error types and
@@ -553,8 +553,8 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Rank 0 of the group plans, and all ranks get its plan, or the error it met; with
-        ``confirm`` all of them run the best plans, and the fastest is returned.
+        """Plan on rank 0 of the group and return its plan, or raise its error, on all ranks; with
+        ``confirm`` all ranks run the best plans and the fastest is returned.
 
         Raises:
             PlannerError: as `plan`; or there is no process group, or a rank of it does not answer

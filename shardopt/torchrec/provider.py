@@ -64,8 +64,8 @@ def plan_machines(
     cache: bool = True,
     **capture: Any,
 ) -> list[MachinePlan]:
-    """A plan of a module for every hardware with every number of GPUs, as ``shardopt plan`` finds
-    them for a model file; no GPU is needed, and the module is read and captured once.
+    """Plan a module for every hardware with every number of GPUs, as ``shardopt plan`` does for
+    a model file; no GPU is needed, and the module is read and captured once.
 
     Args:
         hardware: names or files of profiles.
@@ -151,7 +151,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         self._options = {**options, "model": model}
 
     def profile(self, sku: str) -> HardwareProfile:
-        """Costs and capacities of a SKU.
+        """Return costs and capacities of a SKU.
 
         Raises:
             InputError: none is given and none is shipped for it.
@@ -165,7 +165,7 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         return given if isinstance(given, HardwareProfile) else load_hardware(given)
 
     def build_topology(self, sku: str, request: Any, ctx: Any) -> TorchRecTopology:
-        """TorchRec's own, with the profile's memory where the request names none."""
+        """Build TorchRec's topology, with the profile's memory where the request names none."""
         profile = self.profile(sku)
         caps = {
             "hbm_gb": profile.hbm_bytes / GIB if request.hbm_gb is None else request.hbm_gb,
@@ -181,8 +181,8 @@ class ShardoptPlannerProvider(DefaultPlannerProvider or object):  # type: ignore
         storage_reservation: StorageReservation,
         ctx: Any,
     ) -> Any:
-        """Our planner for TorchRec's own variants; others are refused by TorchRec's provider. Its
-        enumerator is that of TorchRec's, with our costs of shards in the reports."""
+        """Build a `ShardoptPlanner` for TorchRec's own variants, with our costs of shards in its
+        enumerator; TorchRec's provider refuses others."""
         request, config = ctx.request, ctx.request.planner_config
         if config.planner_variant.name not in ("UNSET", "OSS"):
             return super().build_planner(
@@ -229,7 +229,7 @@ class ShardoptPlannerExecutor(DefaultPlannerExecutor or object):  # type: ignore
         super().__init__(ShardoptPlannerProvider() if provider is None else provider)
 
     def run(self, sku: str, ctx: Any, pg: Any = None) -> Any:
-        """As TorchRec's; a `ShardoptStats` takes the place of TorchRec's statistics."""
+        """Run as TorchRec's executor does, with a `ShardoptStats` in place of its statistics."""
         if ctx.stats is None or [type(sink) for sink in ctx.stats] == [EmbeddingStats]:
             ctx.stats = [ShardoptStats()]
         ours = next((sink for sink in ctx.stats if isinstance(sink, ShardoptStats)), None)

@@ -119,7 +119,13 @@ class UserInputs(NamedTuple):
         """Features of a table in the model file, and those of a stats file, by name."""
         tables = self.known.tables if self.known else ()
         lengths = {
-            name: replace(Feature(name, f.pooling_factor), pooling_factor_std=f.pooling_factor_std)
+            name: Feature(
+                name,
+                f.pooling_factor,
+                pooling_factor_std=f.pooling_factor_std,
+                pooling_factor_max=f.pooling_factor_max,
+                length_correlation=f.length_correlation,
+            )
             for name, f in self.measured.items()
         }
         return lengths | {f.name: f for t in tables if t.name == table for f in t.features}

@@ -267,5 +267,5 @@ class ShardoptPlanReporter:
         self._writer_of = writer_of
 
     def build_stats(self, ctx: Any, sku: str) -> list[Stats]:
-        """What the planner of a SKU tells its plan to."""
+        """Build the statistics that the planner of a SKU reports its plan to."""
         return [ShardoptStats(self._writer_of(sku))]

@@ -110,7 +110,7 @@ ROW_STATE = (
 
 
 def training_state(model: Any) -> dict[str, Any]:
-    """What `torch.distributed.checkpoint` saves of a `DistributedModelParallel`, and loads into.
+    """Return what `torch.distributed.checkpoint` saves of a `DistributedModelParallel` and loads.
 
     Optimizers without state are left out: TorchRec keeps an empty entry on the ranks that have the
     table, which torch.distributed.checkpoint saves from rank 0 only and then misses on others.
@@ -139,10 +139,10 @@ def save_for_plan(
     workload: Workload,
     folder: str | PathLike[str],
 ) -> None:
-    """The first half of a move that TorchRec cannot make in place: weights and states of the fused
-    optimizers go to a folder that all ranks share. Then drop the model, build it under the new
-    plan, call `load_under_plan`, and hand the ``state_dict()`` of the old dense optimizer to the
-    new one. To be called on all ranks at once, between two steps.
+    """Save weights and states of the fused optimizers for a move that TorchRec cannot make in
+    place, in a folder that all ranks share. Then drop the model, build it under the new plan, call
+    `load_under_plan`, and hand the ``state_dict()`` of the old dense optimizer to the new one. Call
+    it on all ranks at once, between two steps.
 
     Args:
         model: the running `DistributedModelParallel`.
@@ -165,7 +165,7 @@ def save_for_plan(
 
 
 def load_under_plan(model: Any, folder: str | PathLike[str]) -> None:
-    """The second half: fill a model that was built under the new plan; on all ranks at once.
+    """Fill a model that was built under the new plan; on all ranks at once.
 
     Raises:
         PlanError: the folder has no such checkpoint, or one of another model.

@@ -93,6 +93,18 @@ def test_every_op_is_finite_positive_never_falls_and_ends_linear(profile: str) -
         assert 1.7 < far[1] / far[0] < 2.2, (name, far)
 
 
+@pytest.mark.parametrize("profile", ["h100-sxm", "cpu-gloo"])
+@pytest.mark.parametrize("axes", range(5))
+@pytest.mark.parametrize("count", range(5))
+def test_an_op_with_operands_of_another_has_a_price(profile: str, axes: int, count: int) -> None:
+    """As a damaged file of ops may hold it."""
+    times, shape = OpTimes(load_hardware(profile), "fp32"), (4,) * axes
+    operands = tuple(tensor(at, *shape) for at in range(1, count + 1))
+    for name in NAMES:
+        for outputs in ((), (tensor(9, *shape),)):
+            assert 0 <= times.cost(OpCall(name, operands, outputs)).ms < 1, name
+
+
 def test_names_are_in_one_family() -> None:
     assert not KNOWN & {*PRODUCTS, *CONVOLUTIONS, *ATTENTION}
     assert not FILLS & (GATHERS | SCATTERS)

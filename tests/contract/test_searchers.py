@@ -13,8 +13,9 @@ from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.baselines.starting_plans import plan_baselines
 from search.bound.lower_bound import LowerBound
-from search.improve.annealing import Annealer, AnnealingTask
+from search.improve.annealing import Annealer, AnnealingTask, load_kernel
 from search.improve.balance import balance
+from search.improve.kernel import anneal
 from search.improve.local_search import LocalSearch
 from search.improve.neighbourhoods import Neighbourhoods
 from search.objective import Assignment, Objective
@@ -153,6 +154,14 @@ def test_the_same_seed_gives_the_same_plans(searcher: str) -> None:
         return [[(o.label, ranks) for o, ranks in plan] for plan in plans]
 
     assert labels() == labels()
+
+
+@pytest.mark.parametrize("searcher", ["annealer", "balancer"])
+def test_the_kernel_of_annealing_is_the_one_that_setup_compiles(searcher: str) -> None:
+    """Compiling it once more takes a user's first search ten seconds."""
+    load_kernel()
+    assert SEARCHERS[searcher](*objective_of(uneven()))
+    assert len(anneal.signatures) == 1
 
 
 @pytest.mark.parametrize("searcher", ["cpsat", "feasibility"])

@@ -18,7 +18,15 @@ from pathlib import Path
 
 from lab.runtimes.megatron import load_megatron
 from lab.suites import COLUMNS
-from lab.validate import dlrm_published, gemm, links, primus_step, torchrec_steps, transformers
+from lab.validate import (
+    dlrm_published,
+    gemm,
+    hstu_step,
+    links,
+    primus_step,
+    torchrec_steps,
+    transformers,
+)
 from predictor.csv_rows import read_table
 from tests.public_data import EXCERPTS, FULL
 
@@ -118,6 +126,7 @@ TABLES = {
     "mlperf_dlrm_dcnv2_configs.csv": Excerpt(CONFIG_COLUMNS),
     "torchrec_dlrm_p4d_measured.csv": Excerpt(),
     dlrm_published.FILE: Excerpt(" ".join(COLUMNS[dlrm_published.FILE])),
+    hstu_step.FILE: Excerpt(" ".join(COLUMNS[hstu_step.FILE])),
     primus_step.FILE: Excerpt(" ".join(COLUMNS[primus_step.FILE])),
     # steps of more than one loop, for which no plan was printed
     torchrec_steps.FILE: Excerpt(

@@ -77,11 +77,16 @@ def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return captured(tmp_path_factory.mktemp("dlrm"), case.workload(), plan)
 
 
-@pytest.mark.slow
 def test_dlrm_under_torchrec(dlrm: Path, tmp_path: Path) -> None:
     _, result = check_fixpoint(dlrm, tmp_path)
     assert result["ranks"] == 2
+
+
+@pytest.mark.slow
+def test_parts_of_a_dlrm_and_other_numbers_of_ranks(dlrm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "b"
+    generate([dlrm], folder)
+    result = replay(folder, QUICK)
     comms = replay(folder, [*QUICK, "--subset", "comms"])
     compute = replay(folder, [*QUICK, "--subset", "compute"])
     assert comms["ops_total"] + compute["ops_total"] == result["ops_total"]
@@ -230,7 +235,6 @@ def names(program: RankProgram) -> list[str]:
     return [call.collective for call in program.calls if call.is_collective]
 
 
-@pytest.mark.slow
 def test_collectives_of_all_ranks(collectives: Path, tmp_path: Path) -> None:
     for program in check_fixpoint(collectives / "all_ranks", tmp_path)[0]:
         assert names(program) == ALL_RANKS

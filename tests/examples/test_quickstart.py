@@ -15,15 +15,15 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the cells leave behind, and ``shown``: what the last line of each gives; with a tenth
-    of the effort."""
+    """What the cells leave behind, and ``shown``: what the last line of each gives; with little
+    effort."""
     found: dict[str, Any] = {"shown": []}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(NOTEBOOK.parent)
         patch.setenv("XDG_CACHE_HOME", "/nonexistent")
         for cell in json.loads(NOTEBOOK.read_text())["cells"]:
             if cell["cell_type"] == "code":
-                source = "".join(cell["source"]).replace("effort=0.1", "effort=0.01")
+                source = "".join(cell["source"]).replace("effort=0.1", "effort=0.002")
                 *lines, last = source.split("\n")
                 exec("\n".join(lines), found)
                 found["shown"].append(eval(last, found))

@@ -372,3 +372,25 @@ def test_half_of_the_ranks_of_a_v100_job_tell_the_dense_part_of_the_others() -> 
             after.append(abs(told / measured - 1))
     assert np.mean(before) > 0.3
     assert np.mean(after) < 0.05
+
+
+def test_a_step_that_waits_for_the_host_is_the_hosts_whatever_the_prediction_took_to_decide() -> (
+    None
+):
+    """The GPU is predicted to set the pace, and the host of this machine is much slower."""
+    table = Table("t", 100_000, DIM, (Feature("f", 4.0),))
+    wide = DenseArch(64, (2048, 2048, DIM), (2048, 2048, 1))
+    job = Workload("wide", 8192, (table,), wide)
+    one = Topology.uniform(1, 1, hbm_bytes=2**36, ddr_bytes=2**36)
+    plan = plan_of(job, one, [table_wise(table, 0)])
+    base = load_hardware("h100-sxm")
+    free = base.model_copy(
+        update={"overheads": base.overheads.model_copy(update={"op_us": 1.0, "batch_us": 0.0})}
+    )
+    gpu_ms = sum(predict(job, one, free, plan).per_rank[0].busy_ms.values())
+    before = predict(job, one, base, plan).iteration_ms
+    assert before < 1.2 * gpu_ms
+    measured = [Measured(STEP, None, 2.5 * before)]
+    found, _ = learn(job, one, base, plan, measured, **SAID, host_decides=True)
+    after = predict(job, one, base.model_copy(update={"learned": found}), plan).iteration_ms
+    assert after == pytest.approx(2.5 * before, rel=0.05)

@@ -18,7 +18,7 @@ from search.problem import Result
 from search.side_by_side import CutPiece, side_by_side, usable_cores
 from search.solve import solve
 from search.stop import Stop
-from tests.search.problems import random_problem
+from tests.search.problems import several_lookups
 
 HERE = os.getpid()
 SHARED = [object(), object()]
@@ -37,13 +37,18 @@ def test_results_come_in_order_and_share_what_both_sides_know(
     cores: Callable[[int], None], count: int
 ) -> None:
     cores(count)
-    delays = [0.05, 0.0, 0.02, 0.0]
+    first, ended = os.pipe()
 
     def piece(number: int) -> tuple[int, object]:
-        time.sleep(delays[number])  # ends in another order
+        if number == 1:
+            os.write(ended, b"x")
+        if number == 0 and count > 1:
+            os.read(first, 1)  # ends after the second one
         return number, SHARED[number % 2]
 
     found = list(side_by_side([partial(piece, number) for number in range(4)], SHARED))
+    for pipe in (first, ended):
+        os.close(pipe)
     assert [number for number, _ in found] == [0, 1, 2, 3]
     assert all(one is SHARED[number % 2] for number, one in found)
 
@@ -115,11 +120,10 @@ def test_nothing_is_forked_from_a_daemon(monkeypatch: pytest.MonkeyPatch) -> Non
     assert usable_cores() == 1
 
 
-@pytest.mark.slow
 def test_a_search_finds_the_same_on_any_number_of_cores(cores: Callable[[int], None]) -> None:
     def found(count: int) -> Result:
         cores(count)
-        return solve(random_problem(3), Stop(effort=0.03), 0)
+        return solve(several_lookups(3), Stop(effort=0.002), 0)
 
     one, two = found(1), found(2)
     assert one.plans == two.plans

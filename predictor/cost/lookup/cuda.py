@@ -80,6 +80,12 @@ class CudaLookups(LookupModel):
             time = max(time, self.constants.hash_hybrid * self.forward_ms(_on_device(shard)))
         return time
 
+    def bucketize_ms(self, longest: float) -> float:
+        """A thread walks down the ids of a bag: each takes a load, and one from the L2 of its place
+        in the bucket (`_block_bucketize_sparse_features_cuda_kernel2` of FBGEMM)."""
+        each = self.constants.row_latency_us * (1.0 + self.constants.l2_latency)
+        return units.us(each) * longest
+
     def bounds_ms(self, shard: LookupShard) -> float:
         """A warp a bag (`bounds_check_indices_kernel`)."""
         if not self.constants.bounds_ns:
@@ -171,7 +177,7 @@ class CudaLookups(LookupModel):
         rows = own_fetched_rows(shard) if fetched_rows is None else fetched_rows
         if shard.kernel.is_hashed:
             # found in the host's table and put into the cache's, as what it evicts the other way
-            fill = rows * (self.fetch_ms(shard) + 4e-6 * self.constants.hash_ns_per_row)
+            fill = rows * max(units.us(1e-3 * self.constants.hash_miss_ns), self.fetch_ms(shard))
             there = _on_device(shard)
             lookup = self.forward_ms(there) + self.backward_ms(there)
             return max(fill, (self.constants.hash_caching - 1.0) * lookup)

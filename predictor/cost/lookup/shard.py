@@ -167,6 +167,14 @@ class LookupModel:
         """Check that the ids lie within their tables, as TorchRec's lookups do before a forward."""
         return 0.0
 
+    def bucketize_ms(self, longest: float) -> float:
+        """Shortest time to sort ids into the buckets of row blocks.
+
+        Args:
+            longest: most ids of a (sample, feature) pair.
+        """
+        return 0.0
+
     def fetch_ms(self, shard: LookupShard) -> float:
         """Time to fetch one row of a shard into the cache."""
         return 0.0

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from predictor import units
 from predictor.cost.elementwise import column_sums_ms, columns_ms, decode_ms, memory_ms
@@ -71,6 +72,8 @@ ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
 FOREACH_TENSORS = 110
 """Pointers that one launch of a foreach kernel takes (aten/src/ATen/native/cuda/
 MultiTensorApply.cuh: depth_to_max_tensors of one list; fewer of several, the sum is alike)."""
+FOREACH_CHUNK = 65_536
+"""Elements that one block of such a kernel steps through (kChunkSize there)."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,11 @@ class OpTimes:
         if not call.moves:
             return VIEW
         name = plain_name(call)
-        if name in PRODUCTS:
+        if name in PRODUCTS and _has_operands(call, 2, 1):
             return self._product(call, name)
-        if name in CONVOLUTIONS:
+        if name in CONVOLUTIONS and _has_operands(call, 3 if "backward" in name else 2, 2):
             return self._convolution(call, name)
-        if name in ATTENTION:
+        if name in ATTENTION and _has_operands(call, 4 if "backward" in name else 3, 3):
             return self._attention(call, name)
         return self._memory(call, name, made=compiled and fusible(call))
 
@@ -132,25 +135,12 @@ class OpTimes:
 
     # --- arithmetic -----------------------------------------------------------------------------
 
-    def _type(self, operand: Operand) -> str:
-        """The type whose rate a product of an operand runs at; fp64 at that of fp32."""
-        known = operand.data_type
-        if known in ("fp16", "bf16") or known.startswith(("fp8", "float8")):
-            return "fp8" if "8" in known else known
-        if not known and operand.item_bytes == 2:
-            return self.product_type if self.product_type in ("fp16", "bf16") else "bf16"
-        return self.product_type if self.product_type in ("fp32", "tf32") else "fp32"
-
     def _product(self, call: OpCall, name: str) -> OpCost:
-        a, b = call.inputs[:2] if name in ("linear", "_scaled_mm") else call.inputs[-2:]
-        count, m, n, k = _product_shape(name, a, b)
-        # a linear layer is given its weight as [n, k]
-        of_b = {"n": "t", "t": "n"}[b.side] if name == "linear" else b.side
-        layout = a.side + of_b
+        count, m, n, k, data_type, layout = product_of(call, self.product_type)
         if count > 1:
-            ms = batched_ms(self.hardware, count, m, n, k, self._type(a), layout)
+            ms = batched_ms(self.hardware, count, m, n, k, data_type, layout)
         else:
-            ms = gemm_ms(self.hardware, m, n, k, self._type(a), layout)
+            ms = gemm_ms(self.hardware, m, n, k, data_type, layout)
         if PRODUCTS[name] and not self.hardware.elementwise.fused_bias:
             ms += float(memory_ms(self.hardware, 2 * call.outputs[0].bytes))
         return OpCost(ms, 1, "gemm", None if count > 1 else (m, n, k))
@@ -168,7 +158,7 @@ class OpTimes:
         if backward:
             made = {operand.shape for operand in call.outputs}
             shapes = [(m, k, n)] * (given.shape in made) + [(n, k, m)] * (weight.shape in made)
-        data_type = self._type(given)
+        data_type = _rate_type(given, self.product_type)
         ms = sum(batched_ms(self.hardware, groups, *shape, data_type) for shape in shapes)
         return OpCost(ms, max(1, len(shapes)), "gemm", shapes[0] if shapes else None)
 
@@ -182,7 +172,7 @@ class OpTimes:
         if causal and name not in LAST_KEYS:
             keys = queries
         shape = queries, keys, (query.shape[-1] + value.shape[-1]) / 2
-        precision = self._type(query)
+        precision = _rate_type(query, self.product_type)
         computed = attention_ms(hw, count, shape, precision, backward=backward, causal=causal)
         touched = sum(operand.bytes for of in read_and_written(call) for operand in of)
         ms = max(computed, float(memory_ms(hw, touched)))
@@ -205,10 +195,19 @@ class OpTimes:
             return OpCost(column_sums_ms(self.hardware, rows, size), kernels)
         apart = units.us(cost.floor_us + 1e-3 * _apart_on_gpu_ns(call, name, cost))
         ms = max(float(model(self.hardware, size)), 0.0 if made else apart)
-        ms += (kernels - 1) * units.us(cost.floor_us)
+        ms += (kernels - 1) * units.us(cost.floor_us) + kernels * _chunk_ms(call, cost)
         if name in INDEX_ADDS:
             ms += units.us(1e-3 * cost.index_add_ns) * gathered / 2
         return OpCost(ms, kernels, modelled=name in KNOWN)
+
+
+def _has_operands(call: OpCall, count: int, axes: int) -> bool:
+    """Tell whether a call has what the law of its name reads; its bytes are its price otherwise."""
+    operands = call.inputs[:count] if axes > 1 else call.inputs[-count:]
+    if len(operands) < count or not call.outputs:
+        return False
+    least = min(len(operand.shape) for operand in operands)
+    return least >= axes and (least > 1 or max(len(o.shape) for o in operands) < 3)
 
 
 def _element_ns(call: OpCall, name: str, gathered: float, cost: Elementwise) -> float:
@@ -256,6 +255,14 @@ def _apart_on_gpu_ns(call: OpCall, name: str, cost: Elementwise) -> float:
     return count * (each + cost.strided_input_ns * mixed * (len(inputs) - 1))
 
 
+def _chunk_ms(call: OpCall, cost: Elementwise) -> float:
+    """Of one launch over many tensors, what its longest block takes beyond the bytes of all."""
+    if not call.name.startswith("_foreach_") or not call.inputs:
+        return 0.0
+    longest = max(operand.elements for operand in call.inputs)
+    return units.us(cost.foreach_us) * min(1.0, longest / FOREACH_CHUNK)
+
+
 def _summed_rows(call: OpCall, name: str) -> int:
     """Rows of a matrix that an op sums over; 0 for other ops."""
     if name != "sum" or not call.outputs or not call.inputs or len(call.inputs[0].shape) < 2:
@@ -291,6 +298,40 @@ def plain_name(call: OpCall) -> str:
 def is_foreach(call: OpCall) -> bool:
     """Whether one launch serves many tensors."""
     return call.name.startswith(("_foreach_", "_fused_"))
+
+
+class Product(NamedTuple):
+    """``count`` times ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+    data_type: str
+    layout: str
+
+
+def product_of(call: OpCall, product_type: str) -> Product:
+    """The product that a call of one of `PRODUCTS` computes.
+
+    Args:
+        product_type: of fp32 products, as `OpTimes` takes it.
+    """
+    name = plain_name(call)
+    a, b = call.inputs[:2] if name in ("linear", "_scaled_mm") else call.inputs[-2:]
+    # a linear layer is given its weight as [n, k]
+    of_b = {"n": "t", "t": "n"}[b.side] if name == "linear" else b.side
+    return Product(*_product_shape(name, a, b), _rate_type(a, product_type), a.side + of_b)
+
+
+def _rate_type(operand: Operand, product_type: str) -> str:
+    """The type whose rate a product of an operand runs at; fp64 at that of fp32."""
+    known = operand.data_type
+    if known in ("fp16", "bf16") or known.startswith(("fp8", "float8")):
+        return "fp8" if "8" in known else known
+    if not known and operand.item_bytes == 2:
+        return product_type if product_type in ("fp16", "bf16") else "bf16"
+    return product_type if product_type in ("fp32", "tf32") else "fp32"
 
 
 def _product_shape(name: str, a: Operand, b: Operand) -> tuple[int, int, int, int]:

@@ -178,6 +178,7 @@ class DlrmBuilder:
         *,
         host_ms: float = 0.0,
         kernels: int = 1,
+        waiting_ms: Array | None = None,
     ) -> int:
         """Append an operation of at least so many kernels; ``host_ms`` is what it takes the host
         beside its launch."""
@@ -192,6 +193,7 @@ class DlrmBuilder:
             deps=deps,
             scope=kind.scope,
             active=active,
+            waiting_ms=waiting_ms,
         )
 
     # --- pipelines -----------------------------------------------------------------------------
@@ -394,7 +396,11 @@ class DlrmBuilder:
         lookup_ms = exchange.backward_ms if backward else exchange.forward_ms
         cost_ms = lookup_ms(group) + exchange.pack_ms(group, backward=backward)
         name, active = f"{exchange.name} lookup{_way(backward)}", exchange.group_active(group)
-        return self._add(name, LOOKUP[backward], cost_ms, launch, deps, active)
+        column = Load.BACKWARD_MS if backward else Load.FORWARD_MS
+        waiting_ms = exchange.waiting_ms(group, column)
+        return self._add(
+            name, LOOKUP[backward], cost_ms, launch, deps, active, waiting_ms=waiting_ms
+        )
 
     def _outputs(self, exchange: Exchange, after: list[int], *, backward: bool) -> list[int]:
         """The output distribution of one exchange; returns the ops whose end delivers it."""
@@ -432,14 +438,17 @@ class DlrmBuilder:
 
     def _segment(self, segment: Segment, *, backward: bool) -> int:
         self.segments += 1
+        # the longest batch is longer in all of them
+        waiting_ms = segment.cost_ms * self.costs.uneven
         return self.graph.add(
             f"dense {self.segments} ({segment.name}){_way(backward)}",
             phase=DENSE[backward].phase,
             resource=segment.resource,
             stream=COMPUTE,
-            cost_ms=segment.cost_ms,
+            cost_ms=segment.cost_ms + waiting_ms,
             host_ms=segment.host_ms,
             kernels=segment.kernels,
+            waiting_ms=np.full(1, waiting_ms) if waiting_ms else None,
         )
 
     # --- feature processors ----------------------------------------------------------------------

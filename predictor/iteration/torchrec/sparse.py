@@ -19,6 +19,7 @@ from predictor import units
 from predictor.cost.elementwise import memory_ms
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import (
+    COMMON,
     KERNELS,
     VARIANCES,
     Load,
@@ -114,6 +115,7 @@ class Exchange:
         self.pooled = all(groups[m].pooling != "none" for m in members)
         self.prefetched = frozenset(m for m in members if groups[m].cached_dim)
         self.loads = loads
+        self._waiting: dict[tuple[int, Load], Array] = {}
         self.total: Array = sum((loads[:, m] for m in members[1:]), loads[:, members[0]])
 
     @cached_property
@@ -152,10 +154,18 @@ class Exchange:
         """Reordering the local ids before the exchange; row splits also bucketize them."""
         model = self._bucketize_ms if self.sharding_type in ROW_SPLITS else self._reorder_ms
         ids_ms = self.cost(model, _mean_id_bytes) + self._unique_ms()
+        if self.sharding_type in ROW_SPLITS:
+            ids_ms = ids_ms + self.lookups.bucketize_ms(self._longest_bag)
         if self.processed:
             each = position_weights.PREPARE_BYTES / INDEX_BYTES / self.hardware.streaming
             ids_ms = ids_ms + self.prepared * self.cost(lambda size: each * size, _mean_id_bytes)
         return ids_ms
+
+    @property
+    def _longest_bag(self) -> float:
+        """Mean ids of a sample and feature of the module, of the feature that has most."""
+        tables = (t for t in self.workload.tables if t.module == self.module)
+        return max(f.pooling_factor for table in tables for f in table.features)
 
     @cached_property
     def prepared(self) -> Array:
@@ -258,8 +268,18 @@ class Exchange:
         else:
             time = load[..., column]
         if column is not Load.PREFETCH_MS:
-            time = time + straggling_ms(load, column)
+            time = time + self.waiting_ms(group, column)
         return np.where(load[..., Load.SHARDS] > 0, floor_ms + time, 0.0)
+
+    def waiting_ms(self, group: int, column: Load) -> Array:
+        """The part of a lookup in which ranks wait for the one with the most ids, ``[plans, 1]``.
+
+        Args:
+            column: forward or backward.
+        """
+        if (group, column) not in self._waiting:
+            self._waiting[group, column] = straggling_ms(self.load_of(group), column)
+        return self._waiting[group, column]
 
     def outputs(self, *, backward: bool) -> list[Transfer]:
         """The output distribution, or its backward, as collectives in the order they run.
@@ -379,7 +399,8 @@ def straggling_ms(load: Array, column: Load) -> Array:
         load: of one fused lookup, ``[plans, ranks, columns]``.
         column: its forward or backward.
     """
-    variance = load[..., VARIANCES[KERNELS.index(column)]]
+    way = KERNELS.index(column)
+    variance = load[..., VARIANCES[way]] + load[..., COMMON[way]] ** 2
     if not variance.any():
         return np.zeros(1)
     # what a neighbour takes off a plan's sum may leave a rounding error below zero

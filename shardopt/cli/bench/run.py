@@ -40,7 +40,7 @@ def run(
     Measurement:
         backend: gloo runs on CPU cores, nccl on GPUs.
         seed (N): Seed of the input batches and of the order of the plans.
-        silence (S): End the run if no rank reports anything for so many seconds, and say which
+        silence (S): End the run if no rank reports for this many seconds, and say which
             hangs.
 
     Output:

@@ -25,9 +25,9 @@ def test_the_shipped_file_is_what_the_rules_give(card) -> None:  # type: ignore[
 
 
 @pytest.mark.parametrize("card", CARDS, ids=NAMES)
-def test_every_group_says_that_it_is_derived(card) -> None:  # type: ignore[no-untyped-def]
+def test_every_group_has_the_provenance_of_its_card(card) -> None:  # type: ignore[no-untyped-def]
     profile = load_hardware(card.name)
-    assert {profile.group_kind(name) for name in profile.groups} == {"derived"}
+    assert {profile.group_kind(name) for name in profile.groups} == {card.kind}
     assert derive(card)["memory"]["hbm_gb_s"] < card.peak_gb_s
 
 
@@ -49,6 +49,12 @@ def test_wide_results_slow_a_p100_and_never_speed_it_up() -> None:
 def test_profiles_are_written_where_asked(tmp_path: Path) -> None:
     assert main(["fit", "derive", str(tmp_path)]) == 0
     assert {path.stem for path in tmp_path.iterdir()} == set(NAMES)
+    kept, changed = tmp_path / "a30.yaml", tmp_path / "l4.yaml"
+    kept.write_text(f"# a note of mine\n{kept.read_text()}")
+    changed.write_text(changed.read_text().replace("sms: 58", "sms: 57"))
+    assert main(["fit", "derive", str(tmp_path)]) == 0
+    assert kept.read_text().startswith("# a note of mine")
+    assert "sms: 58" in changed.read_text()
     assert main(["fit", "derive", str(tmp_path / "none")]) == 2
     assert main(["fit", "derive"]) == 2
     assert main(["fit", "deriv"]) == 2

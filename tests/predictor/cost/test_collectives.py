@@ -157,6 +157,32 @@ def test_the_switch_reduces_where_it_is_faster() -> None:
     assert gathered == pytest.approx(us(0.875 * np.array([1.0, 1024.0])))
 
 
+def racks(count: int, message_us: float) -> list[Level]:
+    """Domains of 72 ranks whose switch adds up at 1 us a MiB, on NICs that are no limit."""
+    switch = Curve(latency_us=0.0, edge_mib=(0.0,), us_per_mib=(0.5,), own_part=0.0)
+    return [
+        Level("intra", flat(10.0), 1, 72, switch=switch),
+        Level("inter", flat(0.01), 72, 72 * count, "nic", message_us=message_us),
+    ]
+
+
+@pytest.mark.parametrize(("count", "messages"), [(2, 4), (3, 8), (4, 16), (20, 16)])
+def test_messages_past_32_heads_bound_an_all_reduce_over_racks(count: int, messages: int) -> None:
+    """A MiB for each head: eight messages of 128 KiB or 16 of 64 KiB, sent and received, twice
+    over more than two racks."""
+    size = np.array(32 * MIB)
+    free = float(ring_or_tree("all_reduce", size, racks(count, 0.0)))
+    assert mib_of(free, 1.0) == pytest.approx(32 * 71 / 72)
+    bound = float(ring_or_tree("all_reduce", size, racks(count, 10.0)))
+    assert bound == pytest.approx(us(10.0 * 4 * messages))
+
+
+def test_an_all_to_all_counts_the_messages_of_a_nic() -> None:
+    levels = racks(2, 2.0)
+    time = float(all_to_all(np.array(144 * MIB), levels))
+    assert time == pytest.approx(us(2 * 72 * 8 * 2.0))
+
+
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("op", OPS)
 def test_more_hosts_take_no_less_time(name: str, op: str) -> None:

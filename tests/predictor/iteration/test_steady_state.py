@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,16 @@ def test_a_program_equals_the_timeline(whole: bool) -> None:
             assert program.iteration_ms(graph, PLANS) == pytest.approx(
                 expected, rel=1e-9, abs=1e-12
             )
+
+
+def test_a_critical_cycle_sets_the_period() -> None:
+    for seed in range(150):
+        graph = random_graph(seed, 0, whole=True)
+        graph.ops = [replace(op, cost_ms=op.cost_ms[:1]) for op in graph.ops]
+        period = float(simulate(graph).iteration_ms[0])
+        costs = [np.atleast_2d(op.cost_ms).T for op in graph.ops]
+        _, length, iterations = CompiledTimeline(graph, whole=True).critical_cycle(costs)
+        assert length / iterations == pytest.approx(period), seed
 
 
 def test_what_single_ranks_have_is_refused() -> None:

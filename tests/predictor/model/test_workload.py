@@ -17,5 +17,5 @@ def test_keys_name_the_module_where_names_collide() -> None:
 def test_refusals_say_what_was_given() -> None:
     with pytest.raises(InputError, match="batch_size is 0"):
         a_workload(batch_size=0)
-    with pytest.raises(InputError, match="table 't' is there twice in module 'ebc'"):
+    with pytest.raises(InputError, match="table 't' appears twice in module 'ebc'"):
         a_workload(a_table(), a_table())

@@ -1,15 +1,15 @@
-"""The cycle of one rank in plain numbers is that of the timeline."""
+"""Critical cycles of one rank in plain numbers, with operations that plans may do without."""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from predictor.iteration.critical_path import critical_cycle as cycle_of_timeline
 from predictor.iteration.graph import Dep, Graph
 from predictor.iteration.timeline import simulate
-from search.bound.cycle import critical_cycle, make_nodes
+from search.bound.cycle import compile_rank
 
 OPS = 40
 
@@ -24,7 +24,7 @@ def a_graph(seed: int) -> Graph:
             phase="any",
             resource="any",
             stream=rng.choice(["compute", "compute", "comm", "host", "copy"]),
-            cost_ms=rng.choice([0.0, 0.05, rng.random()]),
+            cost_ms=np.full(rng.choice([(1,), (1, 1)]), rng.choice([0.0, 0.05, rng.random()])),
             host_ms=rng.choice([0.0, 0.01, 0.05]),
             kernels=rng.choice([1, 1, 3]),
             deps=[rng.randrange(i)] if i and rng.random() < 0.6 else [],
@@ -36,27 +36,22 @@ def a_graph(seed: int) -> Graph:
     return graph
 
 
+def cycle_ms(graph: Graph, gone: list[bool]) -> float:
+    costs = [op.cost_on(0) for op in graph.ops]
+    program, origin = compile_rank(graph, gone)
+    assert len(origin) == OPS + sum(gone)
+    _, length, iterations = program.critical_cycle([costs[op] for op in origin])
+    return length / iterations
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_it_sets_the_period(seed: int) -> None:
     graph = a_graph(seed)
-    found = cycle_of_timeline(graph, simulate(graph, keep_steps=True))
-    assert found is not None
-    nodes, origin = make_nodes(graph, [False] * OPS)
-    assert origin == [*range(OPS)]
-    costs = [float(op.cost_ms[0]) for op in graph.ops]
-    ops, length, iterations = critical_cycle(nodes, costs)
-    assert length / iterations == pytest.approx(found[1] / found[2])
-    assert bool(ops) == bool(found[0])
+    assert cycle_ms(graph, [False] * OPS) == pytest.approx(simulate(graph).iteration_ms[0])
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_plans_may_do_without_never_makes_it_longer(seed: int) -> None:
-    rng = random.Random(seed)
-    graph = a_graph(seed)
+    graph, rng = a_graph(seed), random.Random(seed)
     gone = [rng.random() < 0.2 for _ in range(OPS)]
-    costs = [float(op.cost_ms[0]) for op in graph.ops]
-    whole = critical_cycle(make_nodes(graph, [False] * OPS)[0], costs)
-    nodes, origin = make_nodes(graph, gone)
-    assert len(nodes) == OPS + sum(gone)
-    part = critical_cycle(nodes, [costs[op] for op in origin])
-    assert part[1] / part[2] <= whole[1] / whole[2] * (1 + 1e-9)
+    assert cycle_ms(graph, gone) <= cycle_ms(graph, [False] * OPS) * (1 + 1e-9)

@@ -37,7 +37,9 @@ def test_every_knob_has_values_by_default_and_the_case_is_among_them() -> None:
     sequence = a_table("t2", pooling="none", module="ec")
     case = a_case(tables=(a_table("t0"), a_table("t1", dim=128), sequence))
     able = [knob for knob in PARAMETERS.values() if not knob.refusal(case)]
-    assert PARAMETERS.keys() - {knob.name for knob in able} == {"id_order", "pairs"}
+    assert PARAMETERS.keys() - {knob.name for knob in able} == {
+        *("balance_batches", "id_order", "pairs")
+    }
     grid = grid_of(case, dict.fromkeys(knob.user_name or knob.name for knob in able))
     assert set(grid.values) == {knob.name for knob in able}
     first = grid.nearest(case)

@@ -70,6 +70,6 @@ def test_what_a_killed_worker_left_of_a_line_is_dropped(tmp_path: Path) -> None:
 def test_another_file_is_no_journal_and_stays_as_it_is(content: str, tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text(content)
-    with pytest.raises(InputError, match="no Optuna journal"):
+    with pytest.raises(InputError, match="not an Optuna journal"):
         open_storage(str(path))
     assert path.read_text() == content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def setting() -> Setting:
     return Setting(workload, TOPOLOGY, TOPOLOGY, H100, "h100-sxm", "default")
 
 
+@cache
+def searched() -> Result:
+    return solve(setting().problem(), Stop(0.002), 0, scenarios=())
+
+
 @pytest.mark.parametrize(
     ("nominal", "interval", "verdict"),
     [
@@ -41,8 +47,7 @@ def test_one_threshold_decides(
     gain = ExpectedGain(TORCHREC, sum(interval) / 2, interval, nominal, 128)
     assert gain.verdict == verdict
     monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
-    given = setting()
-    result: Result = solve(given.problem(), Stop(0.02), 0, scenarios=())
+    given, result = setting(), searched()
     theirs = result.baseline_plans[TORCHREC]
     other = next(plan for name, plan in result.baseline_plans.items() if plan != theirs)
     ours = RankedPlan(other, result.best.iteration_ms, "ours")

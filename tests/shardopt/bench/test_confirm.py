@@ -67,7 +67,7 @@ class Play:
         again: Any = None,
         learned: Any = None,
     ) -> Confirmation:
-        def ranks(body: object, count: int, job: Job, *, on_report: Any, **given: object) -> None:
+        def ranks(_: object, __: int, job: Job, *rest: Any, on_report: Any, **___: object) -> None:
             self.sessions.append(list(job.plans))
             if not ends:
                 raise KeyboardInterrupt
@@ -75,9 +75,9 @@ class Play:
                 on_report(0, {"kind": "plan", "name": name})
                 if times[name] is None:
                     raise RankDiedError("rank 1 died of MemoryError")
-            for _ in range(ROUNDS):
-                measured = {n: [[times[n]] * 6, [times[n]] * 6] for n in job.plans}
-                on_report(0, {"kind": "round", "ranks_ms": measured})
+            for index in range(ROUNDS):
+                measured = {name: times[name] for name in job.plans}
+                on_report(0, {"kind": "round", "key": (rest[2], index), "ms": measured})
             if len(self.sessions) >= ends:
                 raise KeyboardInterrupt
 
@@ -171,7 +171,7 @@ def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    led = SimpleNamespace(joined=SimpleNamespace(share=told.append))
+    led = SimpleNamespace(joined=SimpleNamespace(talk=SimpleNamespace(share=told.append)))
     monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
     monkeypatch.setattr(room, "LedSessions", lambda *_: led)
     with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):

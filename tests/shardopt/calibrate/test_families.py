@@ -1,19 +1,26 @@
 """Which points are measured."""
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from predictor.cost.collectives import OPS
-from shardopt.calibrate import Group, families, lookups
+from shardopt.calibrate import Group, families, lookups, products
 from shardopt.calibrate import points as design
 from shardopt.calibrate.collectives import collective_points
-from shardopt.calibrate.points import BRIEF, QUICK, TINY, Device, Point
+from shardopt.calibrate.points import BRIEF, QUICK, TINY, CalibrationSettings, Device, Point
 from shardopt.calibrate.products import BATCH_LAYOUTS, GPU_DTYPES
-from shardopt.calibrate.rows import key_of
+from shardopt.calibrate.rows import Measurement, key_of, row_of_samples
+from shardopt.config.model import load_model
+from shardopt.measure.sampling import CpuTimer, Samples, Timer
 
 pytest.importorskip("scipy")
 
 
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 LARGE = Device(80 * 2**30, 1024 * 2**30)
 SMALL = Device(8 * 2**30, 32 * 2**30)
 
@@ -33,7 +40,7 @@ def test_no_point_is_there_twice_and_quick_ones_are_of_the_full_design(gpu: Devi
 def test_families_alternate_so_that_half_of_the_points_have_half_of_each(
     gpu: Device | None,
 ) -> None:
-    points = families.alone(QUICK, gpu=gpu)
+    points = [p for p in families.alone(QUICK, gpu=gpu) if p.family not in ("clock", "host")]
     half = points[: len(points) // 2]
     for family in {point.family for point in points}:
         count = sum(point.family == family for point in points)
@@ -76,7 +83,7 @@ def test_a_quarter_of_the_tables_has_no_skew_and_several_are_in_fit_and_test() -
 @pytest.mark.parametrize("gpu", [None, LARGE])
 def test_every_family_has_fit_and_test_points(gpu: Device | None) -> None:
     points = families.alone(design.QUICK, gpu=gpu) + families.together(design.QUICK, 2)
-    kinds = {p.family for p in points} - {"reference", "iteration", "host", "layers"}
+    kinds = {p.family for p in points} - {"reference", "iteration", "clock", "host", "layers"}
     for family in kinds - {"lookup_variant"}:
         held = [p.test for p in points if p.family == family]
         assert 0.1 < np.mean(held) < 0.6, family
@@ -107,6 +114,11 @@ def test_reference_kernels_lie_around_the_collectives() -> None:
 def test_a_group_takes_its_own_points_and_no_others(gpu: Device | None) -> None:
     every = [*families.alone(TINY, gpu=gpu), *families.together(TINY, 2)]
     assert families.of_group(every, None) == every
+    # kernels of a GPU are timed by its clock, whichever they are
+    clock = [point for point in every if point.family == "clock"]
+    every = [point for point in every if point not in clock]
+    for group in (Group.EMBEDDING, Group.GEMM):
+        assert families.of_group(clock, group) == clock
     taken = [point for group in Group for point in families.of_group(every, group)]
     assert len(taken) == len({id(point) for point in taken}) < len(every)
     for group in Group:
@@ -119,6 +131,58 @@ def test_the_host_alone_is_brief() -> None:
     assert {point.family for point in kernels} == {"host"}
     assert {point.family for point in exchanges} == {"iteration"}
     assert BRIEF.iteration_rounds < QUICK.iteration_rounds
+
+
+def test_one_rank_has_a_host_and_no_partner() -> None:
+    assert {point.family for point in families.together(QUICK, 1)} == {"iteration"}
+
+
+@pytest.mark.parametrize("dense", ["fp32", "tf32", "bf16"])
+def test_products_of_a_model_are_measured_before_others(dense: str) -> None:
+    """Every layer's, forward and both gradients, in the type that it computes in."""
+    model = load_model(MODELS / "dlrm_criteo_kaggle.yaml")
+    model = replace(model, dense=replace(model.dense, data_type=dense))
+    points = [p for p in families.alone(QUICK, model, gpu=LARGE) if p.family == "gemm"]
+    own = products.model_points(model)
+    assert points[: len(own)] == own
+    assert {p.params["dtype"] for p in own} == {dense}
+    assert len({key_of(p) for p in own}) == len(own)
+    shapes = {(p.params["m"], p.params["n"], p.params["k"]) for p in own}
+    wide, out = model.dense.in_features, model.dense.bottom_mlp[0]
+    assert {(model.batch_size, out, wide), (out, wide, model.batch_size)} & shapes
+    assert 0.3 < np.mean([p.test for p in own]) < 0.7
+    assert not [p for p in families.alone(QUICK, model) if p in own], "a CPU's are not"
+
+
+class Broken(CpuTimer):
+    """A device that no longer answers."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("device-side assert")
+
+
+def test_a_point_that_fails_is_a_row_with_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fbgemm_gpu")
+
+    def refuse(point: Point, timer: Timer, seconds: float) -> list[Measurement]:
+        if point.params["bytes"] == 2:
+            raise RuntimeError("row_counter_dev ... Float, but found Half\nand a stack")
+        return [row_of_samples(point, Samples((1e-3, 1e-3)))]
+
+    monkeypatch.setitem(families.ALONE, "elementwise", refuse)
+    timers = [CpuTimer(2**16), Broken(2**16)]
+    monkeypatch.setattr(families, "timer_of", lambda _: timers.pop(0))
+    points = [Point("elementwise", {"bytes": n}) for n in (1, 2, 3)]
+    settings = CalibrationSettings("nccl", 1, TINY, tmp_path / "rows.csv")
+    device = SimpleNamespace(type="cpu")
+    rows = list(families.measure_alone(points, device, settings, lambda: True))
+    assert [row.point for row in rows] == points
+    failure = "RuntimeError: row_counter_dev ... Float, but found Half"
+    assert [row.failure for row in rows] == [None, failure, None]
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        list(families.measure_alone(points, device, settings, lambda: True))
 
 
 def gpu_lookups(device: Device = LARGE) -> list[Point]:

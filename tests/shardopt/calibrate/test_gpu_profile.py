@@ -47,6 +47,8 @@ HIDDEN = {
     },
 }
 OP_ON_HOST_US = 7.0
+CLOCK_MS = 3.6e-3
+"""Between events around a kernel of 1.2 us."""
 DEVICE = {"sms": 114, "memory_gib": 79.1, "l2_mib": 50.0}
 
 
@@ -85,6 +87,7 @@ def true_ms(point: Point, blank: Measurement) -> float:
         return float(links._time(p["op"], p["bytes"], "world"))
     laws = {"gemm": predict_gemms, "elementwise": predict_moves, "copy_h2d": predict_copies}
     laws |= {"streaming": predict_streaming, "reference": lambda *_: [1.0]}
+    laws |= {"clock": lambda *_: [CLOCK_MS]}
     return laws[point.family](TRUE, [blank])[0]
 
 
@@ -95,7 +98,7 @@ def drawn(points: list[Point]) -> list[Measurement]:
         facts = facts_of(point) | ({"device": DEVICE} if point.params.get("what") == "op" else {})
         for part in PARTS.get(point.family, ("",)):
             time = true_ms(point, row(point, 1.0, part, **facts))
-            alone = point.family == "host" or point.params.get("op") == "issue"
+            alone = point.family in ("host", "clock") or point.params.get("op") == "issue"
             noise = 0.0 if alone else rng.normal(0.0, 0.03)
             made.append(row(point, float(time * np.exp(noise)), part, **facts))
     return made
@@ -267,3 +270,24 @@ def test_a_launch_takes_at_least_its_floor() -> None:
     }
     for part, floor in floors.items():
         assert launch_ms(model, [], part) == floor()
+
+
+def test_no_family_is_worse_than_shipped_and_what_the_clock_adds_is_not_the_kernels() -> None:
+    """Rows whose fitted half is of another machine; all hold what the events around them take."""
+    clock = row(Point("clock", {}), CLOCK_MS, kernel_us=1.2)
+    laws = {"gemm": predict_gemms, "elementwise": predict_moves, "copy_h2d": predict_copies}
+    laws |= {"streaming": predict_streaming}
+    rows = [clock]
+    for point in families.alone(design.QUICK, gpu=GPU):
+        if point.family in laws:
+            facts = facts_of(point)
+            ms = float(laws[point.family](BASE, [row(point, 1.0, **facts)])[0])
+            measured = ms * (1.0 if point.test else 1.7) + CLOCK_MS - 1.2e-3
+            rows.append(row(point, measured, **facts))
+    found = built(rows, ranks=1)
+    assert {"streaming", "elementwise", "copy_h2d", "gemm fp32"} <= set(found.shipped)
+    for family, shipped in found.shipped.items():
+        assert shipped.mape < 0.01, family
+        assert found.errors[family].mape <= shipped.mape, family
+    assert found.profile.verdict is not None
+    assert "worse" not in found.profile.verdict.quality

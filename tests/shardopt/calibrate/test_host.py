@@ -23,8 +23,10 @@ from shardopt.calibrate.host import (
     OP_COSTS,
     SHARDING,
     HostTimer,
+    clock_points,
     fit_cpu,
     iteration_points,
+    measure_clock,
     measure_host,
     near_empty,
 )
@@ -150,6 +152,13 @@ def test_host_times_are_of_one_of_many(what: str) -> None:
     assert row.n >= CLEAN_ENOUGH
     assert 0 < row.p10_us <= row.median_us < 1e4
     assert row.facts == {}, "a CPU has nothing to say of itself"
+
+
+def test_a_tiny_kernel_is_timed_between_events_and_by_itself() -> None:
+    pytest.importorskip("torch")
+    (row,) = measure_clock(*clock_points(), CpuTimer(2**16), 0.0)
+    assert row.n >= CLEAN_ENOUGH
+    assert 0 < row.facts["kernel_us"] < 1e4
 
 
 def test_the_host_is_timed_while_no_device_works() -> None:

@@ -93,6 +93,19 @@ def test_reading_tells_the_bandwidth_and_moving_its_share_floor_and_ramp() -> No
     assert found.groups == {"memory", "elementwise"}
 
 
+def test_a_fit_that_points_held_out_speak_against_is_refused() -> None:
+    """Fitted points are twice as slow as the base says, those held out are not."""
+    rows = gpu_rows("elementwise", predict_moves, GPU, 2.0 ** np.arange(12, 31, 0.5))
+    rows = [replace(of, point=replace(of.point, test=i % 3 == 2)) for i, of in enumerate(rows)]
+    slow = [of if of.point.test else replace(of, median_us=2 * of.median_us) for of in rows]
+    kept = gpu_fit(slow)
+    assert kept.profile.elementwise == GPU.elementwise
+    assert kept.groups == set()
+    assert kept.errors["elementwise"].mape == kept.shipped["elementwise"].mape < 0.05
+    assert any("elementwise" in note for note in kept.notes)
+    assert gpu_fit(rows).errors["elementwise"].mape <= kept.errors["elementwise"].mape
+
+
 @pytest.mark.parametrize("link_gb_s", [11.0, 380.0])
 def test_copies_tell_the_host_link(link_gb_s: float) -> None:
     link = {"host_link_gb_s": link_gb_s, "host_link_latency_us": 4.0, "ddr_gb_s": 500.0}

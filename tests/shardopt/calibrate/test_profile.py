@@ -38,6 +38,7 @@ from shardopt.calibrate.profile import (
 )
 from shardopt.calibrate.rows import Accepted, Measurement, Origin, read_rows
 from shardopt.cli.app import app
+from tests.quick import seeds
 from tests.shardopt.calibrate.synthetic import (
     CALL_US,
     ISSUE_US,
@@ -348,7 +349,7 @@ def numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, float(value)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(range(2), 8))
 def test_whatever_points_there_are_give_a_profile(seed: int, tmp_path: Path) -> None:
     """A calibration ends early: some points of some families, of each a few parts."""
     origin, rows = read_rows(ROWS)

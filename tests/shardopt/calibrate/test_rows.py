@@ -22,6 +22,7 @@ from shardopt.calibrate.rows import (
     accept,
     points_again,
     read_rows,
+    row_of_failure,
     row_of_samples,
 )
 from shardopt.measure.sampling import Samples
@@ -68,6 +69,23 @@ def test_only_complete_points_are_left_out_of_the_next_run(file: CalibrationRows
         assert not again.has(point), f"its {missing} was not measured"
         again.append(row_of_samples(point, Samples((2e-3, 2e-3)), missing))
         assert again.has(point)
+
+
+def test_a_point_that_failed_is_kept_with_its_message_and_not_measured_again(
+    file: CalibrationRows,
+) -> None:
+    refused = RuntimeError("Float, but found Half\nException raised from ...")
+    for point in (GEMM, LOOKUP):
+        file.append(row_of_failure(point, refused))
+    again = CalibrationRows(file.path, ORIGIN)
+    assert all(again.has(point) for point in (GEMM, LOOKUP))
+    failed = [row for row in again.rows if row.failure]
+    assert [row.failure for row in failed] == ["RuntimeError: Float, but found Half"] * 2
+    found = accept(again.rows)
+    assert [row.point for row in found.failed] == [GEMM, LOOKUP]
+    assert [row.point for row in found.rows] == [GEMM, LOOKUP], "what was measured before stays"
+    assert found.refused == []
+    assert points_again(failed) == []
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gzip
 import io
 import json
+import math
 import random
 import re
 import shutil
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from predictor.hardware.loader import load_hardware
 from shardopt.bench import confirm as bench_confirm
 from shardopt.bench import run as bench_run
 from shardopt.bench.job import Job
@@ -34,10 +37,13 @@ from shardopt.calibrate.points import REFERENCE_KERNELS
 from shardopt.cli.app import main
 from shardopt.ranks.launch import OnReport
 from tests.hostile import NUMBERS, TEXTS, damage, mutate, scalar
-from tests.predictor.hardware.test_profile_fuzz import OVERLAY
-from tests.predictor.trace.synthetic import OLD, RECENT, execution, kineto
+from tests.predictor.trace.synthetic import OLD, OLDEST, RECENT, execution, kineto
 from tests.shardopt.bench import test_learn as job
+from tests.shardopt.config.conftest import GOOD
+from tests.shardopt.config.test_ops_file import MODEL as CAPTURED
+from tests.shardopt.config.test_ops_file import OPS
 from tests.shardopt.conftest import MODEL, a_plan
+from tests.shardopt.conftest import table as placed
 
 ALLOWED = frozenset({0, 2, 3, 4})
 STARTS_PROCESSES = (
@@ -105,6 +111,23 @@ def plan_fields(rng: random.Random) -> Words:
     return [*words, *json_flag]
 
 
+def models(rng: random.Random) -> Words:
+    """Model files and captured dense parts: any values, and damaged bytes."""
+    whole = (0, [0, 0], [1000, 64])
+    tables = {"t": placed("table_wise", "fused", whole)}
+    if rng.random() < 0.5:
+        put("m.ops.json", mutate(rng, OPS, 4))
+        model = put("model.yaml", CAPTURED)
+    else:
+        shapes = {"t_0": [40_000_000, 128], "t_1": [400_000, 128]}
+        tables = {n: placed("table_wise", "fused", (0, [0, 0], s)) for n, s in shapes.items()}
+        damaged = rng.random() < 0.3
+        text = GOOD if damaged else json.dumps(mutate(rng, yaml.safe_load(GOOD), 4))
+        model = put("model.yaml", damage(rng, text.encode(), len(text)) if damaged else text)
+    plan = {"schema": "shardopt.plan/1", "world_size": 2, "tables": tables}
+    return ["predict", model, put("plan.json", plan), *json_or_not(rng)]
+
+
 def names(rng: random.Random) -> Words:
     """Names of models, features, tables, modules and columns; names of ops and their parameters."""
     if rng.random() < 0.5:
@@ -148,12 +171,16 @@ def _op_names(rng: random.Random) -> Words:
 
 
 def traces(rng: random.Random) -> Words:
-    """Kineto and execution traces with anything in them."""
+    """Kineto and execution traces with anything in them, and damaged bytes of them."""
     made = [execution(nested=True), execution(), kineto(schema=RECENT), kineto(schema=OLD, steps=1)]
-    paths = [
-        put(f"rank{number}.json", mutate(rng, rng.choice(made), most=6))
-        for number in range(rng.randint(1, 2))
-    ]
+    made.append(kineto(schema=OLDEST, steps=2))
+    paths = []
+    for number in range(rng.randint(1, 2)):
+        content = json.dumps(mutate(rng, rng.choice(made), most=6))
+        if rng.random() < 0.2:
+            content = damage(rng, content.encode(), len(content))
+            content = gzip.compress(content, mtime=0) if rng.random() < 0.3 else content
+        paths.append(put(f"rank{number}.json", content))
     if rng.random() < 0.5:
         return ["bench", "generate", *paths, "-o", "benchmark"]
     return ["trace", *paths, *json_or_not(rng)]
@@ -248,9 +275,22 @@ def rows(rng: random.Random) -> Words:
     return [*_bench_words(), *json_or_not(rng)]
 
 
+@cache
+def _profile() -> dict[str, Any]:
+    """A profile over a shipped one."""
+    groups = load_hardware("h100-sxm").model_dump(mode="json")
+    collectives = {"inter": groups["collectives"]["inter"]}
+    head = {"schema": 1, "base": "h100-sxm", "name": "mine", "hbm_gib": 70}
+    return {**head, "gemm": groups["gemm"], "collectives": collectives}
+
+
 def profiles(rng: random.Random) -> Words:
-    """Profiles over a shipped one, as calibration writes them."""
-    overlay = put("mine.yaml", mutate(rng, OVERLAY, most=1))
+    """Profiles over a shipped one, as calibration writes them, and damaged bytes of them."""
+    text = yaml.safe_dump(_profile(), sort_keys=False).encode()
+    damaged = rng.random() < 0.3
+    overlay = put(
+        "mine.yaml", damage(rng, text, len(text)) if damaged else mutate(rng, _profile(), most=1)
+    )
     if rng.random() < 0.2:
         return ["hardware", overlay]
     return ["predict", *model_and_plan(), "--hardware", overlay]
@@ -305,12 +345,12 @@ def learned(rng: random.Random) -> Words:
     return [*words, *over] if kind == 1 else ["predict", "model.yaml", "plan.json", *over]
 
 
-def _confirm_rounds(_: Any, __: int, of: Job, *, on_report: OnReport, **___: Any) -> None:
+def _confirm_rounds(_: Any, __: int, of: Job, *rest: Any, on_report: OnReport, **___: Any) -> None:
     """What ranks that confirm plans would report, without any rank."""
     for name in of.plans:
         on_report(0, {"kind": "plan", "name": name})
-    for _index in range(10):
-        on_report(0, {"kind": "round", "ranks_ms": {n: [[9.0] * 6] * 2 for n in of.plans}})
+    for index in range(10):
+        on_report(0, {"kind": "round", "key": (rest[2], index), "ms": dict.fromkeys(of.plans, 9.0)})
 
 
 def confirms(rng: random.Random) -> Words:
@@ -327,7 +367,7 @@ def confirms(rng: random.Random) -> Words:
 
 
 OF_ALL = (
-    plan_fields, names, traces, npy, npz, rows, profiles, storages, learned, confirms,
+    plan_fields, models, names, traces, npy, npz, rows, profiles, storages, learned, confirms,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {family.__name__: family for family in OF_ALL}
 
@@ -347,6 +387,19 @@ def check_programs(folder: Path) -> None:
                 assert not called.isidentifier() or called in {*own, "Ops", "main", "float"}, called
 
 
+def check_json(command: str, text: str) -> None:
+    """One object that every language reads, whose parts of a step sum to the step."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    found = json.loads(text, parse_constant=refuse)
+    assert isinstance(found, dict)
+    for step in found["steps"] if command == "trace" else ():
+        parts, whole = sum(step["breakdown"].values()), step["measured_ms"]
+        assert math.isclose(parts, whole, rel_tol=1e-6, abs_tol=1e-6), step
+
+
 def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
     """Exit code of one command, and what was wrong with how it ended."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -360,6 +413,9 @@ def attempt(family: Family, seed: int, folder: Path) -> tuple[int | None, str]:
                 code = main(words)
             if words[:2] == ["bench", "generate"] and code == 0:
                 check_programs(Path("benchmark"))
+            if "--json" in words and code == 0:
+                out.flush()
+                check_json(words[0], out.buffer.getvalue().decode())  # type: ignore[attr-defined]
         except BaseException:
             return None, f"{words[0]}: {traceback.format_exc()}"
         finally:

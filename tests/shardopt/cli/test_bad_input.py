@@ -1,128 +1,116 @@
-"""Every bad input: one clear message on stderr, the exit code of the contract, no traceback."""
+"""The rows of bad_inputs.yaml: one message on stderr, its exit code, and every file as it was."""
 
+from __future__ import annotations
+
+import json
+import operator
+import shlex
+import shutil
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
-PLAN = ("--gpus", "2", "--effort", "0.005", "-o", "plan.json")
+from predictor.hardware.loader import load_hardware
+from tests.predictor.trace.synthetic import kineto, write
+from tests.shardopt.cli.test_hardware import TOPOLOGY
+from tests.shardopt.config.conftest import GOOD
+from tests.shardopt.config.test_cluster import GOOD as CLUSTER
+from tests.shardopt.config.test_cluster import LEVELS
+from tests.shardopt.config.test_model import MEASURED, SEQUENCES
+from tests.shardopt.config.test_ops_file import MODEL as CAPTURED
+from tests.shardopt.config.test_ops_file import OPS
+from tests.shardopt.config.test_tables_csv import GOOD as TABLES
+from tests.shardopt.config.test_tables_csv import MODEL as WITH_CSV
+from tests.shardopt.conftest import MODEL, a_plan
 
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("embedding_dim: 64", "embeding_dim: 64", ["embeding_dim", "did you mean"]),
-        ("num_embeddings: 7", "num_embeddings: 0", ["num_embeddings", "got 0"]),
-        ("schema: 1", "schema: [", []),
-    ],
-)
-def test_model_file(refused, model: Path, tmp_path: Path, old: str, new: str, words) -> None:
-    """`tests/shardopt/config` has all that can be wrong with it."""
-    (tmp_path / "plan.json").write_text("old")
-    model.write_text(model.read_text().replace(old, new, 1))
-    refused("plan", model, *PLAN, says=("model.yaml:", *words))
-    assert (tmp_path / "plan.json").read_text() == "old"
+ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("bad_inputs.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ((), ["how many GPUs", "--cluster"]),
-        (("--gpus", 0), ["gpus is 0", "at least 1", "flags: --gpus\n"]),
-        (("--gpus", 10**9), ["at most"]),
-        (("--gpus", "two"), ["--gpus", "shardopt plan --help"]),
-        (("--gpus", 12), ["hosts of 8", "8 or 16", "--gpus-per-node"]),
-        (("--gpus", 2, "--gpus-per-node", 4), ["4 GPUs", "divides 2"]),
-        (("--gpus", 2, "--gpus-per-node", 0), ["gpus_per_node is 0", "--gpus-per-node"]),
-        (("--gpus", 2, "--reserve", 1), ["reserve is 1", "below 1"]),
-        (("--gpus", 2, "--reserve", "nan"), ["reserve is nan"]),
-        (("--gpus", 2, "--hbm-gib", -1), ["hbm_gib is -1", "--hbm-gib"]),
-        (("--gpus", 2, "--ddr-gib", "inf"), ["ddr_gib is inf"]),
-        (("--gpus", 2, "--batch-size", 0), ["batch_size is 0"]),
-        (("--gpus", 2, "--effort", 0), ["effort is 0", "flags: --effort"]),
-        (("--gpus", 2, "--effort", "1e308"), ["effort is 1e+308", "at most"]),
-        (("--gpus", 2, "--time-limit", 0), ["time_limit is 0", "--time-limit"]),
-        (("--gpus", 2, "--time-limit", "1e300"), ["time_limit is 1e+300", "at most"]),
-        (("--gpus", 2, "--time-limit", "nan"), ["time_limit is nan"]),
-        (("--gpus", 2, "--seed", -1), ["seed is -1"]),
-        (("--gpus", 2, "--top-k", 0), ["top_k is 0"]),
-        (("--gpus", 2, "--search", "tpe"), ["cpsat", "optuna", "all"]),
-        (("--gpus", 2, "--cluster", "c.yaml"), ["gpus"]),
-        (("--cluster", "c.yaml"), ["c.yaml"]),
-        (("--gpus", 2, "-o", "no/plan.json"), ["no directory no"]),
-        (("--gpus", 2, "-o", "."), ["is a directory"]),
-        (("--gpus", 2, "-o", "model.yaml"), ["is an input"]),
-        (("--gpu", 2), ["--gpus", "shardopt plan --help"]),
-    ],
-)
-def test_flags(refused, model: Path, flags: tuple[object, ...], words: list[str]) -> None:
-    before = model.read_text()
-    refused("plan", model, *flags, says=words)
-    assert model.read_text() == before
+@pytest.fixture(scope="session")
+def good_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files without problems, which rows damage."""
+    folder, plan = tmp_path_factory.mktemp("good"), a_plan()
+    old = {f"old_{key}": table for key, table in plan["tables"].items()}
+    texts = {
+        "model.yaml": MODEL,
+        "full.yaml": GOOD,
+        "measured.yaml": MEASURED,
+        "sequences.yaml": SEQUENCES,
+        "csv.yaml": WITH_CSV,
+        "tables.csv": TABLES,
+        "captured.yaml": CAPTURED,
+        "m.ops.json": json.dumps(OPS),
+        "cluster.yaml": CLUSTER,
+        "levels.yaml": LEVELS,
+        "topo.txt": TOPOLOGY,
+        "given.json": json.dumps(plan),
+        "b200.json": json.dumps({**plan, "hardware": "b200"}),
+        "other.json": json.dumps({**plan, "tables": old}),
+        "p.yaml": "h100-sxm: 1\nb200: -1\n",
+        "rows.yaml": "user: many\n",
+        "model.yaml.log": "no journal",
+    }
+    gemm = load_hardware("h100-sxm").gemm.model_dump(mode="json") | {"tiles": "x"}
+    texts["tiles.yaml"] = yaml.safe_dump({"base": "h100-sxm", "gemm": gemm})
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    write(folder, "rank0.json", kineto(0, world_size=1))
+    many, day = np.arange(400).reshape(100, 4) % 300, np.arange(100) % 3
+    np.savez(folder / "data.npz", user=many, day=day)
+    np.savez(folder / "days.npz", user=many, when=day * 86_400)
+    ones = np.ones(2)
+    arrays = {"cat_0.counts": ones, "cat_0.weights": ones, "half.counts": ones}
+    arrays |= {"odd.counts": ones, "odd.weights": np.ones(3)}
+    for name in ("bare", "long"):
+        arrays |= {f"{name}.counts": ones, f"{name}.weights": ones}
+        arrays[f"{name}.range_rows"] = np.ones((2, 2)) / 2
+    arrays |= {"long.range_width": np.array(1), "long.rows": np.array(3)}
+    np.savez(folder / "stats.npz", **arrays)
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("plam",), "Did you mean 'plan'"),
-        (("plan",), "MODEL"),
-        (("plan", "modle.yaml", *PLAN), ("modle.yaml", "model.yaml")),
-        (("predict", "model.yaml"), "PLAN"),
-        (("hardware", "h100", "extra"), "extra"),
-    ],
-)
-def test_words(refused, model: Path, words: tuple[str, ...], says: str | tuple[str, ...]) -> None:
-    refused(*words, says=says)
+def damaged(folder: Path, row: dict[str, Any]) -> None:
+    """Change the files that a row names."""
+    if "edit" in row:
+        name, old, new = row["edit"]
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1), newline="")
+    for name, text in row.get("write", {}).items():
+        (folder / name).write_text(text)
+    if "keys" in row:
+        path = folder / ("m.ops.json" if "captured.yaml" in row["run"] else "given.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), **row["keys"]}))
+
+    if "set" in row or "drop" in row:
+        path = folder / "given.json"
+        document = json.loads(path.read_text())
+        for dotted in (row["drop"],) if "drop" in row else row["set"]:
+            *parents, last = (int(key) if key.isdigit() else key for key in dotted.split("."))
+            inner = reduce(operator.getitem, parents, document)
+            if "drop" in row:
+                del inner[last]
+            else:
+                inner[last] = row["set"][dotted]
+        path.write_text(json.dumps(document))
 
 
-def test_unknown_hardware_lists_what_is_known(refused, model: Path) -> None:
-    says = ("'h100-sx'", "did you mean 'h100-sxm'", "a100-80gb")
-    refused("plan", model, "--gpus", 2, "--hardware", "h100-sx", code=4, says=says)
-
-
-def test_strict_refuses_ranks_outside_the_measured_range(
-    run, refused, model: Path, tmp_path: Path
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["run"])
+def test_it_is_told_and_changes_nothing(
+    run, good_files: Path, tmp_path: Path, row: dict[str, Any]
 ) -> None:
-    (tmp_path / "c.yaml").write_text("schema: 1\nhosts: 1\nranks_per_host: 16\n")
-    words = ("plan", model, "--cluster", "c.yaml", "--effort", 0.005, "--search", "optuna")
-    beyond = "collectives.intra of h100-sxm: 16 ranks (fitted for 2 to 8)"
-    refused(*words, "--strict", code=4, says=(beyond, "--strict"))
-    assert f"Extrapolated: {beyond}" in " ".join(run(*words).out.split())
-
-
-def test_model_larger_than_all_memory(refused, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("old")
-    model.write_text(model.read_text().replace("200000", "20000000000"))
-    refused("plan", model, *PLAN, code=3, says=("users", " TiB", "--gpus"))
-    assert (tmp_path / "plan.json").read_text() == "old"
-
-
-def test_tables_that_fit_alone_but_not_together(refused, model: Path) -> None:
-    """Each fits a rank, all do not: the message says what is missing where."""
-    text = model.read_text()
-    for rows in ("200000", "50000"):
-        text = text.replace(f"num_embeddings: {rows}", "num_embeddings: 3000000", 1)
-    model.write_text(text)
-    flags = ("--hbm-gib", 3.03, "--ddr-gib", 0.0, "--reserve", 0, "--batch-size", 8)
-    words = ("plan", model, "--gpus", 1, "--effort", 0.005, *flags)
-    refused(*words, code=3, says=("522.1 MiB", "rank 0", "--gpus"))
-
-
-def test_reserve_that_leaves_nothing(refused, model: Path) -> None:
-    flags = ("--hbm-gib", 0.001, "--reserve", 0.9)
-    refused("plan", model, *PLAN, *flags, code=3, says=("rank 0", " GiB", "--reserve"))
-
-
-@pytest.mark.parametrize(
-    ("constraints", "code", "says"),
-    [
-        ("{sharding_types: [row_wise], ranks: [0]}", 3, "constraints"),
-        ("{ranks: [5]}", 2, "ranks 0 to 1"),
-    ],
-)
-def test_constraints_that_nothing_satisfies(
-    refused, model: Path, constraints: str, code: int, says: str
-) -> None:
-    rows = "    num_embeddings: 7\n"
-    text = model.read_text().replace(rows, f"{rows}    constraints: {constraints}\n")
-    model.write_text(text)
-    refused("plan", model, *PLAN, code=code, says=("days", says))
+    shutil.copytree(good_files, tmp_path, dirs_exist_ok=True)
+    damaged(tmp_path, row)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = run(*shlex.split(row["run"]))
+    assert (done.code, done.out) == (row.get("code", 2), ""), done.err
+    assert "shardopt: error: " in done.err
+    assert "Traceback" not in done.err
+    assert "secret" not in done.err, "a password in an address of a study"
+    texts = done.err.splitlines() if "edit" in row and "code" not in row else [done.err]
+    assert any(all(part in text for part in row["says"]) for text in texts), done.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

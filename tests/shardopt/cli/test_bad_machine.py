@@ -15,7 +15,7 @@ import pytest
 
 from shardopt.cli.app import main
 from shardopt.files import TEMPORARY
-from tests.quick import quick_first
+from tests.quick import quick_first, quick_only
 from tests.shardopt.bench import test_learn as job
 
 PLAN = ("--gpus", 2, "--effort", 0.005)
@@ -41,7 +41,7 @@ WRITES = {
 
 
 @pytest.mark.usefixtures("model", "plan")
-@pytest.mark.parametrize("command", WRITES)
+@pytest.mark.parametrize("command", quick_only(["plan", "stats"], WRITES))
 def test_a_full_disk_leaves_the_old_file(
     refused, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

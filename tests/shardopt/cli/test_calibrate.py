@@ -14,11 +14,6 @@ from shardopt.calibrate.points import TINY, CalibrationSettings
 from shardopt.cli.app import main
 
 
-def test_outputs_that_cannot_be(refused) -> None:
-    refused("calibrate", "-o", "no/p.yaml", says="no directory")
-    refused("calibrate", "-o", "p.yaml", "--rows", "p.yaml", says="choose another")
-
-
 def check(backend: str, ranks: int, **others: object) -> None:
     asked = CalibrationSettings(backend, ranks, TINY, Path("rows.csv"), **others)
     run.check_calibration(asked)
@@ -30,14 +25,33 @@ def test_ranks_that_make_no_sense() -> None:
     for backend, ranks, only, said in (
         ("gloo", 1, None, "at least 2"),
         ("gloo", 1, Group.HOST, "at least 2"),
-        ("nccl", 1, None, "at least 2"),
+        ("nccl", 1, Group.COLLECTIVES, "at least 2"),
         ("nccl", gpus + 2, None, "gloo"),
     ):
         with pytest.raises(InputError, match=said):
             check(backend, ranks, only=only)
-    if not gpus:  # one rank is enough for the host of a GPU alone
+    for only in {None, *Group} - {Group.COLLECTIVES} if not gpus else ():
+        # one rank is enough for all of a GPU but its collectives
         with pytest.raises(InputError, match="as many GPUs"):
-            check("nccl", 1, only=Group.HOST)
+            check("nccl", 1, only=only)
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "only", "ranks"),
+    [
+        ("nccl", 1, None, 1),
+        ("nccl", 1, Group.GEMM, 1),
+        ("nccl", 1, Group.COLLECTIVES, 2),
+        ("nccl", 8, None, 2),
+        ("gloo", 1, None, 2),
+    ],
+)
+def test_one_gpu_is_one_rank(
+    monkeypatch: pytest.MonkeyPatch, backend: str, gpus: int, only: Group | None, ranks: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert run.ranks_of_machine(backend, only) == ranks
 
 
 def test_a_model_larger_than_memory() -> None:

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 
 def test_hardware_lists_every_profile_and_how_far_it_can_be_trusted(run, as_json) -> None:
     data = as_json("hardware")
@@ -53,12 +51,6 @@ def test_hardware_of_a_file_over_a_base(run, as_json, tmp_path: Path) -> None:
     assert "from h100-sxm" not in run("hardware", "h100-sxm").out
 
 
-def test_hardware_that_is_none(refused, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("base: h100-sxm\ngemm: {floor_us: 3}\n")
-    refused("hardware", "mine.yaml", code=4, says="mine.yaml:2: gemm.")
-    refused("hardware", "h200-sx", code=4, says="h200-sxm")
-
-
 def test_diff(run, as_json, refused, tmp_path: Path, plan_data: dict[str, Any]) -> None:
     (tmp_path / "a.json").write_text(json.dumps(plan_data))
     plan_data["tables"]["users"]["shards"][0]["rank"] = 1
@@ -79,11 +71,3 @@ def test_a_table_in_one_column_shard_is_table_wise(as_json, plan, tmp_path, plan
         plan_data["tables"]["users"]["sharding_type"] = kind
         (tmp_path / "b.json").write_text(json.dumps(plan_data))
         assert as_json("diff", plan, "b.json")["same"]
-
-
-@pytest.mark.parametrize("command", ["predict", "explain"])
-def test_a_model_and_a_plan_in_each_others_place(
-    refused, model: Path, plan: Path, command: str
-) -> None:
-    refused(command, plan, model, says="model.yaml: is a model file")
-    refused(command, plan, plan, says="given.json: is a plan")

@@ -79,18 +79,3 @@ def test_page_and_trace_are_written_whole(folder: Path) -> None:
     named = [e for e in trace["traceEvents"] if e["name"] == "thread_name"]
     tracks = {(e["pid"], e["args"]["name"]) for e in named}
     assert {(rank, stream) for rank in (0, 1) for stream in ("host", "compute", "comm")} <= tracks
-
-
-def test_the_report(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    shown = " ".join(run("explain", *BOTH[:2]).out.split())
-    for word in ("Rank 1 waits", "Critical path", "Sensitivity"):
-        assert word in shown
-    assert run("explain", *BOTH, "--quiet").out.count(" ms") == 2
-
-
-@pytest.mark.parametrize("flag", ["--trace", "--html"])
-def test_outputs_that_cannot_be(refused, model: Path, plan: Path, flag: str) -> None:
-    refused("explain", model, plan, flag, "no/out.json", says="no")
-    refused("explain", model, plan, flag, plan, says="is an input")
-    refused("explain", model, plan, "--html", "out", "--trace", "./out", says="different files")

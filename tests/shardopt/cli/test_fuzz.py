@@ -24,7 +24,7 @@ BATCHES = [
     for first in range(0, count, BATCH)
 ]
 MOST_BYTES = 10**9
-FEW = {**dict.fromkeys(FAMILIES, 30), "storages": 3, "confirms": 8}
+FEW = {**dict.fromkeys(FAMILIES, 8), "models": 40, "traces": 20, "storages": 1, "confirms": 2}
 """Inputs of a family in the check."""
 FAILED_ONCE = {"traces": (1734, 2666), "learned": (1366, 1714)}
 """Seeds: collectives of tensors of a type that there is not; errors of 10**59."""

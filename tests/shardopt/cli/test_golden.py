@@ -251,5 +251,5 @@ def test_diff(plan_data: dict[str, Any], golden: Golden) -> None:
 
 def test_many_ranks_are_shortened(plan_data: dict[str, Any]) -> None:
     text = drawn(80, explain.report(explanation(plan_data, ranks=64, alone=True), "cuda"))
-    for words in ("4 idlest of 64", "None of the 512", "no rank waits"):
+    for words in ("4 least busy of 64", "None of the 512", "no rank waits"):
         assert words in " ".join(text.split())

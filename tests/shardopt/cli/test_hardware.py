@@ -35,12 +35,6 @@ def test_the_file_is_a_cluster_file(run, topology: Path, tmp_path: Path) -> None
     assert found.hardware == "a100-80gb"
 
 
-def test_slots_may_be_fewer_than_gpus(as_json, topology: Path, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
-    data = as_json("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts")
-    assert (data["hosts"], data["ranks_per_host"], data["nvlink_domain"]) == (2, 1, 1)
-
-
 def test_it_is_printed_where_no_file_is_named(run, topology: Path) -> None:
     done = run("cluster", "--from-nvidia-smi", topology, "--hardware", "h100-sxm", "--quiet")
     assert done.out.splitlines() == [
@@ -52,22 +46,3 @@ def test_it_is_printed_where_no_file_is_named(run, topology: Path) -> None:
         "hardware: h100-sxm",
     ]
     assert done.err == ""
-
-
-@pytest.mark.parametrize(
-    ("hosts", "words"),
-    [
-        ("a slots=2\nb slots=1\n", "1, 2 GPUs"),
-        ("a slots=4\n", "4 slots"),
-        ("a slots=0\n", "0 slots"),
-    ],
-)
-def test_hosts_that_do_not_fit(refused, topology, tmp_path: Path, hosts: str, words: str) -> None:
-    (tmp_path / "hosts").write_text(hosts)
-    refused("cluster", "--from-nvidia-smi", topology, "--hosts", "hosts", says=words)
-
-
-def test_bad_numbers_and_missing_files(refused, topology: Path) -> None:
-    for hosts in ("0", "nowhere"):
-        refused("cluster", "--from-nvidia-smi", topology, "--hosts", hosts, says=hosts)
-    refused("cluster", "--from-nvidia-smi", "nowhere", says="nowhere")

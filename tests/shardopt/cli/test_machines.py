@@ -57,30 +57,6 @@ def test_what_there_is_to_say_of_the_model_is_said_once(
     assert (shown.out + shown.err).count("index_distribution is missing") == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (("--gpus", "2,x"), "--gpus"),
-        (("--hardware", "h100-sxm,a100-80gb"), "--gpus"),
-        (("--gpus", "1,2", "--tune", "qcomm"), "--tune"),
-        (("--gpus", "1,2", "--advice", "1"), "--advice"),
-        (("--gpus", "2", "--price", "p.yaml"), "--price"),
-        (("--gpus", "1,2", "--price", "p.yaml"), "p.yaml:2"),
-        (("--gpus", "2", "--hardware", "h100-sxm,b2000"), "b2000"),
-        (("--gpus", "2", "--hardware", "h100-sxm,"), "--hardware"),
-        (("--gpus", "1,2", "-o", "/dev/stdout"), "/dev/stdout"),
-        (("--gpus", "2,2", "-o", "plan.json"), "plan.h100-sxm.2.json"),
-        (("--gpus", "2", "--hardware", "a/x.yaml,b/x.yaml", "-o", "plan.json"), "b/x.yaml"),
-        (("--gpus", "1,2", "-o", "no/plan.json"), "no/plan.h100-sxm.1.json"),
-    ],
-)
-def test_what_cannot_be_compared_is_named(
-    refused, model: Path, tmp_path: Path, flags: tuple[str, ...], named: str
-) -> None:
-    (tmp_path / "p.yaml").write_text("h100-sxm: 1\nb200: -1\n")
-    refused("plan", model, *flags, *QUICK, says=named, code=4 if named == "b2000" else 2)
-
-
 def test_help_has_the_usual_options_and_help_all_the_rest(run) -> None:
     first, whole = (run("plan", flag).out for flag in ("-h", "--help-all"))
     usual, every = (

@@ -50,33 +50,6 @@ def test_no_moves_rate_and_write_the_plan_as_it_is(
         assert {field: written[key][field] for field in table} == table
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--gpus", 2, "--max-moves", 1), "flags: --max-moves, --from"),
-        (("--from", "given.json", "--max-moves", -1), "max_moves is -1"),
-        (("--gpus", 2, "--renamed", "a=b"), "flags: --renamed, --from"),
-        (("--from", "given.json", "--renamed", "a"), "OLD=NEW"),
-        (("--gpus", 2, "--horizon", 5), "flags: --horizon, --from"),
-        (("--from", "given.json", "--max-gib", "nan"), "max_gib is nan"),
-        (("--from", "given.json", "--horizon", 0), "horizon is 0"),
-        (("--from", "nowhere.json"), "nowhere.json"),
-        (("--from", "given.json", "--gpus", 4), "on 2"),
-        (("--from", "given.json", "-o", "given.json"), "is an input"),
-    ],
-)
-def test_bad_flags(refused, model: Path, plan: Path, flags: tuple[object, ...], words: str) -> None:
-    refused("plan", model, *flags, says=words)
-
-
-def test_a_plan_of_another_model(
-    refused, model: Path, plan: Path, plan_data: dict[str, Any]
-) -> None:
-    tables = {f"old_{key}": table for key, table in plan_data["tables"].items()}
-    plan.write_text(json.dumps({**plan_data, "tables": tables}))
-    refused("plan", model, "--from", plan, says="given.json: no table of it is in small")
-
-
 def test_tables_that_changed_since_are_told_and_planned(
     run, as_json, model: Path, plan: Path, plan_data: dict[str, Any]
 ) -> None:
@@ -87,13 +60,6 @@ def test_tables_that_changed_since_are_told_and_planned(
     data = as_json("plan", model, "--from", plan, "--renamed", "movies=items", *QUICK)
     assert "movies" not in data["plans"][0]["tables"]
     assert data["from"]["misfits"] == []
-
-
-def test_too_few_moves(refused, model: Path, plan: Path) -> None:
-    bound = "embedding_dim: 64\n    constraints: {ranks: [1]}"
-    model.write_text(model.read_text().replace("embedding_dim: 64", bound, 1))
-    says = ("table 'users'", "constraints.ranks", "allow 1 move\n  flags: --max-moves\n")
-    refused("plan", model, "--from", plan, "--max-moves", 0, code=3, says=says)
 
 
 def test_json_prices_the_move(as_json, model: Path, plan: Path) -> None:

@@ -84,37 +84,9 @@ def test_a_plan_that_does_not_fit_is_predicted_and_said(run, as_json, model, pla
     assert not all(rank["fits"] for rank in found["memory"])
 
 
-def test_world_size_that_disagrees(refused, model: Path, plan: Path, tmp_path: Path) -> None:
-    refused("predict", model, plan, "--gpus", 4, says="4 ranks")
-    (tmp_path / "c.yaml").write_text("schema: 1\nhosts: 1\nranks_per_host: 4\n")
-    refused("predict", model, plan, "--cluster", "c.yaml", says="c.yaml has 4 ranks")
-
-
 def test_plans_for_different_machines_are_not_compared(
     run, refused, model: Path, plan: Path, tmp_path: Path, plan_data: dict[str, Any]
 ) -> None:
     other = write(tmp_path / "p.json", plan_data, hardware="b200")
     refused("predict", model, plan, other, says="flags: --hardware")
     assert run("predict", model, plan, other, "--hardware", "b200").code == 0
-
-
-def test_plans_that_cannot_be_read(
-    refused, model: Path, tmp_path: Path, plan_data: dict[str, Any]
-) -> None:
-    refused("predict", model, "none.json", says="none.json")
-    for text in ("{", "[]", '{"schema": "shardopt.plan/1", "world_size": 2}'):
-        (tmp_path / "bad.json").write_text(text)
-        refused("predict", model, "bad.json", says="error: bad.json")
-    del plan_data["tables"]["days"]
-    refused("predict", model, write(tmp_path / "p.json", plan_data), says="days")
-
-
-def test_ranks_on_cpus_are_no_gpus(
-    run, model: Path, tmp_path: Path, plan_data: dict[str, Any]
-) -> None:
-    plan = write(tmp_path / "cpu.json", plan_data, hardware="cpu-gloo")
-    for given in ((plan,), (plan, plan)):
-        shown = run("predict", model, *given)
-        words = (shown.out + shown.err).replace(str(tmp_path), "")
-        assert shown.code == 0
-        assert not {word for word in ("GPU", "HBM", "NVLink") if word in words}

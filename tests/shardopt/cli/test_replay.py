@@ -53,52 +53,6 @@ def test_what_differs_is_named(run, model: Path, tmp_path: Path) -> None:
         assert word in done.err
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (None, "does not say what made it"),
-        ({"words": ["plan", "m.yaml", "--gpus", "2"]}, "does not say what made it"),
-        ({"settings": {}}, "give MODEL"),
-        ({"settings": {"model": "m.yaml", "gpus": "2"}}, "gpus is '2'"),
-        ({"settings": {"model": "m.yaml", "gpus": True}}, "gpus is True"),
-        ({"settings": {"model": "m.yaml", "effort": None}}, "effort is None"),
-        ({"settings": {"model": "m.yaml", "search": "luck"}}, "search is 'luck'"),
-        ({"settings": {"model": "m.yaml", "seed": -1}}, "seed is -1"),
-        ({"settings": {"model": "m.yaml", "gpus": 2}}, "no such model file"),
-    ],
-)
-def test_what_cannot_be_made_again(refused, tmp_path: Path, plan_data, made, why: str) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps({**plan_data, "made_by": made}))
-    refused("plan", "--replay", "plan.json", says=why)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"tune": "batch_size"},
-        {"--tune": "batch_size", "--storage": "journal:written"},
-        {"tune": "batch_size", "storage": "journal:written"},
-        {"study": "s"},
-        {"replay": "plan.json"},
-        {"output": "written"},
-        {"-o": "written"},
-        {"--output": "written"},
-        {"help": True},
-        {"--help": True},
-        {"-h": True},
-    ],
-    ids=lambda settings: "+".join(settings),
-)
-def test_a_plan_file_sets_only_what_a_plan_depends_on(
-    refused, model: Path, tmp_path: Path, plan_data, settings
-) -> None:
-    given = {"model": str(model), "gpus": 2, **settings}
-    (tmp_path / "plan.json").write_text(json.dumps({**plan_data, "made_by": {"settings": given}}))
-    files = sorted(tmp_path.iterdir())
-    refused("plan", "--replay", "plan.json", says=next(iter(settings)))
-    assert sorted(tmp_path.iterdir()) == files
-
-
 def test_settings_that_no_option_has_are_told_and_left_out(run, model: Path, tmp_path) -> None:
     run("plan", model, *QUICK, "-o", "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
@@ -116,7 +70,3 @@ def test_a_plan_file_that_names_a_fifo_is_not_waited_for(refused, tmp_path, plan
         made = {**plan_data, "made_by": {"settings": settings}}
         (tmp_path / "plan.json").write_text(json.dumps(made))
         refused("plan", "--replay", "plan.json", says="fifo")
-
-
-def test_the_model_is_needed_otherwise(refused) -> None:
-    refused("plan", "--gpus", 2, says="MODEL")

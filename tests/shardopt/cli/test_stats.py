@@ -112,32 +112,6 @@ def test_a_checkpoint_goes_when_the_run_is_done(run, data: Path, tmp_path: Path)
     assert not (tmp_path / "state.npz").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--max-ids", "0"], "max_ids is 0"),
-        (["--format", "tvs"], "'tsv'"),
-        (["--features", "user,"], "commas"),
-        (["--features", "usr"], "'user'"),
-        (["--modulo"], "--modulo"),
-        (["--table-rows", "0"], "table_rows is 0"),
-        (["--table-rows", "none.yaml"], "none.yaml"),
-        (["--table-rows", "9" * 5000], "--table-rows"),
-        (["--table-rows", "rows.yaml"], "rows.yaml:1: user"),
-        (["--chunk-rows", 2**63], "--chunk-rows"),
-        (["--table-rows", "5"], "0 to 4"),
-        (["--table-rows", "5", "--model", "m.yaml"], "--table-rows and --model"),
-        (["-o", "data.npz"], "data.npz"),
-        (["-o", "no/stats.npz"], "no/stats.npz"),
-    ],
-)
-def test_what_cannot_be(
-    refused, data: Path, tmp_path: Path, words: list[str], message: str
-) -> None:
-    (tmp_path / "rows.yaml").write_text("user: many\n")
-    refused("stats", data, *words, says=message)
-
-
 def test_a_table_of_the_most_rows_warns_of_nothing(run, data: Path) -> None:
     """Warnings are errors in tests."""
     done = run("stats", data, "--table-rows", 10**12, "--quiet")
@@ -171,12 +145,6 @@ def test_windows_as_json(as_json, days: Path) -> None:
     (drift,) = found["drift"]
     assert (drift["feature"], drift["windows"], drift["pooling_factors"]) == ("user", 3, [1, 1, 1])
     assert len(drift["hot_kept"]) == 2
-
-
-def test_a_window_that_is_none_is_refused(refused, days: Path, model: Path) -> None:
-    refused("stats", days, "--window", "when=soon", says="soon")
-    words = ("stats", days, "--window", "when=1d", "--model", model, "-o", "s.npz")
-    refused(*words, "--write-model", "m.yaml", says="--window")
 
 
 def test_days_of_a_drifting_stream_are_planned_for(as_json, model: Path, tmp_path: Path) -> None:

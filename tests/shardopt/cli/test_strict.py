@@ -7,8 +7,6 @@ import pytest
 import yaml
 
 from predictor.hardware.loader import load_hardware
-from predictor.iteration.ranges import OutOfRange
-from shardopt.report.prediction import range_lines
 
 
 @pytest.fixture
@@ -60,18 +58,3 @@ def test_plan_checks_its_best_plan(run, as_json, model: Path, narrow: str, tmp_p
     inside = run(*words, "--strict", "--json")
     assert inside.code == 0, inside.err
     assert json.loads(inside.out)["out_of_range"] == []
-
-
-def test_lines_are_one_a_group() -> None:
-    found = [
-        OutOfRange("collectives.inter", "h100-sxm", "ranks", 64, 2, 16),
-        OutOfRange("collectives.inter", "h100-sxm", "size_bytes", 12 * 2**30, 1, 8 * 2**30),
-        OutOfRange("gemm", "h100-sxm", "flop", 9e9, 1, 7.4e9),
-        OutOfRange("embedding", "x.yaml", "dim", 512, 4, 256),
-        OutOfRange("embedding", "x.yaml", "new", 512, 4, 256),
-    ]
-    lines = range_lines(found)
-    groups = ["collectives.inter of h100-sxm", "gemm of h100-sxm", "embedding of x.yaml"]
-    assert [line.partition(":")[0] for line in lines] == groups
-    assert "12.0 GiB (fitted up to 8.0 GiB)" in lines[0]
-    assert "9 GFLOP (fitted up to 7.4 GFLOP)" in lines[1]

@@ -42,17 +42,6 @@ def test_report(run, files: list[Path]) -> None:
     assert all(len(line) <= 100 for line in done.out.splitlines())
 
 
-def test_quiet_is_one_line(run, files: list[Path]) -> None:
-    done = run("trace", *files, "--quiet")
-    assert done.out.startswith("Measured 1.000 ms per step, predicted ")
-    assert (len(done.out.splitlines()), done.err) == (1, "")
-
-
-def test_many_steps_show_the_longest(run, tmp_path: Path) -> None:
-    done = run("trace", write(tmp_path, "rank0.json", kineto(0, steps=40, world_size=1)))
-    assert "The 24 longest of 40 steps are shown" in done.out
-
-
 def test_without_prediction_the_breakdown_stays(run, tmp_path: Path) -> None:
     path = write(tmp_path, "rank0.json", kineto(0, markers=False))
     done = run("trace", path, "--json")
@@ -98,27 +87,3 @@ def test_timeline_draws_both(run, files: list[Path], tmp_path: Path) -> None:
     assert drawn == set(names.values())
     last = max(e["ts"] for e in events if e["name"] == "ProfilerStep#5")
     assert last == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("rank0.json.gz", b"\x1f\x8b\x08\x00\x00", "cut off"),
-        ("rank0.json", b"", "is empty"),
-        ("rank0.json", b"hello", "not a trace"),
-        ("rank0.json", b"{}", "without `traceEvents`"),
-        ("rank0.json", b'{"traceEvents": [', "cut off"),
-    ],
-)
-def test_bad_files(refused, tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    refused("trace", name, "--json", says=(f"error: {name}: ", words))
-
-
-def test_what_cannot_be_asked(refused, files: list[Path], tmp_path: Path) -> None:
-    refused("trace", "nowhere.json", says="nowhere.json")
-    refused("trace", says="FILE")
-    refused("trace", *files, "--trace", files[0], says="is an input")
-    dense = ("trace", *files, "--dense", tmp_path / "dense.yaml")
-    refused(*dense, says="dense part")
-    refused(*dense, "--batch-size", "0", says="--batch-size is 0")

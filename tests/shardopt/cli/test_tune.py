@@ -54,18 +54,6 @@ def test_predict_agrees_with_the_plan_that_was_written(as_json, model: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_report_says_what_to_change_and_lists_a_front(run, model: Path) -> None:
-    knobs = ("--tune", "batch_size=512/65536,pipeline,qcomm=bf16")
-    done = run("plan", model, *QUICK[:-1], 6, *knobs)
-    assert (done.code, done.err) == (0, "")
-    text = " ".join(done.out.split())
-    for words in ("batch_size: 65536", "131,072", "qcomm: {forward: bf16, backward: bf16}"):
-        assert words in text
-    both = ("--tune", "batch_size=512/65536", "--objectives", "time,memory")
-    assert "Pareto front" in run("plan", model, *QUICK, *both).out
-
-
-@pytest.mark.slow
 def test_one_command_after_another_shares_a_study(run, refused, model: Path) -> None:
     words = ("plan", model, *QUICK, *KNOBS, "--json", "--storage", "tune.journal")
     first, again = run(*words), run(*words)
@@ -92,25 +80,6 @@ def test_interrupted(run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interrupted" in done.out
     assert load_plan("p.json").meta["batch_size"] == 32768
     assert done.err.endswith("interrupted\n")
-
-
-@pytest.mark.parametrize(
-    ("storage", "says"),
-    [
-        ("tune.txt", "tune.txt"),
-        ("journal:", "journal:PATH"),
-        ("no/such/tune.log", "no/such"),
-        ("journal:.", "directory"),
-        ("mysqlx://u:secret@127.0.0.1/x", "mysqlx"),
-        ("sqlite:////no/such/tune.db", "unable to open"),
-        ("http://x", "http://x"),
-        ("model.yaml.log", "model.yaml.log"),
-    ],
-)
-def test_storages_that_cannot_be_used(refused, model: Path, storage: str, says: str) -> None:
-    Path("model.yaml.log").write_text(model.read_text())
-    said = refused("plan", model, *QUICK, *KNOBS, "--storage", storage, says=says)
-    assert "secret" not in said
 
 
 def test_the_time_that_is_left_goes_by_the_pace_so_far() -> None:

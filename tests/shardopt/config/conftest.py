@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from predictor.errors import InputError
-from shardopt.config import load_model
-
 GOOD = """\
 schema: 1
 name: small
@@ -66,16 +63,3 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 def good() -> str:
     """Text of a model file without problems."""
     return GOOD
-
-
-@pytest.fixture
-def error_of(write: Callable[[str], Path]) -> Callable[..., str]:
-    """The message that the good file gives once one passage of it is replaced."""
-
-    def _error_of(old: str, new: str) -> str:
-        assert old in GOOD
-        with pytest.raises(InputError) as caught:
-            load_model(write(GOOD.replace(old, new, 1)))
-        return str(caught.value)
-
-    return _error_of

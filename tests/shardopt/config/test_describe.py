@@ -62,7 +62,7 @@ def test_hosts(text: str, hosts: list[tuple[str, int | None]], tmp_path: Path) -
         ("n[a]", "hosts:1: got"),
         ("a,,b", "hosts:1: got"),
         ("a,", "hosts:1: got"),
-        ("a\na", "hosts:2: host 'a' is there twice"),
+        ("a\na", "hosts:2: host 'a' appears twice"),
         ("n[1-70000]", "more than 65536"),
     ],
 )
@@ -85,9 +85,9 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
 @pytest.mark.parametrize(
     "text",
     [
-        ",".join(f"a{i}[0-65535]" for i in range(200)),
-        f"n[{','.join(map(str, range(100_000)))}]",
-        "n[0," * 20_000,
+        ",".join(f"a{i}[0-65535]" for i in range(50)),
+        f"n[{','.join(map(str, range(66_000)))}]",
+        "n[0," * 5_000,
     ],
 )
 def test_a_short_list_names_no_more_than_memory_holds(

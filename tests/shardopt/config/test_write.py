@@ -9,6 +9,7 @@ import yaml
 
 from predictor.errors import InputError
 from predictor.model.distribution import Empirical, ReuseHistogram, Uniform, Zipf
+from predictor.model.length_shares import LengthShares
 from predictor.model.plan import ShardingType
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import (
@@ -36,7 +37,14 @@ def everything() -> Workload:
     features = (
         Feature("on", 1e-5, 2.0, Zipf(1.05, 2.7), "frequency"),
         Feature("g", 1 / 3, distribution=ReuseHistogram(100.0, (0.5, 0.25))),
-        Feature("h", 2.0, distribution=Uniform()),
+        Feature(
+            "h",
+            2.0,
+            distribution=Uniform(),
+            pooling_factor_std=1.5,
+            pooling_factor_max=8.0,
+            length_correlation=0.25,
+        ),
     )
     constraints = Constraints(
         sharding_types=(ShardingType.TABLE_WISE, ShardingType.ROW_WISE),
@@ -53,7 +61,11 @@ def everything() -> Workload:
     )
     return a_workload(
         *tables,
-        dense=DenseArch(13, (64, 32), (64, 1), DcnV2(3, 16), "bf16", "adagrad"),
+        dense=DenseArch(
+            *(13, (64, 32), (64, 1), DcnV2(3, 16), "bf16", "adagrad"),
+            length_shares=LengthShares(0.1, 0.2),
+        ),
+        balance_batches=True,
         train_pipeline="prefetch_sparse_dist",
         qcomm=QComm("fp16", "bf16"),
         replica_groups=ReplicaGroups(4, 10, use_inter_host_allreduce=True),

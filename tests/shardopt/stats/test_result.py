@@ -24,6 +24,38 @@ def test_a_deviation_is_given_where_ids_vary_beyond_their_mean(
     assert model_values(found, "s.npz").get("pooling_factor_std") == deviation
 
 
+@pytest.mark.parametrize("loadings", [(0.0, 0.0, 0.0), (0.9, 0.9, 0.9), (0.9, 0.5, 0.0, 0.7)])
+def test_correlations_are_those_that_lengths_were_drawn_with(loadings: tuple[float, ...]) -> None:
+    """Lengths of unlike deviation that share a part of the sample, in chunks."""
+    rng = np.random.default_rng(5)
+    made = {f"f{i}": FeatureCounts(1000) for i in range(len(loadings))}
+    for _ in range(20):
+        own = rng.standard_normal(2000)
+        lengths = [
+            np.rint(100 + 5 * (i + 1) * (r * own + np.sqrt(1 - r * r) * rng.standard_normal(2000)))
+            for i, r in enumerate(loadings)
+        ]
+        together = np.sum(lengths, axis=0).astype(np.int64)
+        for of, each in zip(made.values(), lengths, strict=True):
+            whole = each.astype(np.int64)
+            of.add(Bags(np.zeros(whole.sum(), dtype=np.int64), whole), together)
+    found = [of.length_correlation for of in summarise(made, ReadOptions(), 0)]
+    assert found == pytest.approx(loadings, abs=0.08)
+    first = FeatureCounts.of_state(made["f0"].state())
+    assert (first.products, first.longest) == (made["f0"].products, made["f0"].longest)
+
+
+def test_two_features_of_one_history_go_together_wholly() -> None:
+    lengths = np.array([0, 3, 9, 4, 40])
+    made = {name: FeatureCounts(1000) for name in ("item", "action")}
+    for of in made.values():
+        of.add(Bags(np.arange(lengths.sum()), lengths), 2 * lengths)
+    for feature in summarise(made, ReadOptions(), 0):
+        assert feature.length_correlation == pytest.approx(1.0)
+        values = model_values(feature, "s.npz")
+        assert (values["pooling_factor_max"], values["length_correlation"]) == (40, 1.0)
+
+
 IDS = 20_000
 
 

@@ -23,7 +23,6 @@ from torchrec.distributed.types import (
     BoundsCheckMode,
     CacheAlgorithm,
     CacheParams,
-    EnumerableShardingSpec,
     KeyValueParams,
     KVZCHTBEConfig,
     MultiPassPrefetchConfig,
@@ -125,20 +124,6 @@ def test_every_sharding_type_there_and_back() -> None:
     assert back.tables == ONE_OF_EACH.tables
     assert (back.world_size, back.local_world_size) == (WORLD, LOCAL)
     assert same(to_torchrec(back, model), there)
-
-
-def test_what_torchrec_gets() -> None:
-    model = nn.ModuleDict({"ebc": bags(*ONE_OF_EACH.tables)})
-    module_plan = to_torchrec(ONE_OF_EACH, model, device="cuda").plan["ebc"]
-    replicated, _, split, *_ = (module_plan[f"t{i}"] for i in range(3))
-    assert replicated == ParameterSharding("data_parallel", "dense", ranks=[0, 1, 2, 3])
-    assert split.ranks == [3, 0]
-    assert isinstance(split.sharding_spec, EnumerableShardingSpec)
-    shard = split.sharding_spec.shards[1]
-    assert (shard.shard_sizes, shard.shard_offsets) == ([ROWS, 8], [0, 8])
-    assert str(split.sharding_spec.shards[0].placement) == "rank:3/cuda:1"
-    on_cpu = to_torchrec(ONE_OF_EACH, model, device="cpu").plan["ebc"]["t1"]
-    assert str(on_cpu.sharding_spec.shards[0].placement) == "rank:3/cpu"
 
 
 @pytest.mark.parametrize("kind", [k for k in ShardingType if k is not T.GRID_SHARD])
@@ -511,20 +496,6 @@ def test_field_values_that_cannot_be(parameters: dict[str, Any], words: str) -> 
     with pytest.raises(PlanError, match=words) as caught:
         to_torchrec(plan_with(**parameters), bags("t0"))
     assert "table 't0'" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [
-        (DataType, "output_dtype"),
-        (BoundsCheckMode, "bounds_check_mode"),
-        (CacheAlgorithm, "cache_params"),
-    ],
-)
-def test_every_name_of_torchrec_is_read(kind: Any, field: str) -> None:
-    for name in kind.__members__:
-        plan = plan_with(**{field: {"algorithm": name} if field == "cache_params" else name})
-        assert plan_from_dict(plan_to_dict(plan), where="p").tables == plan.tables
 
 
 def test_what_is_no_plan_of_torchrec_is_told() -> None:

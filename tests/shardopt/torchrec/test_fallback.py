@@ -78,12 +78,6 @@ def test_a_fault_of_ours_gives_torchrecs_plan_and_one_warning(
         assert made.found is not None, "the next plan is ours again"
 
 
-def test_strict_refuses_a_fault_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "find_plans", fails)
-    with pytest.raises(PlannerError, match="a fault of ours"):
-        planner(strict=True).plan(Model(), SHARDERS)
-
-
 def test_who_interrupts_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
@@ -149,29 +143,6 @@ def test_a_tie_keeps_torchrecs_plan(caplog: pytest.LogCaptureFixture) -> None:
     assert "this is TorchRec's plan" in caplog.text
 
 
-def test_column_shards_of_a_row_wise_optimizer_are_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = Model(bag("a", 4_000_000, 512), bag("b", 1000, 64))
-    apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
-    constraints = factors(a=40.0, b=1.0)
-    constraints["a"].sharding_types = ["column_wise"]
-    constraints["a"].min_partition = 64
-
-    def halves(options: list[Any]) -> list[Any]:
-        """Whole, as TorchRec's would be with a minimum of all columns."""
-        return options
-
-    made = planner(constraints=constraints, callbacks=[halves])
-    made.plan(model, SHARDERS)
-    found = made.found
-    assert found is not None
-    assert found.torchrecs is not None
-    cuts = {s.offset[1] for s in found.plan.tables["a"].shards}
-    same = cuts == {s.offset[1] for s in found.torchrecs.plan.tables["a"].shards}
-    assert ("cut by columns" in caplog.text) != same
-
-
 def test_a_call_has_one_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second search has what the first left."""
     stops: list[Any] = []
@@ -203,19 +174,6 @@ def test_a_callback_that_drops_a_table_is_told(caplog: pytest.LogCaptureFixture)
     assert set(plan.plan["ebc"]) == {"a"}
     assert "callbacks left out table 'b'" in caplog.text
     assert made.found is None
-
-
-def test_torchrecs_plan_that_does_not_fit_by_our_count_is_not_called_missing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    names = [f"t{i}" for i in range(4)]
-    made = planner(
-        topology=topology(2, 2 * 2**20),
-        constraints=factors(**dict.fromkeys(names, 1.0)),
-        storage_reservation=None,
-    )
-    made.plan(Model(*(bag(name, 100) for name in names)), SHARDERS)
-    assert "finds no plan that fits" not in caplog.text
 
 
 @pytest.mark.parametrize(("world", "local"), [(2, 8), (4, 8), (12, 8)])

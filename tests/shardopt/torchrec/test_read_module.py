@@ -421,14 +421,6 @@ def test_without_a_batch_size_torchrecs_default_is_taken_and_said(
     assert "512" in caplog.text
 
 
-def test_bandwidths_in_bytes_per_second_are_told_and_not_used(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = planner(topology=topology(intra_host_bw=450e9))
-    assert "intra_host_bw=4.5e+08" in caplog.text
-    assert str(made.plan(Model(), SHARDERS)) == str(planner().plan(Model(), SHARDERS))
-
-
 def test_the_load_factor_of_the_sharder_is_the_users() -> None:
     """The plan leaves it where it is, and the prediction uses it."""
     told = factors(a=20.0, b=2.0)

@@ -150,7 +150,7 @@ def workload(rows: int, **more: Any) -> Workload:
 
 
 def solved(given: Workload, gib: float) -> Any:
-    return solve(Problem(given, ranks(gib), HW), Stop(0.01), 0)
+    return solve(Problem(given, ranks(gib), HW), Stop(0.002), 0)
 
 
 @pytest.mark.parametrize("gib", [80.0, 6.0])

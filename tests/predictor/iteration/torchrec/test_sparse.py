@@ -114,9 +114,20 @@ def test_row_splits_bucketize_before_they_send(kind: ShardingType, profile: str)
     expected = memory_ms(hw, 2 * 8 * ids).item()
     if kind is not T.TABLE_WISE:
         sorted_ms = 1e-6 * hw.elementwise.bucketize_ns_per_id * ids
-        expected = memory_ms(hw, 4 * 8 * ids).item() + sorted_ms
-        assert (sorted_ms > 0) == (profile == "cpu-gloo")
+        walked_ms = exchange.lookups.bucketize_ms(2)
+        expected = memory_ms(hw, 4 * 8 * ids).item() + sorted_ms + walked_ms
+        assert (sorted_ms > 0) == (walked_ms == 0) == (profile == "cpu-gloo")
     assert exchange.permute_ms().item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_thread_walks_down_the_longest_bag_of_a_module() -> None:
+    def permute_ms(kind: ShardingType, longest: float) -> float:
+        features = (Feature("a", 2.0), Feature("b", longest))
+        workload = a_workload(a_table(features=features), batch_size=32)
+        return float(exchange_of(workload, HOSTS, kind).permute_ms().item())
+
+    more = permute_ms(T.ROW_WISE, 2048.0) - permute_ms(T.ROW_WISE, 48.0)
+    assert more > 2000 * 0.5e-3 > 10 * (permute_ms(T.TABLE_WISE, 2048.0))
 
 
 def wide_of(kind: ShardingType) -> Table:

@@ -19,38 +19,6 @@ def test_generate_and_replay(as_json, traces: Path, tmp_path: Path) -> None:
     assert not any("time-limit" in note for note in result["notes"])
 
 
-@pytest.mark.parametrize("indices", ["zipf", "zipf:x", "zipf:-1", "zipf:nan", "normal:1", ""])
-def test_distributions_that_there_are_not(refused, traces: Path, indices: str) -> None:
-    words = ("bench", "generate", traces, "-o", "b", "--indices", indices)
-    refused(*words, says="uniform or zipf:ALPHA")
-
-
-def test_folders_that_hold_something_else(refused, traces: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-    refused("bench", "generate", traces, "-o", tmp_path, says="other files")
-    refused("bench", "generate", traces, "-o", tmp_path / "no" / "where", says="create it")
-    refused("bench", "replay", tmp_path, says="bench generate")
-    refused("bench", "replay", tmp_path, "--iterations", 0, says="--iterations")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--scale", "batch=0"), "give batch=N"),
-        (("--scale", "rows=2"), "give batch=N"),
-        (("--scale", "batch=2,batch=2"), "give batch=N"),
-        (("--scale", "batch=2"), "flags: --scale, --doubled"),
-        (("--doubled", "x.json"), "flags: --doubled, --scale"),
-        (("--scale", "batch=2", "--doubled", "x.json", "--join"), "flags: --scale, --join"),
-    ],
-)
-def test_scales_that_there_are_not(
-    refused, traces: Path, tmp_path: Path, words: tuple[str, ...], said: str
-) -> None:
-    refused("bench", "generate", traces, "-o", tmp_path / "b", *words, says=said)
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.slow
 def test_scaled_benchmarks_run(as_json, traces: Path, tmp_path: Path) -> None:
     """A job whose sizes do not grow is its own double."""

@@ -1,8 +1,5 @@
 """`shardopt bench search`: both planners on one model, timed and compared."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,19 +59,6 @@ def test_the_plan_is_that_of_the_plan_command(as_json, model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_report(run, model: Path) -> None:
-    pytest.importorskip("torchrec")
-    done = run("bench", "search", model, *QUICK)
-    assert done.code == 0, done.err
-    for words in ("median of 2 interleaved", "torchrec planner", "rates its own plan", "fits"):
-        assert words in " ".join(done.out.split())
-    assert max(map(len, done.out.splitlines())) <= 100
-    quiet = run("bench", "search", model, *QUICK[:-1], 1, "--quiet")
-    assert (quiet.code, quiet.err) == (0, "")
-    assert [line.split(":")[0] for line in quiet.out.splitlines()] == ["shardopt", "torchrec"]
-
-
-@pytest.mark.slow
 def test_models_that_torchrec_cannot_build(refused, model: Path) -> None:
     pytest.importorskip("torchrec")
     text = model.read_text()
@@ -92,20 +76,6 @@ dense:"""
     model.write_text(text)
     none = ("--hbm-gib", 0.001, "--ddr-gib", 0.001)
     refused("bench", "search", model, *QUICK, *none, code=3, says="HBM")
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--gpus", 2, "--repeat", 0), "repeat is 0"),
-        (("--gpus", 0), "gpus is 0"),
-        (("--gpus", 2, "--effort", -1), "effort is -1"),
-        ((), "how many GPUs?"),
-        (("--gpus", 2, "--hardware", "h100-sx"), "h100-sxm"),
-    ],
-)
-def test_bad_flags(refused, model: Path, flags: tuple[object, ...], words: str) -> None:
-    refused("bench", "search", model, *flags, says=words, code=4 if "--hardware" in flags else 2)
 
 
 MEASURED = """\
@@ -137,22 +107,3 @@ def test_nothing_to_measure(run, refused) -> None:
     refused("bench", says="shardopt bench --help")
     done = run("bench", "--help")
     assert (done.code, "search" in done.out) == (0, True)
-
-
-@pytest.mark.slow
-def test_without_torchrec_it_says_how_to_install_it(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "stub").mkdir()
-    (tmp_path / "stub" / "torch.py").write_text("raise ImportError('no torch here')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "shardopt", "bench", "search", str(model), "--gpus", "2"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'stub'}{os.pathsep}{ROOT}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no torch here" in done.stderr
-    assert "pip install 'shardopt[cuda]'" in done.stderr
-    assert "Traceback" not in done.stderr

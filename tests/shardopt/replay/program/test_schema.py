@@ -131,11 +131,6 @@ def test_other_texts_are_refused_and_not_repeated(text: str) -> None:
         literal(text, of("str"), "aten::f")
 
 
-@pytest.mark.parametrize("word", sorted(WORDS))
-def test_words_that_ops_know_stay(word: str) -> None:
-    assert read(literal(word, of("str"), "aten::f")) == word
-
-
 @given(st.from_regex(EQUATION, fullmatch=True))
 @settings(max_examples=50)
 def test_equations_keep_their_structure_alone(text: str) -> None:

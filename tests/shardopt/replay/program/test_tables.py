@@ -18,7 +18,7 @@ from predictor.model.workload import DenseArch, Feature, Table, Workload
 from shardopt.replay.check import check_tables
 from shardopt.replay.generate import generate
 from shardopt.replay.program.tables import MatchedTables, TableSummary, UnmatchedError, load_tables
-from shardopt.replay.runtime.tensors import draw_by, make_all, shared_out
+from shardopt.replay.runtime.tensors import draw_by, make_all
 from tests.shardopt.replay.captured import capture
 
 ROWS, WIDTHS = (70, 200, 30), (8, 4, 16)
@@ -214,20 +214,6 @@ def test_ids_follow_their_laws() -> None:
         assert int(counts.argmax() == 0) == (skew is hot)
         assert 0 <= int(ids.min()) <= int(ids.max()) < 1000
     assert not len(draw_by(hot, 0, 0, generator))
-
-
-@pytest.mark.parametrize(
-    ("total", "shares", "parts"),
-    [
-        (10, [1.0, 1.0, 1.0], [3, 3, 4]),
-        (12, [1.0, 2.0, 3.0], [2, 4, 6]),
-        (7, [0.0, 0.0], [3, 4]),
-        (0, [2.0, 1.0], [0, 0]),
-        (5, [0.0, 1.0], [0, 5]),
-    ],
-)
-def test_whole_numbers_are_shared_out(total: int, shares: list[float], parts: list[int]) -> None:
-    assert shared_out(total, shares) == parts
 
 
 def test_a_plan_needs_tables() -> None:

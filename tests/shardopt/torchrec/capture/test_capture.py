@@ -19,6 +19,7 @@ from predictor.model.captured import CapturedDense, parse_size
 from predictor.model.op_calls import CAUSAL, DenseProgram, Gradient, OpCall
 from shardopt.config.ops_file import ops_text, read_ops_content
 from shardopt.torchrec.capture.capture import SizeFit, capture_dense
+from tests.quick import quick_only
 from tests.shardopt.torchrec.capture.modules import (
     Attention,
     Autocast,
@@ -65,7 +66,7 @@ def program_of(module: nn.Module, *shape: int, **more: Any) -> DenseProgram:
     return captured(module, *shape, **more).program(AtBatch(BATCH))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_only(["recomputed", "convolutions", "attention"], MODELS))
 def test_as_many_as_pytorch_counts(name: str) -> None:
     make, shape = MODELS[name]
     module = make()

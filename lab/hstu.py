@@ -1,0 +1,152 @@
+"""NVIDIA's HSTU ranker whose step on 2 x 8 H100 is public (recsys-examples, examples/hstu).
+
+Ids are drawn by `numpy.random.zipf`, which has no upper end: two fifths of them lie beyond 50
+million and hardly ever come again, so that they miss every cache. Lengths are drawn the same way,
+but cut.
+
+Item and action embeddings alternate behind three tokens of context; eight layers of pointwise
+projections to U, V, Q and K, causal attention, a norm that gates by U, a projection back, and a
+residual (Zhai et al. 2024, eq. 1 to 3). Attention is SDPA's, whose products are HSTU's: its SiLU in
+place of a softmax is a pointwise op inside the kernel.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from predictor.model.captured import CapturedDense
+from predictor.model.distribution import Distribution, Empirical, Uniform, Zipf
+from predictor.model.workload import Workload
+from shardopt.extras import needs_torchrec
+
+with needs_torchrec():
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.modules.embedding_configs import EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingCollection
+    from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+    from shardopt.torchrec import to_yaml
+
+META = torch.device("meta")
+DIM, WIDTH, HEADS, LAYERS = 128, 1024, 4, 8
+ITEMS, CONTEXT = 2048, 3
+TOKENS = 2 * ITEMS + CONTEXT
+HEAD, TASKS = 512, 8
+BATCH = 32
+ALPHA = 1.05
+HASHED = {"item": 50_000_000, "user_id": 50_000_000}
+"""Tables of dynamicemb, on the host behind a cache of a tenth of their rows."""
+COPIED = {"action": 100, "user_age": 100, "item_category_l1": 50}
+SEQUENCES = ("item", "action")
+CACHED = 0.1
+
+
+def beyond(most: int, alpha: float) -> float:
+    """Share of a Zipf distribution without an upper end that lies beyond a number."""
+    first = np.arange(1, 1000.0) ** -alpha
+    whole = first.sum() + (1000 - 0.5) ** (1 - alpha) / (alpha - 1)
+    return float((most + 0.5) ** (1 - alpha) / (alpha - 1) / whole)
+
+
+def endless(rows: int) -> Distribution:
+    """Ids without an upper end, on rows of which those beyond the last are any."""
+    inside, rare = Zipf(ALPHA).bins(rows), beyond(rows, ALPHA)
+    weights = inside.probs * (1 - rare) + rare / rows
+    return Empirical(tuple(inside.counts.tolist()), tuple(weights.tolist()))
+
+
+class Layer(nn.Module):
+    """One block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = (nn.LayerNorm(WIDTH, device=META) for _ in range(2))
+        self.uvqk = nn.Linear(WIDTH, 4 * WIDTH, device=META)
+        self.out = nn.Linear(WIDTH, WIDTH, device=META)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, v, q, k = functional.silu(self.uvqk(self.before(x))).chunk(4, dim=-1)
+        heads = (of.unflatten(-1, (HEADS, -1)).transpose(1, 2) for of in (q, k, v))
+        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        gated = self.after(attended.transpose(1, 2).flatten(2)) * u
+        return x + self.out(functional.dropout(gated, 0.2))
+
+
+class Hstu(nn.Module):
+    """Sequences and context in, the loss of eight tasks out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingConfig(name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=[name])
+            for name, rows in (HASHED | COPIED).items()
+        ]
+        self.tables = EmbeddingCollection(tables, device=META)
+        self.wider = nn.Linear(DIM, WIDTH, device=META)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.head = nn.Sequential(
+            nn.Linear(WIDTH, HEAD, device=META), nn.ReLU(), nn.Linear(HEAD, TASKS, device=META)
+        )
+
+    def forward(self, features: Tensor, ids: KeyedJaggedTensor, labels: Tensor) -> Tensor:
+        found: Mapping[str, JaggedTensor] = self.tables(ids)
+        batch = len(features)
+        pairs = [found[name].values().view(batch, ITEMS, DIM) for name in SEQUENCES]
+        context = [
+            found[name].values().view(batch, 1, DIM) for name in ("user_id", *list(COPIED)[1:])
+        ]
+        tokens = torch.stack(pairs, dim=2).flatten(1, 2)
+        x = self.wider(torch.cat([*context, tokens], dim=1))
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(x[:, CONTEXT::2])
+        wanted = labels.view(batch, 1, 1).expand(-1, ITEMS, TASKS)
+        return functional.binary_cross_entropy_with_logits(logits.float(), wanted)
+
+
+@cache
+def hstu() -> Workload:
+    """The model as `to_yaml` captures it under autocast, its tables as they are stored."""
+    names, samples = [*HASHED, *COPIED], 2
+    counts = {name: ITEMS if name in SEQUENCES else 1 for name in names}
+    constraints = {n: ParameterConstraints(pooling_factors=[float(c)]) for n, c in counts.items()}
+    lengths = [counts[name] for name in names for _ in range(samples)]
+    values = torch.zeros(sum(lengths), dtype=torch.int64)
+    example = (
+        torch.zeros(samples, 1),
+        KeyedJaggedTensor(names, values, lengths=torch.tensor(lengths)),
+        torch.zeros(samples),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        workload = to_yaml(
+            Hstu(),
+            Path(folder) / "hstu.yaml",
+            batch_size=BATCH,
+            constraints=constraints,
+            dense_data_type="bf16",
+            dense_optimizer="adam",
+            example_inputs=example,
+        )
+    tables = (
+        replace(
+            table,
+            optimizer="adam",
+            storage="dynamicemb" if table.name in HASHED else "torchrec",
+            features=tuple(
+                replace(f, distribution=endless(HASHED[f.name]) if f.name in HASHED else Uniform())
+                for f in table.features
+            ),
+        )
+        for table in workload.tables
+    )
+    assert isinstance(workload.dense, CapturedDense)
+    return replace(workload, tables=tuple(tables), dense=replace(workload.dense, compiled=True))

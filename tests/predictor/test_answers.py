@@ -1,0 +1,111 @@
+"""Predictions of one small model on every shipped profile, against tests/golden/answers.yaml.
+
+Any change of a cost, of the graph or of a shipped constant moves some of these figures. Where the
+change is meant, ``SHARDOPT_UPDATE_GOLDEN=1`` writes the file, and its diff shows what moved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from predictor.hardware.loader import list_hardware
+from predictor.model.distribution import Zipf
+from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
+from predictor.model.topology import Topology
+from predictor.model.workload import Feature, QComm, Workload
+from predictor.predict import predict
+from tests.builders import a_table, a_topology, a_workload, cut, data_parallel, hardware, plan_of
+
+ANSWERS = Path(__file__).parents[1] / "golden" / "answers.yaml"
+T = ShardingType
+PIPELINES = ("sparse_dist", "prefetch_sparse_dist", "semi_sync")
+CASES = {name: (name, "base") for name in list_hardware()} | {
+    f"h100-sxm, {pipeline}": ("h100-sxm", pipeline) for pipeline in PIPELINES
+}
+
+
+def skewed(name: str, pooling: float) -> tuple[Feature, ...]:
+    return (Feature(f"{name}_f", pooling, distribution=Zipf(1.05), pooling_factor_std=pooling / 2),)
+
+
+def a_job(pipeline: str) -> Workload:
+    """Tables of every pooling, two modules, weighted ids and a compressed wire."""
+    tables = (
+        a_table("hot", 1_000_000, 128, features=skewed("hot", 40.0)),
+        a_table("wide", 400_000, 256),
+        a_table("mean", 2_000_000, 64, features=skewed("mean", 10.0), pooling="mean"),
+        a_table("rows", 3_000_000, 64, weighted=True),
+        a_table("host", 5_000_000, 128, features=skewed("host", 5.0)),
+        a_table("tiny", 1_000, 32),
+        a_table("history", 500_000, 64, module="ec", pooling="none", index_dedup=True),
+    )
+    return a_workload(
+        *tables, batch_size=4096, train_pipeline=pipeline, qcomm=QComm("fp16", "bf16")
+    )
+
+
+def a_plan(workload: Workload, topology: Topology, *, on_device: bool) -> list[TablePlan]:
+    """A table of every sharding type, and one behind a cache where there are devices."""
+    hot, wide, mean, rows, host, tiny, history = workload.tables
+    world, local = topology.world_size, topology.local_world_size
+    cached = replace(
+        cut(host, T.TABLE_WISE, [1]),
+        compute_kernel=ComputeKernel.FUSED_UVM_CACHING,
+        parameters={"cache_params": {"load_factor": 0.1}},
+    )
+    return [
+        cut(hot, T.TABLE_WISE, [0]),
+        cut(wide, T.COLUMN_WISE, [0, 1], columns=2),
+        cut(mean, T.ROW_WISE, range(world)),
+        cut(rows, T.TABLE_ROW_WISE, range(local)),
+        cached if on_device else cut(host, T.TABLE_WISE, [1]),
+        data_parallel(tiny, world),
+        cut(history, T.ROW_WISE, range(world)),
+    ]
+
+
+def answer(name: str, pipeline: str) -> dict[str, Any]:
+    profile, workload = hardware(name), a_job(pipeline)
+    topology = a_topology(16, 8)
+    plan = plan_of(workload, topology, a_plan(workload, topology, on_device=not profile.inline))
+    found = predict(workload, topology, profile, plan)
+    busy: dict[str, float] = defaultdict(float)
+    for rank in found.per_rank:
+        for phase, ms in rank.busy_ms.items():
+            busy[phase] += ms
+    peaks = [rank.peak for rank in found.memory]
+    return {
+        "iteration_ms": found.iteration_ms,
+        "most_ms": found.interval_ms[1],
+        "host_ms": sum(op.host_ms for op in found.graph.ops),
+        "idle_ms": sum(rank.idle_ms for rank in found.per_rank),
+        "busy_ms": dict(sorted(busy.items())),
+        "reserved_bytes": max(peak.reserved_bytes for peak in peaks if peak is not None),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    if os.environ.get("SHARDOPT_UPDATE_GOLDEN"):
+        found = {case: answer(*CASES[case]) for case in CASES}
+        ANSWERS.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
+    known: dict[str, Any] = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))
+    return known
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_predictions_are_as_they_were(case: str, answers: dict[str, Any]) -> None:
+    found, known = answer(*CASES[case]), answers[case]
+    assert found.pop("busy_ms") == pytest.approx(known.pop("busy_ms"), rel=1e-9)
+    assert found == pytest.approx(known, rel=1e-9), "SHARDOPT_UPDATE_GOLDEN=1 accepts the new ones"
+
+
+def test_every_answer_is_of_a_case(answers: dict[str, Any]) -> None:
+    assert answers.keys() == CASES.keys()
