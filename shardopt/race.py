@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from predictor.errors import InputError
+from predictor.errors import InfeasibleError, InputError
 from shardopt.formatting import ms, points
 
 CONFIDENCE = 0.95
@@ -203,7 +203,27 @@ class Sessions(Protocol):
 
         Returns:
             Plans that could not run, each with why.
+
+        Raises:
+            InfeasibleError: they do not fit into memory together; no rank runs any.
         """
+
+
+def run_session(
+    sessions: Sessions, race: Race, session: int, order: Sequence[str], until: float
+) -> Mapping[str, str]:
+    """Run a session, in halves where its plans do not fit into memory together; a plan that does
+    not fit alone is out."""
+    if not order:
+        return {}
+    try:
+        return sessions.run(race, session, order, until)
+    except InfeasibleError as error:
+        if len(order) == 1:
+            return {order[0]: str(error)}
+    half, now = len(order) // 2, sessions.now()
+    first = run_session(sessions, race, session, order[:half], now + (until - now) / 2)
+    return {**first, **run_session(sessions, race, session, order[half:], until)}
 
 
 class Race:
@@ -410,7 +430,7 @@ def run_race(
             say(f"measuring {', '.join(order)}; {max(deadline - now, 0):.0f} s left")
             until = min(deadline, now + max(SHORTEST_S, (deadline - started) / looks))
             race.sessions += 1
-            for name, reason in sessions.run(race, race.sessions, order, until).items():
+            for name, reason in run_session(sessions, race, race.sessions, order, until).items():
                 race.drop(name, reason)
                 say(race.notes[-1])
             slower = race.slower(2 * looks)
@@ -456,7 +476,7 @@ def run_final(
             say(f"measuring {' and '.join(order)} alone; {max(deadline - now, 0):.0f} s left")
             race.sessions += 1
             until = started + (deadline - started) * (i + 1) / FINAL_SESSIONS
-            for name, reason in sessions.run(race, race.sessions, order, until).items():
+            for name, reason in run_session(sessions, race, race.sessions, order, until).items():
                 race.drop(name, reason)
                 say(race.notes[-1])
                 return

@@ -54,8 +54,7 @@ PROPOSING: Mapping[str, Sequence[Change]] = {
 }
 """What is changed without a stage that proposes plans; the last two come on top."""
 BOUNDING: Mapping[str, Sequence[Change]] = {
-    "whole options": [(lower_bound, "CHOOSING", 0.0)],
-    "patterns": [(ExchangeSet, "_is_coarse", lambda self: False)],
+    "peaks": [(ExchangeSet, "halves", lambda *_: None)],
     "placing": [(lower_bound, "SMALL", 0)],
 }
 """The same for stages of the bound."""

@@ -37,7 +37,7 @@ from shardopt.api.setting import Setting, resolve
 from shardopt.bench.confirm import StartedSessions, confirm, entrants, learned_from, with_learned
 from shardopt.config.write import write_model
 from shardopt.files import atomic_write_text
-from shardopt.race import TORCHREC, Entrant, Race
+from shardopt.race import TORCHREC, Entrant, Race, run_session
 from shardopt.ranks.hosts import Link
 from shardopt.ranks.scratch import scratch_folder
 
@@ -96,7 +96,7 @@ def _run(given: ConfirmedTasks, seed: int, say: Say) -> dict[str, Any]:
         say("a trace of TorchRec's plan")
         race = Race()
         race.enter(theirs)
-        sessions.run(race, 1, [TORCHREC], time.time() + TRACE_S)
+        run_session(sessions, race, 1, [TORCHREC], time.time() + TRACE_S)
         learned, notes = learned_from(setting, race, folder)
         if learned is None:
             raise InputError(f"nothing was learned; {'; '.join(notes)}")
@@ -198,7 +198,7 @@ def _measure(
             say(f"session {session + 1} of {SESSIONS}")
             until = began + seconds * (session + 1) / SESSIONS
             order = [*names[turn:], *names[:turn]]
-            for name, why in sessions.run(race, session, order, until).items():
+            for name, why in run_session(sessions, race, session, order, until).items():
                 race.drop(name, why)
                 names.remove(name)
                 say(race.notes[-1])

@@ -221,7 +221,9 @@ def tensor_times(
     depth = np.ceil(k / pieces / cores.k_step) * cores.k_step
     filling = cores.prologue_k + np.where(pieces > 1, cores.split_cost_k, 0.0)
     operands = item * (rows + columns)
-    unaligned = ((item * n) % 16 > 0) | ((item * k) % 16 > 0)
+    # rows as they lie in memory: of the result, and of operands with their columns together
+    rows_of = (n, m if layout[0] == "t" else k, k if layout[1] == "t" else n)
+    unaligned = np.logical_or.reduce([(item * row) % 16 > 0 for row in rows_of])
     full = 2 * rows * columns / (units.tflops(tflops) / sms)
     share = np.where(pieces > 1, cores.split_share, 1.0) * by_layout
     element = full / np.where(unaligned, cores.unaligned_share, share)

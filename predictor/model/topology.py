@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -293,6 +294,10 @@ def _every(job: Topology, stride: int, count: int) -> Topology:
             "replica_groups.size that fills hosts or divides them",
             inputs=("gpus_per_node",),
         )
+    if domain > local:
+        # a domain that ends within a group is parted: the largest pods of whole hosts that fit both
+        # (TorchRec, pull request 4768)
+        domain = local * math.gcd(domain // local, count // local)
     group = Topology.uniform(
         count,
         local,

@@ -26,7 +26,6 @@ from predictor.cost.lookup.shared_cache import (
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.lookup_group import LookupGroup
 from predictor.model.plan import ComputeKernel, ShardingType, TablePlan
-from search.bound.rank_excess import MAX_CHOICES, ONE_A_RANK, everywhere, longest_shard
 from search.bound.relaxation import KnownHulls
 from search.problem import Problem
 from search.space.option import Option, Space, place
@@ -38,6 +37,8 @@ GIB = float(1 << 30)
 Exchange = tuple[str, str]
 """Module and sharding type."""
 BY_ROW = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
+ONE_A_RANK = (ShardingType.DATA_PARALLEL, *BY_ROW)
+"""No rank has two shards of such a table."""
 
 
 def exchange_of(group: LookupGroup) -> Exchange:
@@ -127,20 +128,19 @@ class BoundChoices:
 
     Attributes:
         table: of every choice, ``[choices]``.
-        shards_of: least loads of the shards of every choice, ``[shards, COLUMNS]`` each.
+        shards, copies: least loads of the shards that are not alike, ``[shards, COLUMNS]``, and how
+            many shards of the choice are like each, ``[shards]``; choice by choice.
+        first, sizes: where a choice's shards begin there, and how many there are, ``[choices]``.
         loads: mean over the ranks, ``[choices, COLUMNS]``.
         peaks: the most that a shard has, ``[choices, COLUMNS]``.
         most: the most that a rank can have of a choice, ``[choices, COLUMNS]``.
-        longest: work of the longest shard, ``[choices, rank_excess.WORK]``.
-        even: work that every rank has at least, ``[choices, rank_excess.WORK]``.
-        without_longest: there are too many choices to look at longest shards; these are 0 then.
+        everywhere: every rank has a shard, ``[choices]``.
         groups: lookup group, ``[choices]``.
         exchanges: module and sharding type, ``[choices]``.
         mean_by_row: a mean that is split by rows beside other tables of its module, ``[choices]``.
         needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
         caps: what all ranks together have of these, ``[2 or 3]``.
         hulls: of every exchange, the same for all sets of exchanges.
-        wide_hulls: likewise, that reach as far as the load of one rank can.
     """
 
     def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
@@ -150,17 +150,17 @@ class BoundChoices:
         topology = problem.topology
         world = topology.world_size
         self.table = np.array([c.option.table for c in self.all])
-        self.shards_of = shards = [self.shards(c) for c in self.all]
-        self.loads = np.array([one.sum(axis=0) / world for one in shards])
-        self.peaks = np.array([one.max(axis=0) for one in shards])
-        single = [c.option.sharding_type in ONE_A_RANK and not c.option.pinned for c in self.all]
-        self.most = np.where(np.array(single)[:, None], self.peaks, world * self.loads)
-        self.longest = np.array([longest_shard(one) for one in shards])
-        kinds = [c.option.sharding_type for c in self.all]
-        self.even = np.array([everywhere(*of, world) for of in zip(kinds, shards, strict=True)])
-        self.without_longest = len(self.all) > MAX_CHOICES
-        if self.without_longest:
-            self.longest[:] = 0.0
+        found = [_distinct(self.shards_of(c)) for c in self.all]
+        self.sizes = np.array([len(copies) for _, copies in found])
+        self.first = np.cumsum([0, *self.sizes[:-1]])
+        self.shards = np.concatenate([shards for shards, _ in found])
+        self.copies = np.concatenate([copies for _, copies in found])
+        self.loads = np.add.reduceat(self.shards * self.copies[:, None], self.first) / world
+        self.peaks = np.maximum.reduceat(self.shards, self.first)
+        alone = np.array([c.option.sharding_type in ONE_A_RANK for c in self.all])
+        pinned = np.array([c.option.pinned is not None for c in self.all])
+        self.most = np.where((alone & ~pinned)[:, None], self.peaks, world * self.loads)
+        self.everywhere = alone & (np.add.reduceat(self.copies, self.first) >= world)
         self.groups = np.array([c.group for c in self.all])
         self.exchanges = [exchange_of(scorer.groups[c.group]) for c in self.all]
         means = {table for some, _ in space.means for table in some}
@@ -175,7 +175,6 @@ class BoundChoices:
             caps.append(float(space.in_use.max_moves))
         self.needs, self.caps = np.array(needs), np.array(caps)
         self.hulls: KnownHulls = {}
-        self.wide_hulls: KnownHulls = {}
 
     def _of_space(self, space: Space) -> Iterator[BoundChoice]:
         for option in space.every_option:
@@ -209,7 +208,7 @@ class BoundChoices:
         found = (shards.cache_of_shard(table, one.plan, shard) for shard in one.plan.shards)
         return {i: cache for i, cache in enumerate(found) if cache is not None}
 
-    def shards(self, choice: BoundChoice) -> Array:
+    def shards_of(self, choice: BoundChoice) -> Array:
         """Loads of a choice's shards at least, ``[shards, COLUMNS]``: of cached ones with the
         fetches that they are certain of."""
         loads = self.scorer.shards.of_table(choice.option.table, choice.plan)[1]
@@ -225,18 +224,10 @@ class BoundChoices:
         apart = np.array([self.exchanges[i][0] in others for i in index.tolist()], dtype=bool)
         return np.asarray(~(apart & self.mean_by_row[index]))
 
-    def undominated(self, index: Ints) -> NDArray[np.bool_]:
-        """Of some choices, which ones a fractional plan needs: no other of the same table and
-        lookup group has no more of any load, memory and moves, and no longer shard."""
-        needed = np.ones(len(index), dtype=bool)
-        cost = np.hstack([self.loads, self.needs, self.longest])[index]
-        blocks: dict[tuple[int, int], list[int]] = {}
-        for i, one in enumerate(index.tolist()):
-            blocks.setdefault((int(self.table[one]), int(self.groups[one])), []).append(i)
-        for block in blocks.values():
-            mine = cost[block]
-            beats = (mine[:, None] <= mine[None]).all(axis=-1)
-            # of choices alike the first stays
-            beats &= ~beats.T | np.triu(np.ones_like(beats), 1)
-            needed[block] = ~beats.any(axis=0)
-        return needed
+
+def _distinct(shards: Array) -> tuple[Array, Array]:
+    """Loads of shards that differ, ``[distinct, COLUMNS]``, and how many have each."""
+    if (shards == shards[0]).all():  # most options
+        return shards[:1], np.array([float(len(shards))])
+    found, copies = np.unique(shards, axis=0, return_counts=True)
+    return found, copies.astype(np.float64)

@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
+from predictor.cost.loads import Load
 from predictor.model.lookup_group import LookupGroup
 from search.bound.choices import BoundChoices, Exchange, exchange_of
-from search.bound.patterns import RankItems, RankPatterns, rank_items
-from search.bound.program import Program
-from search.bound.rank_excess import CycleSegments, Place, RankExcess
+from search.bound.program import Branch, Program
 from search.bound.rank_targets import RankChoice, RankTargets
-from search.bound.relaxation import BUSIEST, KnownHulls, Relaxation
-from search.bound.whole_options import WholeOptions
+from search.bound.relaxation import Relaxation
+from search.bound.stretches import CutTimes, OptionTimes
 from search.space.option import Option
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 TOLERANCE = 1e-4
 """A set is solved when its relaxed time exceeds the program's optimum by less than this share."""
-MAX_CUTS = 60
-"""Refinements of a set that plans are made of."""
-FEW = 16
-"""Tables of a rank up to which what single ranks can hold is looked at."""
-WHOLE = 0.5
-"""Share of the tables that must not be divisible for that; others balance what these do not."""
-SLOWER = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""How much more than the mean the slowest ranks are thought to have, until that sets the pace."""
-CLOSE = 2e-3
-"""Share of the time by which a target must rise to be tried."""
-PARTS = 3
-"""One target may use this part of the knapsacks that are left: a lower one may be easier."""
+UNEVEN = (0.1, 0.3, 1.0)
+"""Multiples of the mean that busy ranks are thought to have beyond it; there cycles are sought."""
+ALIKE = 1e-6
+"""Share of a unit by which multiples of it may be off."""
+LARGEST_WHOLE = 2.0**53
+"""Below this floats hold every whole number."""
 FIRST_STEP = 0.125
 NEAREST = 1e-3
 """Share of the time by which a target for ranks lies above the bound at least."""
 EASY = 0.1
 """Part of its work within which a target was refuted easily: then the next one is farther off."""
+HELD = 0.02
+"""Share from which on an option counts as one that the optimum has."""
 
 
 class ExchangeSet:
@@ -48,49 +45,38 @@ class ExchangeSet:
     Args:
         index: positions in `BoundChoices.all`, table by table.
         used: exchanges that all plans use; None: all that the choices have.
-        needed: choices that are variables of the program; found out if None. What it proves holds
-            for all.
 
     Attributes:
+        proven: no plan of the set is faster, in ms.
         priced_ms: the best bound that prices prove.
         slack: what plans with a choice exceed that by at least in ms, ``[choices]``.
+        is_solved: no refinement of the whole set will raise what it proves.
         step: share of the way to the best plan, at which the next target for ranks lies.
-        is_solved: no refinement will raise what it proves.
         is_settled: the nearest target was tried in vain.
-        is_chosen: with one option for every table nothing more was found.
-        is_filled: it is known what single ranks can hold, as far as was looked at.
         targets: what was found out about targets for ranks.
-        whole, larger: the program with one option for every table, and that of a larger set.
     """
 
     def __init__(
-        self,
-        known: BoundChoices,
-        index: Ints,
-        used: frozenset[Exchange] | None = None,
-        needed: NDArray[np.bool_] | None = None,
+        self, known: BoundChoices, index: Ints, used: frozenset[Exchange] | None = None
     ) -> None:
         self.known = known
         self.index = index
         self.choices = [known.all[i] for i in index.tolist()]
         self.proven = 0.0
-        self.cut_short = False
         self.priced_ms = 0.0
         self.slack = np.zeros(len(index))
         self.step = FIRST_STEP
-        self.is_solved = self.is_settled = self.is_chosen = self.is_filled = False
-        self.whole: WholeOptions | None = None
-        self.larger: WholeOptions | None = None
+        self.is_solved = self.is_settled = False
         self.targets: RankTargets | None = None
         self.first = np.flatnonzero(np.diff(known.table[index], prepend=-1))
         self.names = [known.exchanges[i] for i in index.tolist()]  # exchange of every choice
         self.exchanges = frozenset(self.names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables()
-        self.needed = known.undominated(index) if needed is None else needed
-        # cuts of a larger set: constant, weights, segments of the cycle and rows of those
-        self.taken: list[tuple[float, Array, CycleSegments, list[Place]]] = []
+        # cuts of a larger set, and their rows
+        self.taken: list[tuple[CutTimes, list[tuple[int, int]]]] = []
         self.binding: list[int] = []
         self.relaxation: Relaxation | None = None
+        self.program: Program
 
     def _needed_by_tables(self) -> frozenset[Exchange]:
         """Exchanges without which some table has no option."""
@@ -114,33 +100,32 @@ class ExchangeSet:
         best = self.program.largest() if part == 1.0 else self.program.within(part)
         return None if best is None else [self.choices[i].option for i in best.tolist()]
 
-    def without(self, excess: Array) -> ExchangeSet:
-        """The set with the choices of least excess ``[choices]`` of every table, solved."""
-        least = np.minimum.reduceat(excess, self.first)
-        kept = excess <= np.repeat(least, self.program.sizes) * (1 + TOLERANCE)
-        smaller = ExchangeSet(self.known, self.index[kept])
-        smaller.take_cuts(self)
-        for _ in range(MAX_CUTS):
-            if smaller.refine()[1]:
-                break
-        return smaller
-
     def _start(self) -> None:
         known = self.known
         numbers, self.group = np.unique(known.groups[self.index], return_inverse=True)
         self.numbers: list[int] = numbers.tolist()
         self.members = [np.flatnonzero(self.group == i) for i in range(len(self.numbers))]
         self.loads = known.loads[self.index]
-        self.relaxation = self._relax(known.hulls)
         self.memory = known.needs[self.index].T
-        self.program = Program(self.first, self.needed, self.memory, known.caps)
-        exchange = [exchange_of(known.scorer.groups[g]) for g in self.numbers]
-        longest, even = known.longest[self.index], known.even[self.index]
-        self.rank_excess = RankExcess(self.program, self.group, exchange, self.used, longest, even)
-        self.constants: list[float] = []
-        self.weights = np.zeros((0, len(self.choices)))
-        for constant, weights, segments, rows in self.taken:
-            self._add_row(constant, weights, segments, rows)
+        self.times = OptionTimes(known, self.index, self.group, self.numbers, self._certain_floor)
+        mine = self.times.members[:, self.group]
+        outputs = np.where(mine, self.loads[:, Load.OUTPUTS], 0.0)
+        self.program = Program(self.first, self.memory, known.caps, outputs)
+        self.relaxation = self._relax()
+        for times, rows in self.taken:
+            self.program.add_cut(times, rows)
+
+    def _certain_floor(self, floors: Array) -> float:
+        """What the ranks that launch anything in a segment pay at least, if some rank is sure to:
+        plans that use an exchange use one of its groups.
+
+        Args:
+            floors: of the groups there, ``[groups]``.
+        """
+        paid = floors > 0
+        names = [exchange_of(self.known.scorer.groups[g]) for g in self.numbers]
+        without = {name for name, one in zip(names, paid.tolist(), strict=True) if not one}
+        return float(floors[paid].min()) if self.used - without else 0.0
 
     def take_cuts(self, larger: ExchangeSet) -> None:
         """Begin with the cuts that bind a larger set: what holds for all of its plans holds for
@@ -150,21 +135,13 @@ class ExchangeSet:
         Args:
             larger: has all of these choices.
         """
-        if larger.used <= self.used:
-            self.larger = larger.whole
         begun = self.relaxation is not None or larger.relaxation is None
         if not begun and larger.used <= self.used:
             kept = np.searchsorted(larger.index, self.index)
-            self.taken = [
-                (
-                    larger.constants[number],
-                    larger.weights[number, kept],
-                    *larger.rank_excess.binding(number, kept),
-                )
-                for number in larger.binding
-            ]
+            cuts = [larger.program.cuts[number] for number in larger.binding]
+            self.taken = [(cut.times.of(kept), sorted(cut.tables)) for cut in cuts]
 
-    def _relax(self, hulls: KnownHulls, reach: float = 1.0) -> Relaxation:
+    def _relax(self) -> Relaxation:
         known = self.known
         groups = [known.scorer.groups[g] for g in self.numbers]
         ceiling = np.stack([self._at_most(self.loads, mine) for mine in self.members])
@@ -173,9 +150,16 @@ class ExchangeSet:
         certain = [self._is_certain(i, groups) for i in range(len(groups))]
         least = np.stack([self._least(mine) for mine in self.members])
         least[~np.array(present)] = 0.0
-        costs, averaged = known.scorer.costs, self._averaged(groups)
         return Relaxation(
-            costs, groups, ceiling, most, present, certain, hulls, least, reach, averaged
+            known.scorer.costs,
+            groups,
+            ceiling,
+            most,
+            present,
+            certain,
+            known.hulls,
+            least,
+            self._averaged(groups),
         )
 
     def _at_most(self, loads: Array, mine: Ints) -> Array:
@@ -213,27 +197,6 @@ class ExchangeSet:
         always = np.logical_and.reduceat(self.group == number, self.first).any()
         return (key in self.used and alone) or bool(always)
 
-    def refine(self) -> tuple[float, bool]:
-        """One step: solve, cut. Returns the bound so far and whether no step will raise it."""
-        if not self.is_solved:
-            self.is_solved = self._refine()
-        return self.proven, self.is_solved
-
-    def _refine(self) -> bool:
-        """Whether no step will raise the bound after this one."""
-        if self.relaxation is None:
-            self._start()
-        if self.program.optimum < 0:  # of the even mix, beside what was taken from a larger set
-            self._cut()
-        status = self.program.solve()
-        if status == pywraplp.Solver.INFEASIBLE and self.program.is_infeasible():
-            self.proven = np.inf
-        if status != pywraplp.Solver.OPTIMAL:
-            return True
-        self.proven = max(self.proven, self._certified())
-        grown = self.rank_excess.add_rows()
-        return not self._cut() and not grown
-
     @property
     def is_exact(self) -> bool:
         """All plans use all of its exchanges."""
@@ -254,56 +217,157 @@ class ExchangeSet:
             kept = able & self.known.beside(self.index, used)
             there = {name for name, one in zip(self.names, kept.tolist(), strict=True) if one}
             if np.logical_or.reduceat(kept, self.first).all() and used <= there:
-                yield ExchangeSet(self.known, self.index[kept], used, self.needed[kept])
+                yield ExchangeSet(self.known, self.index[kept], used)
 
-    def fill_ranks(self, upper_ms: float, work: int, stop: Callable[[], bool]) -> tuple[float, int]:
-        """The bound once it is known what single ranks can hold, where that can help, and the
-        knapsacks solved for it.
-
-        Args:
-            upper_ms: above the bound; a higher one is not looked for.
-            work: knapsacks that may be solved.
-            stop: whether to end now.
-        """
-        self.is_filled = True
-        items = self._items(upper_ms) if self._is_coarse() else None
-        if items is None:
-            return self.proven, 0
-        patterns = RankPatterns(items, self.known.problem.topology.world_size)
-        high, left = upper_ms, work
-        while high - self.proven > CLOSE * self.proven and left > 0 and not stop():
-            target, mine = (self.proven + high) / 2, -(-left // PARTS)
-            if patterns.refutes(target, mine, stop):
-                self.proven = target
-            else:
-                high = target
-                self.cut_short |= patterns.cut_short
-            left -= max(1, mine - patterns.left)
-        return self.proven, work - left
-
-    def choose_options(self, upper_ms: float, work: float, seconds: float) -> tuple[float, float]:
-        """The bound once one more integer program was solved, with one option for every table, and
-        the work spent.
+    def refine(self, branch: Branch | None = None) -> tuple[float, bool]:
+        """One step: solve, cut. Returns the bound so far and whether no step will raise it.
 
         Args:
-            upper_ms: above the bound.
-            work: deterministic time of CP-SAT, about seconds on one core.
-            seconds: wall time left.
+            branch: some of the plans only; all of the set's if None.
         """
-        if self.whole is None:
-            self.whole = WholeOptions(
-                self.known,
-                self.index,
-                self.group,
-                self.relaxation_of_ranks(),
-                self.mean_load(),
-                self.rank_excess.floor,
-                self.larger,
-            )
-        limits = upper_ms, work, seconds
-        bound, self.is_chosen, used = self.whole.bound(self.slack, self.priced_ms, *limits)
-        self.proven = max(self.proven, bound)
-        return self.proven, used
+        if branch is None:
+            if not self.is_solved:
+                bound, self.is_solved = self._refine(None)
+                self.proven = max(self.proven, bound)
+            return self.proven, self.is_solved
+        return self._refine(branch)
+
+    def _refine(self, branch: Branch | None) -> tuple[float, bool]:
+        if self.relaxation is None:
+            self._start()
+        program = self.program
+        if program.optimum < 0:  # of the even mix, beside what was taken from a larger set
+            self._cut()
+        program.enter(branch or program.whole)
+        status = program.solve()
+        if status == pywraplp.Solver.INFEASIBLE and program.is_infeasible():
+            return np.inf, True
+        if status != pywraplp.Solver.OPTIMAL:
+            return 0.0, True
+        priced, bound = program.price(), 0.0
+        if priced is not None:
+            bound = priced.bound_ms
+            if branch is None:
+                self.binding = np.flatnonzero(priced.prices).tolist()
+                if bound > self.priced_ms:
+                    self.priced_ms, self.slack = bound, priced.slack
+        return bound, not program.add_rows() and not self._cut()
+
+    def halves(self, branch: Branch | None, limit_ms: float) -> list[Branch] | None:
+        """Divide the plans that the program was solved for last where that raises the time most;
+        None if nothing does.
+
+        Either at a peak, above which a plan has an option or has none; or at the outputs of the
+        busiest rank of an exchange, which are a multiple of what shards have.
+
+        Args:
+            limit_ms: slower plans do not matter.
+        """
+        program, branch = self.program, branch or self.program.whole
+        priced = program.price()
+        if priced is None:
+            return None
+        able = branch.able & (priced.slack <= limit_ms - priced.bound_ms)
+        branch = replace(branch, able=able)
+        shares, held = program.shares, program.shares > HELD
+        most, tall = TOLERANCE * priced.bound_ms, None
+        dearer = np.zeros(len(program.outputs))  # ms of an output element of the busiest rank
+        sent = np.maximum(program.outputs @ shares, branch.low)
+        for times, price, worth in program.priced_cuts(priced.prices):
+            mixed = np.maximum(times.peaks(shares, self.first).max(axis=1), branch.least(times)[0])
+            tallest = np.where(held, times.peak, 0.0).max(axis=1)
+            gain = worth * (tallest - mixed)
+            if gain.max(initial=0.0) > most:
+                stretch = int(np.argmax(gain))
+                most = float(gain[stretch])
+                tall = times.peak[stretch] > (tallest[stretch] + mixed[stretch]) / 2
+            dearer += price * times.per_output.sum(axis=0)
+            each = np.where(times.per_output > 0, times.per_output, np.inf)
+            sent = np.maximum(sent, (mixed[:, None] / each).max(axis=0, initial=0.0))
+        units = self._units(able)
+        steps = np.floor(sent / np.maximum(units, 1.0) + ALIKE)
+        between = (units > 0) & (sent - steps * units > ALIKE * units)
+        above = np.where(between, (steps + 1) * units, sent)
+        gain = dearer * (above - sent)
+        number = int(np.argmax(gain))
+        if gain[number] > most:
+            parts = self._at_outputs(branch, number, float(steps[number] * units[number]), above)
+        elif tall is not None:
+            parts = [
+                replace(branch, some=(*branch.some, able & tall)),
+                replace(branch, able=able & ~tall),
+            ]
+        else:
+            parts = self._at_option(branch)
+        return (
+            [
+                part
+                for part in parts
+                if np.logical_or.reduceat(part.able, self.first).all()
+                and all((one & part.able).any() for one in part.some)
+                and (part.low <= part.high).all()
+            ]
+            if parts
+            else None
+        )
+
+    def _at_outputs(self, branch: Branch, number: int, most: float, above: Array) -> list[Branch]:
+        """Divide plans at the outputs of the busiest rank of an exchange.
+
+        Args:
+            most: outputs that it has at most in one half.
+            above: outputs that it has at least in the other, ``[exchanges]``.
+        """
+        low, high = branch.low.copy(), branch.high.copy()
+        low[number], high[number] = above[number], most
+        fits = self.known.peaks[self.index, Load.OUTPUTS] <= most * (1 + ALIKE)
+        others = self.program.outputs[number] <= 0
+        return [
+            replace(branch, low=low),
+            replace(branch, high=high, able=branch.able & (fits | others)),
+        ]
+
+    def _at_option(self, branch: Branch) -> list[Branch] | None:
+        """Divide plans at the option that has most of the table that is mixed most."""
+        shares = self.program.shares
+        most = np.maximum.reduceat(shares, self.first)
+        table = int(np.argmin(most))
+        if most[table] > 1 - HELD:
+            return None
+        mine = self.program.table == table
+        one = mine & (np.arange(len(shares)) == self.program.largest()[table])
+        return [
+            replace(branch, able=branch.able & (one | ~mine)),
+            replace(branch, able=branch.able & ~one),
+        ]
+
+    def _units(self, able: Mask) -> Array:
+        """Output elements that the shards of an exchange have whole multiples of, ``[exchanges]``;
+        0 where there is no such number."""
+        outputs, rows = self.times.shards[:, Load.OUTPUTS], np.repeat(able, self.times.sizes)
+        found = np.zeros(len(self.times.members))
+        for number, groups in enumerate(self.times.members):
+            sizes = outputs[rows & groups[self.times.groups]]
+            whole = (sizes == np.rint(sizes)).all() and sizes.max(initial=0.0) < LARGEST_WHOLE
+            if whole and sizes.any():
+                found[number] = float(np.gcd.reduce(sizes.astype(np.int64)))
+        return found
+
+    def _cut(self) -> bool:
+        """Add the cut that the program's optimum (or first of all, the even mix) violates."""
+        assert self.relaxation is not None
+        program, load = self.program, self.mean_load()
+        known = program.optimum * (1 + TOLERANCE) + 1e-12
+        evaluate = self.relaxation.evaluate
+        # where floors are paid, and ranks are uneven, another cycle may be the longest
+        for more in (None, 0.0, *UNEVEN):
+            cut = evaluate(load, (more or 0.0) * load, launched=more is not None)[1]
+            times = self.times.under(cut)
+            least = program.branch.least(times)
+            if times.at(program.shares, self.first, least) > known:
+                program.add_cut(times)
+                return True
+        return False
 
     def place_ranks(
         self, upper_ms: float, work: float, seconds: Callable[[], float]
@@ -334,85 +398,17 @@ class ExchangeSet:
         each = zip(self.choices, self.group.tolist(), self.loads, self.slack.tolist(), strict=True)
         topology = known.problem.topology
         choices = [
-            RankChoice.of(one.option, group, mean, slack, known.shards(one), topology)
+            RankChoice.of(one.option, group, mean, slack, known.shards_of(one), topology)
             for one, group, mean, slack in each
         ]
         relaxation, load = self.relaxation_of_ranks(), self.mean_load()
         return RankTargets(choices, known.scorer, self.numbers, relaxation, topology, load)
 
     def relaxation_of_ranks(self) -> Relaxation:
-        """The relaxation with hulls that reach as far as the load of one rank can."""
-        return self._relax(self.known.wide_hulls, float(self.known.problem.topology.world_size))
-
-    def _is_coarse(self) -> bool:
-        """Ranks have few tables, most of which cannot be divided."""
-        divisible = np.array([c.option.num_shards > 1 for c in self.choices])
-        whole = ~np.logical_or.reduceat(divisible, self.first)
-        few = len(whole) <= FEW * self.known.problem.topology.world_size
-        return few and bool(whole.mean() >= WHOLE)
-
-    def _items(self, upper_ms: float) -> RankItems | None:
-        """What ranks can hold, under the cycle that is critical where ranks are so uneven that the
-        time comes to ``upper_ms``."""
-        load, relaxation = self.mean_load(), self._relax({}, BUSIEST)
-        for more in SLOWER:
-            ms, cut = relaxation.evaluate(load, more * load)
-            if ms >= upper_ms:
-                break
-        if not len(cut.segments):
-            return None
-        topology = self.known.problem.topology
-        caps = np.array([max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)], dtype=float)
-        ceiling = BUSIEST * relaxation.ceiling
-        of = self.known.shards, self.group, self.loads
-        return rank_items(self.choices, *of, cut, ceiling, caps)
+        """The relaxation, whose hulls reach as far as the load of one rank can."""
+        assert self.relaxation is not None
+        return self.relaxation
 
     def mean_load(self) -> Array:
         """Of the program's last optimum, ``[groups, COLUMNS]``."""
         return np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])
-
-    def _cut(self) -> bool:
-        """Add what the program's optimum violates (or first of all, the even mix)."""
-        assert self.relaxation is not None
-        load = self.mean_load()
-        # where floors are paid another cycle may be the longest
-        for launched in (False, True):
-            cut = self.relaxation.evaluate(load, launched=launched)[1]
-            segments = self.rank_excess.segments(cut, self.loads)
-            at = cut.constant + float((cut.slope * load).sum())
-            at += self.rank_excess.excess_ms(segments)
-            if at > self.program.optimum * (1 + TOLERANCE) + 1e-12:
-                weights = np.einsum("nc,nc->n", self.loads, cut.slope[self.group])
-                self._add_row(cut.constant, weights, segments)
-                return True
-        return False
-
-    def _add_row(
-        self, constant: float, weights: Array, segments: CycleSegments, rows: Sequence[Place] = ()
-    ) -> None:
-        self.constants.append(constant)
-        self.weights = np.vstack([self.weights, weights])
-        self.rank_excess.add_cut(self.program.cut(constant, weights), segments, rows)
-
-    def _certified(self) -> float:
-        """The bound that the program's prices prove, whatever the solver's tolerances were.
-
-        For prices of the cuts that sum to one and prices of memory, no plan is faster than the
-        priced cuts where every table takes its cheapest option (Lagrange).
-        """
-        prices = np.array([max(0.0, row.dual_value()) for row in self.program.cuts])
-        if prices.sum() <= 0:
-            return 0.0
-        self.binding = np.flatnonzero(prices).tolist()
-        rent = np.array([max(0.0, -row.dual_value()) for row in self.program.room])
-        scale = float(prices.sum())
-        rent, prices = rent / scale, prices / scale
-        charged, beyond = self.rank_excess.price(prices, scale)
-        cost = prices @ self.weights + rent @ self.memory + charged
-        cheapest = np.minimum.reduceat(cost, self.first)
-        fixed = prices @ np.array(self.constants) + beyond - rent @ self.known.caps
-        bound = float(fixed + cheapest.sum())
-        if bound > self.priced_ms:
-            self.priced_ms = bound
-            self.slack = cost - np.repeat(cheapest, self.program.sizes)
-        return bound

@@ -8,8 +8,8 @@ Where such a program is solved, its plans are divided at an exchange: those that
 that do not (branch and bound, Land and Doig 1960). What has the least bound is refined first, so
 the bound is the best that is known at any time, and ends at a single set of exchanges.
 
-Where the best plan stays well above it, the same plans are bounded again with one option for every
-table (`search.bound.whole_options`), and by what single ranks can hold.
+Plans of a single set are divided at a peak: the longest shard of a stretch of a cycle lies above a
+value, or no plan has the options that are.
 
 Why: docs/decisions/0026-bound.md, docs/decisions/0029-time-of-a-search.md.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from predictor.iteration.plan_scorer import PlanScorer
 from search.bound.choices import BoundChoices, Exchange
 from search.bound.exchange_set import ExchangeSet
-from search.bound.rank_excess import MAX_CHOICES
+from search.bound.program import Branch
 from search.problem import Problem
 from search.space.option import Space
 
@@ -45,44 +45,39 @@ WORTH = 5e-3
 PATIENCE, LEAST_PATIENCE = 60_000, 40
 """Choices times refinements, and refinements, that must raise the bound by more than that, or it is
 refined no more."""
-KNAPSACKS = 120
-"""Knapsacks solved for that at effort 1; each takes hundredths of a second."""
+DIVIDING, LEAST_STEPS = 1_500_000, 40
+"""Choices times refinements of the tree with peaks at effort 1, and refinements at least."""
 SMALL = 480
 """Tables times ranks up to which every shard is placed on a rank, of one host: 60 tables on 8. On
 two hosts the models are several times as large, and minutes brought three per cent."""
 PLACING = 5.0
 """Deterministic time of CP-SAT for that at effort 1, about seconds on one core."""
-CHOOSING = 15.0
-"""The same for one option of every table, on any number of ranks, times the gap up to `VERY_WIDE`:
-gaps of a few per cent are closed by a few sets, or not at all."""
-VERY_WIDE = 0.3
-VAIN = 0.35
-"""What a set costs beside whose bound it did not raise by `WORTH`: where a few are such, most are.
-"""
 WIDE, NARROW = 0.05, 0.01
-"""Gap from which on placing has all of its time; less where it is smaller. Below the second one
-neither has any: 26 tables on 8 ranks gained a tenth of a percent in a second."""
+"""Gap from which on placing has all of its time; less where it is smaller. Below the second one it
+has none: 26 tables on 8 ranks gained a tenth of a percent in a second."""
 ATTEMPT = 1 / 3
 """Part of what is left that one attempt may take."""
 SHORT = 0.5
 """Deterministic time that an attempt may take at least."""
+ABOVE = 1e-4
+"""Share of the time of the best plan that plans of the tree may take beyond it; so a bound above
+that plan, which would be an error, is seen."""
 
 
 class UnsoundBoundError(RuntimeError):
     """A plan is known that is faster than the bound: an error of ours, never of the input."""
 
 
-Bounded = tuple[float, int, ExchangeSet]
-"""Plans with their bound in ms, and a number that tells those with equal bounds apart."""
+@dataclass(frozen=True, eq=False)
+class Node:
+    """Plans of a set of exchanges, and of a branch of it; of all of the set if that is None."""
+
+    plans: ExchangeSet
+    branch: Branch | None = None
 
 
-@dataclass
-class Budget:
-    """Deterministic time that is left for programs with one option for every table, and what tells
-    the seconds of wall time that are."""
-
-    work: float = 0.0
-    seconds: Callable[[], float] = lambda: np.inf
+Bounded = tuple[float, int, Node]
+"""A node with its bound in ms, and a number that tells those with equal bounds apart."""
 
 
 class LowerBound:
@@ -99,8 +94,7 @@ class LowerBound:
         self._problem = problem, space, scorer
         self._patience = patience
         self._raised = 0.0, 0  # the bound when it last rose by more than that, and when that was
-        # what may still be refined or divided, least bound first; and sets of exchanges whose
-        # program is solved
+        # what may still be refined or divided, least bound first; and what may not
         self._open: list[Bounded] | None = None
         self._solved: list[Bounded] = []
         self._wanted: dict[Exchange, float] = {}  # by the optimum over all plans
@@ -122,54 +116,56 @@ class LowerBound:
         steps: int,
         upper_ms: float = np.inf,
         stop: Callable[[float], bool] = lambda bound: False,
-        choosing: Budget | None = None,
+        *,
+        peaks: bool = False,
     ) -> float:
         """The bound in ms after at most ``steps`` more refinements.
 
         Args:
             upper_ms: a plan with this time is known; sets above it need no more work.
             stop: asked after every step with the bound so far, but for the first few.
-            choosing: what may be spent on one option for every table, and is charged; None for
-                nothing.
+            peaks: single sets are divided at peaks.
 
         Raises:
             UnsoundBoundError: the plan that is known is faster than what is proven.
         """
-        choosing = choosing or Budget()
         if self._open is None:
             self._all = ExchangeSet(self.choices, np.arange(len(self.choices.all)), frozenset())
-            self._open = [(0.0, next(self._count), self._all)]
+            self._open = [(0.0, next(self._count), Node(self._all))]
+        limit_ms = upper_ms * (1 + ABOVE)
         for _ in range(steps):
             if not self._open or self.proven_ms >= min(_least(self._solved), upper_ms):
                 break
-            if choosing.work <= 0 and not self._open[0][2].is_solved and self._is_idle():
+            if not peaks and not self._open[0][2].plans.is_solved and self._is_idle():
                 break
-            before, number, one = heapq.heappop(self._open)
-            if one.proven > before:  # it was refined elsewhere
-                heapq.heappush(self._open, (one.proven, number, one))
+            before, number, node = heapq.heappop(self._open)
+            one = node.plans
+            if node.branch is None and one.proven > before:  # it was refined elsewhere
+                heapq.heappush(self._open, (one.proven, number, node))
                 continue
             try:
-                bound, done = one.refine()
-                if done and bound < upper_ms and not one.is_chosen and choosing.work > 0:
-                    limits = _attempt(choosing.work), choosing.seconds()
-                    bound, used = one.choose_options(upper_ms, *limits)
-                    done = one.is_chosen
-                    vain = done and bound < one.priced_ms * (1 + WORTH)
-                    choosing.work -= used + VAIN * vain
+                bound, done = one.refine(node.branch)
             except KeyboardInterrupt:  # the bound is of all plans, also of these
-                heapq.heappush(self._open, (before, number, one))
+                heapq.heappush(self._open, (before, number, node))
                 raise
             bound, self._refined = max(bound, before), self._refined + 1
-            if not done:
-                heapq.heappush(self._open, (bound, number, one))
-            elif one.is_exact or bound == np.inf:
-                heapq.heappush(self._solved, (bound, number, one))
+            if not done and bound < limit_ms:
+                heapq.heappush(self._open, (bound, number, node))
+                parts = []
+            elif bound >= limit_ms:
+                parts = None
+            elif one.is_exact:
+                branches = one.halves(node.branch, limit_ms) if peaks else None
+                parts = branches and [Node(one, branch) for branch in branches]
             else:
                 self._wanted = self._wanted or one.exchange_shares()
-                for part in one.parts():
-                    part = self._known(part)
-                    part.take_cuts(one)
-                    heapq.heappush(self._open, (bound, next(self._count), part))
+                parts = [Node(self._known(part)) for part in one.parts()]
+                for part in parts:
+                    part.plans.take_cuts(one)
+            if parts is None:
+                heapq.heappush(self._solved, (bound, number, node))
+            for part in parts or ():
+                heapq.heappush(self._open, (bound, next(self._count), part))
             if self._refined >= FLOOR_STEPS and stop(self.proven_ms):
                 break
         return self._below(upper_ms)
@@ -191,71 +187,40 @@ class LowerBound:
         stop: Callable[[float], bool],
         seconds: Callable[[], float] = lambda: np.inf,
     ) -> float:
-        """The bound in ms with one option for every table, and with what single ranks can hold,
-        where that can help; set after set, the least bound first.
+        """The bound in ms with single sets divided at peaks.
 
         Args:
-            steps: as of `solve`, in all, for sets that are the least then.
+            steps: as of `solve`.
             upper_ms: a plan with this time is known.
             effort: multiple of the default work.
             stop: asked often, with the bound so far.
             seconds: wall time left.
         """
-        last, choosing = self._refined + steps, Budget(0.0, seconds)
-
-        def ended() -> bool:
-            return stop(self.solve(last - self._refined, upper_ms, stop, choosing))
-
-        def gap() -> float:
-            gap = upper_ms / max(self.proven_ms, MARGIN) - 1
-            return gap if gap > NARROW else 0.0
-
-        if ended():
-            return self._below(upper_ms)
-        choosing.work = CHOOSING * effort * min(VERY_WIDE, gap())
-        if choosing.work > 0:
-            self._open, self._solved = [*(self._open or ()), *self._solved], []
+        if self._open is not None:
+            self._open, self._solved = [*self._open, *self._solved], []
             heapq.heapify(self._open)
-            if ended():
-                return self._below(upper_ms)
-        self._raise(
-            max(1, round(KNAPSACKS * effort)),
-            lambda one, left: one.fill_ranks(upper_ms, int(left), lambda: stop(self.proven_ms)),
-            lambda one: not one.is_filled and one.proven * (1 + WORTH) < upper_ms,
-            ended,
-        )
-        choices, topology = self.choices, self._problem[0].topology
-        small = choices.tables * topology.world_size <= SMALL and topology.groups == 1
-        if small and not choices.without_longest:
-            self._raise(
-                PLACING * effort * min(1.0, gap() / WIDE),
-                lambda one, left: one.place_ranks(upper_ms, _attempt(left), seconds),
-                lambda one: not one.is_settled and one.proven < upper_ms,
-                ended,
-            )
-        return self._below(upper_ms)
-
-    def _raise(
-        self,
-        left: float,
-        work: Callable[[ExchangeSet, float], tuple[float, float]],
-        able: Callable[[ExchangeSet], bool],
-        ended: Callable[[], bool],
-    ) -> None:
-        """Raise the least bound as long as it is of a solved set that is able to.
-
-        Args:
-            left: what may be spent.
-            work: the bound of a set after some work of what is left, and what that was.
-            ended: solves what is open; whether to end.
-        """
-        while left > 0 and not ended() and self._solved:
-            before, number, one = self._solved[0]
-            if before > self.proven_ms or not able(one):
+        steps = min(steps, max(LEAST_STEPS, round(DIVIDING * effort / len(self.choices.all))))
+        bound = self.solve(steps, upper_ms, stop, peaks=True)
+        topology = self._problem[0].topology
+        small = self.choices.tables * topology.world_size <= SMALL and topology.groups == 1
+        left = PLACING * effort * min(1.0, self._gap(upper_ms) / WIDE) if small else 0.0
+        while left > 0 and bound < upper_ms and not stop(bound):
+            found = [*(self._open or ()), *self._solved]
+            one = min(found)[2].plans
+            if one.is_settled or not one.is_solved or not one.is_exact:
                 break
-            bound, used = work(one, left)
+            proven, used = one.place_ranks(upper_ms, _attempt(left), seconds)
             left -= used
-            heapq.heapreplace(self._solved, (max(bound, before), number, one))
+            raised = [(max(ms, proven if n.plans is one else 0.0), i, n) for ms, i, n in found]
+            self._open, self._solved = raised, []
+            heapq.heapify(raised)
+            bound = self.solve(LEAST_STEPS, upper_ms, stop, peaks=True)
+        return bound
+
+    def _gap(self, upper_ms: float) -> float:
+        """Gap to the best plan, 0 where it is narrow."""
+        gap = upper_ms / max(self.proven_ms, MARGIN) - 1
+        return gap if gap > NARROW else 0.0
 
     def _below(self, upper_ms: float) -> float:
         """What is proven, less `MARGIN`.
@@ -291,15 +256,8 @@ class LowerBound:
         if self._open is None or self.proven_ms * (1 + WORTH) >= upper_ms:
             return ()
         found = []
-        if self.choices.without_longest:
-            found.append(
-                f"The bound balances all tables: {len(self.choices.all)} options are more than the "
-                f"{MAX_CHOICES} up to which it looks at longest shards"
-            )
         if _least(self._open) < min(upper_ms, _least(self._solved)):
             found.append("The bound was cut short: not all plans were divided by sharding types")
-        if any(one.cut_short for _, _, one in self._solved):
-            found.append("The bound was cut short: how tables fill single ranks was not settled")
         return tuple(found)
 
     def promising(self, most: int) -> list[ExchangeSet]:
@@ -309,13 +267,14 @@ class LowerBound:
         the optimum over all plans uses."""
         found = [*(self._open or ()), *self._solved]
         if not self.sets:
-            exact = [one for bound, _, one in sorted(found) if one.is_exact and bound < np.inf]
+            exact = {n.plans: None for bound, _, n in sorted(found) if n.plans.is_exact}
             return [*exact, *(self._nested() if self._refined else ())]
         known = _least(self._solved) < np.inf
         least: dict[ExchangeSet, tuple[float, int]] = {}
-        for bound, _, family in found:
+        for bound, _, node in sorted(found):
+            family = node.plans
             for one in self.sets if bound < np.inf else ():
-                if family.used <= one.exchanges <= family.exchanges:
+                if one not in least and family.used <= one.exchanges <= family.exchanges:
                     if bound > one.proven:
                         one.take_cuts(family)
                     one.proven = max(one.proven, bound)
@@ -363,7 +322,6 @@ class LowerBound:
         kinds = sorted(set(exchanges))
         if 2 ** len(kinds) > MAX_SETS:
             return []
-        needed = choices.undominated(np.arange(len(choices.all)))
         found = []
         for kept in chain.from_iterable(combinations(kinds, n) for n in range(1, len(kinds) + 1)):
             mine = np.flatnonzero([exchange in kept for exchange in exchanges])
@@ -371,7 +329,7 @@ class LowerBound:
             if len({exchanges[i] for i in mine.tolist()}) < len(kept):
                 continue
             if len(np.unique(choices.table[mine])) == choices.tables:
-                found.append(ExchangeSet(choices, mine, needed=needed[mine]))
+                found.append(ExchangeSet(choices, mine))
         return found
 
 

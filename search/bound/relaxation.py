@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from predictor.cost.fixed_costs import FixedCosts
 from predictor.cost.loads import COLUMNS, Load
-from predictor.iteration.graph import Graph, Op, Scope
+from predictor.iteration.graph import Graph, Op
 from predictor.iteration.steady_state import CompiledTimeline
 from predictor.iteration.torchrec.dlrm import DlrmBuilder
 from predictor.iteration.torchrec.sparse import HIERARCHICAL, CostModel, Exchange, Size
@@ -49,8 +49,6 @@ SAMPLES = 8192
 FEW_GO = 0.9
 """Share of a hull's points that are left when looking at all of them at once does no more good."""
 SMALLEST_BYTES = 64.0
-BUSIEST = 4.0
-"""Multiple of the most that a mean rank can have, up to which messages of the busiest count."""
 LOOKUPS = ("embedding_forward", "embedding_backward", "prefetch")
 AVERAGING = "replica_sync"
 OF_GROUPS = (*LOOKUPS, AVERAGING, "stash")
@@ -65,10 +63,14 @@ UNIFORM = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 class Hull:
     """Lower convex hull of a non-decreasing cost model over sizes from ``least`` to ``top``.
 
-    Below ``least``, where no plan is, it stays at its value there.
+    Below ``least``, where no plan is, it stays at its value there. Is it ``shared``, all ranks have
+    the same size.
     """
 
-    def __init__(self, model: CostModel, top: float, least: float = 0.0) -> None:
+    def __init__(
+        self, model: CostModel, top: float, least: float = 0.0, *, shared: bool = False
+    ) -> None:
+        self.shared = shared
         # sizes are bytes: fractions of one do not matter
         start = max(least, min(SMALLEST_BYTES, top))
         samples = np.geomspace(start, top, SAMPLES) if top > max(1.0, start) else np.zeros(0)
@@ -118,28 +120,22 @@ def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float
 class Hulls:
     """Hulls of one exchange's costs, remembered in the order in which the builder asks for them.
 
-    A size that all ranks share, a mean or a maximum, is at least what the mean rank has, so its
-    hull may end at the largest mean. Of a size that each rank has its own of, the mean of a cost
-    over the ranks is what counts, and one rank may have the loads of all tables: such a hull has
-    to reach that far, or it lies above the mean of a concave cost.
+    Where all ranks share a size, it may be that of the busiest one; where each has its own, the
+    mean of the costs counts. One rank may have the loads of all tables: hulls have to reach that
+    far, or they lie above the mean of a concave cost.
 
     Args:
-        ceiling: load ``[columns]`` that no plan exceeds on average over the ranks.
         most: load ``[columns]`` that no plan exceeds on any rank.
         least: loads ``[2, columns]`` that every plan has on average, and in its longest shard.
-        reach: multiple of the ceiling's sizes up to which hulls of shared sizes lie below the
-            costs.
     """
 
-    def __init__(self, ceiling: Array, most: Array, least: Array, reach: float) -> None:
-        self.ceiling = ceiling[None, None]
+    def __init__(self, most: Array, least: Array) -> None:
         self.most = most[None, None]
         mean, longest = least
         # of many shards, even the longest has less than the mean rank
         peak = np.maximum(mean, longest)
         self.least = np.stack([peak, 2 * mean - peak])[None]
         """As of two ranks: a mean or a maximum over them is what every plan has at least."""
-        self.reach = reach
         self.known: list[Hull] = []
 
     def get(self, position: int, model: CostModel, size: Size) -> Hull:
@@ -147,8 +143,9 @@ class Hulls:
         if position == len(self.known):
             least = size(self.least)
             if least.shape[-1] == 1:
-                top = self.reach * float(np.max(size(self.ceiling)))
-                self.known.append(Hull(model, top, float(least.max())))
+                # a busiest rank may have more than the mean
+                top = float(np.max(size(self.most)))
+                self.known.append(Hull(model, top, float(least.max()), shared=True))
             else:  # some rank may have nothing
                 self.known.append(Hull(model, float(np.max(size(self.most)))))
         return self.known[position]
@@ -170,8 +167,7 @@ class Cut:
             tables do not pay it, ``[segments, groups]``.
         uneven: what else differs between ranks there, of which nothing is known for one rank,
             ``[segments, groups, columns]``.
-        messages: parts of the slope that a collective of all ranks takes for its busiest rank, as
-            long as that rank's sizes are below ``reach`` times ``ceiling`` of `Relaxation`,
+        messages: parts of the slope that a collective takes for its busiest rank,
             ``[messages, groups, columns]``.
     """
 
@@ -183,8 +179,7 @@ class Cut:
     messages: Array
 
     def of_ranks(self) -> CycleCut:
-        """The cut for plans whose shards lie on ranks; its relaxation must have hulls that reach as
-        far as the load of one rank can."""
+        """The cut for plans whose shards lie on ranks."""
         segments = np.concatenate([self.segments + self.uneven, self.messages])
         floors = np.zeros(segments.shape[:2])
         floors[: len(self.floors)] = self.floors
@@ -222,7 +217,9 @@ class _Operations:
         hulled: how often an operation has each of the terms, ``[ops, hulls]``.
         floors: what a launch adds that only ranks with tables of a group pay, ``[groups, ops]``.
         gone: operations that some plans may do without.
-        scopes: which ranks meet in them; None for those that plans may do without.
+        meets: all ranks of all plans meet in them.
+        alike: they take as long on all ranks, which share their sizes.
+        collectives: ranks meet in them.
         phases: of all operations.
     """
 
@@ -235,7 +232,9 @@ class _Operations:
     hulled: Array
     floors: Array
     gone: NDArray[np.bool_]
-    scopes: list[Scope | None]
+    meets: NDArray[np.bool_]
+    alike: NDArray[np.bool_]
+    collectives: NDArray[np.bool_]
     phases: list[str]
 
 
@@ -291,11 +290,9 @@ class Relaxation:
         most: per group, the load that no plan exceeds on any rank, ``[groups, columns]``.
         present: per group, whether every plan uses its exchange.
         certain: per group, whether every plan uses it.
-        hulls: what was asked for before; relaxations with the same loads and reach share them.
+        hulls: what was asked for before; relaxations with the same loads share them.
         least: per group, the loads that its least option has, mean and largest shard,
             ``[groups, 2, columns]``; 0 where plans may do without its exchange, or if None.
-        reach: multiple of the ceiling up to which hulls of sizes that all ranks share hold: above
-            1 they do for a busiest rank with more than the mean, and are lower.
         averaged: all-reduces of copies that every plan has, where tables are copied.
     """
 
@@ -309,7 +306,6 @@ class Relaxation:
         certain: Sequence[bool],
         hulls: KnownHulls,
         least: Array | None = None,
-        reach: float = 1.0,
         averaged: int = 0,
     ) -> None:
         self.costs = costs
@@ -320,7 +316,6 @@ class Relaxation:
         self.present = list(present)
         self.certain = list(certain)
         self.hulls = hulls
-        self.reach = reach
         self.least = np.zeros((len(self.groups), 2, COLUMNS)) if least is None else least
         self.columns = np.flatnonzero(ceiling.ravel() > 0)
 
@@ -348,8 +343,8 @@ class Relaxation:
         slopes = lines.slopes(ops)
         slope = self._slope(slopes.sum(axis=0) / iterations)
         constant = (length - float(extra[ops].sum())) / iterations - float((slope * load).sum())
-        met = [[i] for i, op in enumerate(ops) if of.scopes[op] == "world" and slopes[i].any()]
-        messages = self._parts(slopes, met, iterations)
+        busiest = (of.alike & of.collectives)[ops] & slopes.any(axis=1)
+        messages = self._parts(slopes, np.flatnonzero(busiest)[:, None].tolist(), iterations)
         cut = Cut(constant, slope, *self._segments(ops, slopes, iterations), messages)
         return length / iterations, cut
 
@@ -363,9 +358,11 @@ class Relaxation:
         """
         of = self._operations
         phases = [of.phases[op] for op in ops]
-        runs = _runs([of.scopes[op] for op in ops])
+        runs = _runs(of.meets[ops])
         lookups = [[i for i in run if phases[i] in LOOKUPS] for run in runs]
-        others = [[i for i in run if phases[i] not in (*LOOKUPS, *self._alike)] for run in runs]
+        alone = [phase not in (*LOOKUPS, *self._alike) for phase in phases]
+        alike = of.alike[ops]
+        others = [[i for i in run if alone[i] and not alike[i]] for run in runs]
         kept = [i for i, run in enumerate(lookups) if slopes[run].any()]
         lookups, others = [lookups[i] for i in kept], [others[i] for i in kept]
         floors = [of.floors[:, ops[run]].sum(axis=1) / iterations for run in lookups]
@@ -423,9 +420,19 @@ class Relaxation:
             added[last:].T,
             added[count : count + groups],
             np.array(gone),
-            [None if without else op.scope for op, without in zip(graph.ops, gone, strict=True)],
+            np.array([op.scope == "world" for op in graph.ops]) & ~np.array(gone),
+            self._alike_on_ranks(terms, added[:count], added[last:]),
+            np.array([op.resource == "collectives" for op in graph.ops]),
             [op.phase for op in graph.ops],
         )
+
+    @staticmethod
+    def _alike_on_ranks(
+        terms: Sequence[_HullTerm], direct: Array, hulled: Array
+    ) -> NDArray[np.bool_]:
+        """Operations whose whole cost is of sizes that all ranks share."""
+        own = [not term.hull.shared for term in terms]
+        return np.asarray(~(direct.any(axis=0) | hulled[own].any(axis=0)))
 
     def _build(self, plans: int, terms: list[_HullTerm]) -> tuple[Graph, int]:
         """The operations under so many plans, and how many all-reduces of copies there are."""
@@ -463,8 +470,8 @@ class Relaxation:
                 of all plans pay them.
             terms: gets the hulls.
         """
-        known, ceiling, least, certain = self.hulls, self.ceiling, self.least, self.certain
-        present, most, reach = self.present, self.most, self.reach
+        known, least, certain = self.hulls, self.least, self.certain
+        present, most = self.present, self.most
         columns, tops = slice(1, 1 + len(self.columns)), self._most_of_columns
         first = 1 + len(self.columns) + len(self.groups) + 1
 
@@ -478,8 +485,7 @@ class Relaxation:
                 used = all(present[m] for m in mine)
                 key = self.name, used, tuple(self.groups[m] for m in mine)
                 if key not in known:
-                    ends = ceiling[mine].sum(axis=0), most[mine].sum(axis=0)
-                    known[key] = Hulls(*ends, least[mine].min(axis=0), reach)
+                    known[key] = Hulls(most[mine].sum(axis=0), least[mine].min(axis=0))
                 hull = known[key].get(self.asked, model, size)
                 self.asked += 1
                 found = np.zeros((len(loads), 1))
@@ -501,19 +507,19 @@ class Relaxation:
         return DlrmBuilder(self.costs, self.groups, loads, Relaxed)
 
 
-def _runs(scopes: Sequence[Scope | None]) -> list[list[int]]:
-    """Positions in a cycle, parted at the collectives of all ranks, without them. Where some ranks
-    meet others in between, such parts cannot be assigned to one rank and are left out.
+def _runs(meets: NDArray[np.bool_]) -> list[list[int]]:
+    """Positions in a cycle, parted at the collectives of all ranks, without them. In between a
+    cycle may stay on one rank, whichever ranks that one meets.
 
     Args:
-        scopes: of the cycle's operations, in their order.
+        meets: all ranks meet, of the cycle's operations in their order.
     """
     runs: list[list[int]] = [[]]
-    for i, scope in enumerate(scopes):
-        if scope == "world":
+    for i, together in enumerate(meets.tolist()):
+        if together:
             runs.append([])
         else:
             runs[-1].append(i)
     if len(runs) > 1:  # the cycle is closed
         runs[0] = runs.pop() + runs[0]
-    return [run for run in runs if run and all(scopes[i] is None for i in run)]
+    return [run for run in runs if run]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from predictor.errors import InfeasibleError, InputError, ShardoptError
+from predictor.errors import InputError, ShardoptError
 from predictor.hardware.learned import Learned
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Workload
@@ -45,6 +45,7 @@ from shardopt.race import (
     deadlines,
     run_final,
     run_race,
+    run_session,
 )
 from shardopt.ranks.calls import CallError, CallServer
 from shardopt.ranks.hosts import Link
@@ -186,13 +187,10 @@ class StartedSessions:
     def run(
         self, race: Race, session: int, order: Sequence[str], until: float
     ) -> Mapping[str, str]:
-        """See `shardopt.race.Sessions`; what does not fit into memory together runs in halves."""
+        """See `shardopt.race.Sessions`."""
         plans = {name: race.entrants[name].plan for name in order}
         job = Job(self.setting.workload, plans, backend_of(self.setting), link=self.link)
-        try:
-            check_job(job)
-        except InfeasibleError as error:
-            return in_halves(self, race, session, order, until, error)
+        check_job(job)
         at, out = order[0], {}
 
         def hear(_: int, message: Mapping[str, Any]) -> None:
@@ -207,7 +205,7 @@ class StartedSessions:
         traced = [name for name in order if not self.traced or race.times[name]]
         try:
             run_ranks(
-                run_session,
+                take_part,
                 job.world_size,
                 job,
                 self.folder,
@@ -224,18 +222,7 @@ class StartedSessions:
         return out
 
 
-class _Reported(Race):
-    """A race on a rank, which reports its rounds."""
-
-    def __init__(self, report: Report) -> None:
-        super().__init__()
-        self.report = report
-
-    def add(self, key: tuple[int, int], times: Mapping[str, float]) -> None:
-        self.report({"kind": "round", "key": key, "ms": times})
-
-
-def run_session(
+def take_part(
     rank: Rank,
     report: Report,
     job: Job,
@@ -250,38 +237,18 @@ def run_session(
         traced: plans of which no trace is to be recorded.
     """
 
-    def tell(kind: str, **what: object) -> None:
-        if rank.index == 0:
-            report({"kind": kind, **what})
-
-    race = _Reported(report if rank.index == 0 else lambda message: None)
     led = LedSessions(job.workload, job.backend, folder, rank)
     led.joined.traced |= {*traced}
-    led.joined.at = lambda name: tell("plan", name=name)
-    tell("out", out=led.take_part(race, job.plans, session, [*job.plans], until))
-    led.joined.close()
+    if rank.index == 0:
+        led.joined.report = report
+    out = led.take_part(job.plans, session, [*job.plans], until)
+    led.joined.report({"kind": "out", "out": out})
+    led.joined.talk.close()
 
 
 def traces_of(folder: Path, name: str) -> Path:
     """Where the traces of a plan go."""
     return folder / name.replace(" ", "-")
-
-
-def in_halves(
-    sessions: Sessions,
-    race: Race,
-    session: int,
-    order: Sequence[str],
-    until: float,
-    why: InfeasibleError,
-) -> Mapping[str, str]:
-    """Run plans that do not fit into memory together one half after the other; a plan that does
-    not fit alone is out."""
-    if len(order) == 1:
-        return {order[0]: str(why)}
-    half, now = len(order) // 2, time.time()
-    first = sessions.run(race, session, order[:half], now + (until - now) / 2)
-    return {**first, **sessions.run(race, session, order[half:], until)}
 
 
 def backend_of(setting: Setting) -> str:
@@ -324,30 +291,23 @@ class LedSessions:
         """See `shardopt.race.Sessions`."""
         plans = {name: race.entrants[name].plan for name in order}
         if self.backend == "gloo":
-            try:
-                job = Job(self.workload, plans, self.backend)
-                check_memory(job, available_bytes(), self.rank.local_size)
-            except InfeasibleError as error:
-                return in_halves(self, race, session, order, until, error)
-        self.joined.share((plans, session, order, until))
-        return self.joined.run(race, session, order, until)
+            job = Job(self.workload, plans, self.backend)
+            check_memory(job, available_bytes(), self.rank.local_size)
+        self.joined.talk.share((plans, session, order, until))
+        return run_session(self.joined, race, session, order, until)
 
     def follow(self) -> None:
         """Take part in the sessions of the first rank until it ends them."""
-        while (asked := self.joined.share(None)) is not None:
-            self.take_part(Race(), *asked)
+        while (asked := self.joined.talk.share(None)) is not None:
+            self.take_part(*asked)
 
     def take_part(
-        self,
-        race: Race,
-        plans: Mapping[str, ShardingPlan],
-        session: int,
-        order: Sequence[str],
-        until: float,
+        self, plans: Mapping[str, ShardingPlan], session: int, order: Sequence[str], until: float
     ) -> Mapping[str, str]:
         """Run a session that all ranks know of."""
+        race = Race()
         race.enter({name: Entrant(plan, "", name) for name, plan in plans.items()})
-        return self.joined.run(race, session, order, until)
+        return run_session(self.joined, race, session, order, until)
 
 
 def follow(setting: Setting, rank: Rank) -> None:
@@ -376,9 +336,9 @@ def sessions_of(
     try:
         yield led
     except ShardoptError:  # the other ranks wait for the next session
-        led.joined.share(None)
+        led.joined.talk.share(None)
         raise
-    led.joined.share(None)
+    led.joined.talk.share(None)
 
 
 def learned_from(setting: Setting, race: Race, folder: Path) -> tuple[Learned | None, list[str]]:

@@ -37,12 +37,8 @@ def run_rank(rank: Rank, report: Report, job: Job) -> None:
     import torch.distributed as dist
 
     join_group(rank, job.backend)
-    _Rank(job, rank, device, report if rank.index == 0 else _nobody).run()
+    _Rank(job, rank, device, report if rank.index == 0 else lambda message: None).run()
     dist.barrier()
-
-
-def _nobody(_: object) -> None:
-    pass
 
 
 class _Rank:

@@ -43,9 +43,9 @@ from shardopt.ranks.rank import (
     Rank,
     RankDiedError,
     Report,
+    Talk,
     available_cores,
     check_gpus,
-    errors_of,
     join_group,
     prepare,
 )
@@ -212,8 +212,7 @@ def measure(
     """
     file = open_rows(settings, say) if join is None or join.index == 0 else None
     if join is not None:
-        with errors_of(join):
-            _take_part(settings, join, file, say)
+        run_ranks(_take_part, settings.ranks, settings, file, say, join=join)
     elif file is not None:
         _start_ranks(settings, file, say)
     return file
@@ -334,20 +333,16 @@ def _rows(
 
 
 def _take_part(
-    settings: CalibrationSettings, join: Rank, file: CalibrationRows | None, say: Say
+    join: Rank,
+    report: Report,
+    settings: CalibrationSettings,
+    file: CalibrationRows | None,
+    say: Say,
 ) -> None:
+    """One rank of torchrun; the first keeps the rows and says what all do next."""
     device = _prepare(join, settings)
-    import torch.distributed as dist
-
     join_group(join, settings.backend)
-    # gloo waits without working, and NCCL would give up after some minutes
-    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def share(exchanges: list[Point] | None) -> list[Point] | None:
-        """What the first rank says that all do next; None: nothing."""
-        said = [exchanges]
-        dist.broadcast_object_list(said, src=0, group=waiting)
-        return said[0]
+    talk = Talk(PATIENCE)
 
     def run(points: Sequence[Point], part: Stretch) -> None:
         save = None if file is None else saver(settings, file, points, say)
@@ -357,17 +352,17 @@ def _take_part(
 
     limit = _limit(settings)
     if file is None:
-        while (exchanges := share(None)) is not None:
+        while (exchanges := talk.share(None)) is not None:
             if exchanges:
                 run(exchanges, limit)
     else:
         for kernels, exchanges in _passes(settings, file, limit):
             if kernels:
                 run(kernels, limit.part(ALONE_SHARE if exchanges else 1.0))
-            if share(exchanges):
+            if talk.share(exchanges):
                 run(exchanges, limit.part(1.0))
-        share(None)
-    dist.barrier()
+        talk.share(None)
+    talk.gather(None)  # gloo's threads may abort a process that ends before the others
 
 
 def open_rows(settings: CalibrationSettings, say: Say) -> CalibrationRows:

@@ -210,7 +210,7 @@ def read_stats(path: Path) -> dict[str, Feature]:
         lengths = _lengths(arrays, name)
         if "pooling_factor" not in lengths:
             lengths = {"pooling_factor": 1.0}
-        found[name] = Feature(name, distribution=distribution, **lengths)
+        found[name] = Feature(name, distribution=distribution, **lengths)  # type: ignore[arg-type]
     problems.raise_if_any()
     return found
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.errors import InputError
+from predictor.errors import InfeasibleError, InputError
 from shardopt.extras import needs_torchrec
 from shardopt.race import (
     MINUTES,
@@ -41,9 +41,10 @@ from shardopt.race import (
     deadlines,
     run_final,
     run_race,
+    run_session,
 )
 from shardopt.ranks.clock import steps_ms, trace_steps
-from shardopt.ranks.rank import Talk
+from shardopt.ranks.rank import Report, Talk
 from shardopt.torchrec.collective import joined
 from shardopt.torchrec.logs import logger, silence_torchrec
 from shardopt.torchrec.private import abort_nccl, keep_optimizers, rendezvous
@@ -131,7 +132,7 @@ def confirm(
         make = partial(_step_of, module, sharders, batches, how, device)
         sessions = JoinedSessions(make, device)
         try:
-            if not sessions.all_agree(bool(batches)):
+            if not all(sessions.talk.gather(bool(batches))):
                 raise InputError(
                     "the data loader of a rank gives no batch; give one that can be iterated anew"
                 )
@@ -144,7 +145,7 @@ def confirm(
             run_final(race, sessions, end, sessions.tell)
             return race.confirmation()
         finally:
-            sessions.close()
+            sessions.talk.close()
 
 
 @contextmanager
@@ -252,22 +253,16 @@ class JoinedSessions:
     def __init__(self, make: Make, device: torch.device, folder: Path | None = None) -> None:
         self.make, self.device, self.folder = make, device, folder
         self.first = dist.get_rank() == 0
-        self._talk = Talk()
+        self.talk = Talk()
         self.traced: set[str] = set()
         """Plans of which no trace is to be recorded any more."""
-        self.at: Callable[[str], None] = lambda name: None
-        """Is told which plan this rank turns to."""
+        self.report: Report = lambda message: None
+        """Gets every round, and the name of the plan that this rank turns to."""
         self._groups = 0
-
-        self.share, self.close = self._talk.share, self._talk.close
-
-    def all_agree(self, yes: bool) -> bool:
-        """Whether all ranks say yes."""
-        return all(self._talk.gather(yes))
 
     def now(self) -> float:
         """The clock of the first rank."""
-        return float(self.share(time.time()))
+        return float(self.talk.share(time.time()))
 
     def tell(self, text: str) -> None:
         """Log, on the first rank."""
@@ -277,7 +272,7 @@ class JoinedSessions:
     def run(
         self, race: Race, session: int, order: Sequence[str], until: float
     ) -> Mapping[str, str]:
-        """See `shardopt.race.Sessions`; what does not fit into memory together runs in halves."""
+        """See `shardopt.race.Sessions`; all ranks raise alike."""
         try:
             self._run(race, session, order, until)
         except _FailedError as error:
@@ -286,23 +281,21 @@ class JoinedSessions:
             return {}
         if said.interrupted:
             raise KeyboardInterrupt
-        if said.memory and len(order) > 1:
-            half, now = len(order) // 2, self.now()
-            first = self.run(race, session, order[:half], now + (until - now) / 2)
-            return {**first, **self.run(race, session, order[half:], until)}
+        if said.memory:
+            raise InfeasibleError(said.why or "")
         rest = [name for name in order if name != said.task]
         out = {said.task: said.why or ""}
-        return {**out, **self.run(race, session, rest, until)} if rest else out
+        return {**out, **run_session(self, race, session, rest, until)}
 
     def _run(self, race: Race, session: int, order: Sequence[str], until: float) -> None:
         self._groups += 1
         built = _Built(self.make, self.device, self._groups)
 
         def do(tasks: Mapping[str, Callable[[], Any]]) -> list[dict[str, Any]]:
-            said = _try(tasks, self.at)
+            said = _try(tasks, self.report)
             if said.why is not None:
                 built.give_up()
-            answers: list[_Said] = self._talk.gather(said)
+            answers: list[_Said] = self.talk.gather(said)
             failed = [answer for answer in answers if answer.why is not None]
             if failed:  # the others failed as they waited for the first
                 first = min(failed, key=lambda s: (not s.interrupted, not s.memory, s.at))
@@ -319,7 +312,9 @@ class JoinedSessions:
                 for index in itertools.count():
                     turns = random.Random(f"{session} {index}").sample(order, len(order))
                     by_rank = do({name: blocks[name] for name in turns})
-                    race.add((session, index), {n: max(of[n] for of in by_rank) for n in order})
+                    key, ms = (session, index), {n: max(of[n] for of in by_rank) for n in order}
+                    race.add(key, ms)
+                    self.report({"kind": "round", "key": key, "ms": ms})
                     if self.now() >= until:
                         break
                 for name in order:
@@ -388,12 +383,12 @@ class _Built:
         free_memory()
 
 
-def _try(tasks: Mapping[str, Callable[[], Any]], at: Callable[[str], None]) -> _Said:
+def _try(tasks: Mapping[str, Callable[[], Any]], report: Report) -> _Said:
     """What tasks give; each is named by its plan."""
     task, found = "", {}
     try:
         for task, action in tasks.items():
-            at(task)
+            report({"kind": "plan", "name": task})
             found[task] = action()
     except (Exception, KeyboardInterrupt) as error:
         lines = str(error).strip().splitlines() or [""]

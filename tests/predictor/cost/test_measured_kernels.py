@@ -90,3 +90,20 @@ def test_what_autocast_adds_to_cross_layers() -> None:
     )
     names = ("_to_copy", "mul", "add", "cat", "relu", "threshold_backward")
     assert dense_ms("h100-sxm", dense, 32768, names) == pytest.approx(13.3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "odd"),
+    [("nn", "nk"), ("nt", "nk"), ("tn", "mn"), ("tt", "mnk")],
+)
+def test_a_side_counts_as_odd_where_it_is_a_row_in_memory(layout: str, odd: str) -> None:
+    """Of the gradient of weights, whose depth is the batch, the side of the outputs is one."""
+    hw = load_hardware("h100-sxm")
+    even = {"m": 4096, "n": 4096, "k": 4096}
+    fast = gemm_ms(hw, *even.values(), "bf16", layout)
+    slower = {
+        side
+        for side in even
+        if gemm_ms(hw, *(even | {side: 4095}).values(), "bf16", layout) > 2 * fast
+    }
+    assert slower == set(odd)

@@ -95,6 +95,21 @@ def test_as_many_ranks_share_a_host_as_in_torchrecs_groups(
             assert {hosts.count(host) for host in hosts} == {found.local_world_size}
 
 
+@pytest.mark.parametrize(
+    ("world", "domain", "size", "pod"),
+    [(96, 32, 48, 16), (144, 72, 36, 36), (144, 72, 72, 72), (288, 72, 144, 72), (120, 24, 40, 8)],
+)
+def test_domains_that_end_within_a_group_are_parted(
+    world: int, domain: int, size: int, pod: int
+) -> None:
+    """Ranks of a pod are joined by NVLink in every group, and no larger pods fit."""
+    groups = ReplicaGroups(size, use_inter_host_allreduce=True)
+    assert groups.sharding_group(job(world, 4, domain)).intra_group_size == pod
+    for members in peers(groups, world):
+        pods = [members[i : i + pod] for i in range(0, size, pod)]
+        assert all(len({rank // domain for rank in ranks}) == 1 for ranks in pods)
+
+
 def test_a_rank_has_the_least_memory_of_its_copies() -> None:
     topology = replace(job(4, 4), hbm_cap_bytes=(4, 3, 2, 1))
     assert ReplicaGroups(2).sharding_group(topology).hbm_cap_bytes == (3, 1)

@@ -11,9 +11,7 @@ import pytest
 from predictor.cost.loads import LONGEST, SHARED, Load
 from predictor.model.workload import Workload
 from predictor.units import GIB, MIB
-from search.bound import choices as bound_choices
 from search.bound import lower_bound as bounds
-from search.bound.choices import BoundChoices
 from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound, UnsoundBoundError
 from search.objective import Objective
@@ -211,37 +209,7 @@ def test_upper_and_stop_end_early_and_stay_valid() -> None:
     assert np.isfinite(asked[0])
 
 
-@pytest.mark.parametrize("seed", quick_only([2], range(4)))
-def test_options_left_out_of_the_program_do_not_matter(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objective = unlimited(seed)
-    monkeypatch.setattr(bound_choices, "MAX_CHOICES", 0)
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    needed = bound.choices.undominated(np.arange(len(bound.choices.all)))
-    assert not needed.all()
-    few = bound.solve(3000)
-    monkeypatch.setattr(
-        BoundChoices, "undominated", lambda _, index: np.ones(len(index), dtype=bool)
-    )
-    assert bound_of(objective) == pytest.approx(few, rel=1e-3)
-
-
-def test_options_with_shorter_shards_are_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = a_problem(mid_size(6, 1), hosts(8))
-    objective, _ = objective_of(problem)
-    bound = LowerBound(problem, objective.space, objective.scorer)
-    needed = bound.choices.undominated(np.arange(len(bound.choices.all)))
-    few = bound.solve(3000)
-    bound.choices.longest = np.zeros_like(bound.choices.longest)
-    assert bound.choices.undominated(np.arange(len(bound.choices.all))).sum() < needed.sum()
-    monkeypatch.setattr(
-        BoundChoices, "undominated", lambda _, index: np.ones(len(index), dtype=bool)
-    )
-    assert bound_of(objective) == pytest.approx(few, rel=1e-3)
-
-
-def test_notes_say_what_the_bound_did_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_say_what_the_bound_did_not_do() -> None:
     objective = unlimited(2)
 
     def notes(steps: int) -> str:
@@ -253,8 +221,6 @@ def test_notes_say_what_the_bound_did_not_do(monkeypatch: pytest.MonkeyPatch) ->
 
     assert notes(3000) == ""
     assert "cut short" in notes(1)
-    monkeypatch.setattr(bound_choices, "MAX_CHOICES", 0)
-    assert "longest shards" in notes(3000)
 
 
 def test_before_any_set_is_solved_those_with_what_the_optimum_uses_come_first() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from search.bound.program import Program
+from search.bound.stretches import CutTimes
 
 FIRST = np.array([0, 2, 4])
 MEMORY = np.array([[1.0, 3.0, 1.0, 3.0, 1.0, 3.0], [0.0] * 6])
@@ -14,8 +15,10 @@ MS = np.array([9.0, 1.0, 9.0, 4.0, 9.0, 7.0])
 
 
 def a_program(room: float) -> Program:
-    program = Program(FIRST, np.ones(6, dtype=bool), MEMORY, np.array([room, 0.0]))
-    program.cut(1.0, MS)
+    program = Program(FIRST, MEMORY, np.array([room, 0.0]), np.zeros((0, 6)))
+    program.add_cut(
+        CutTimes(1.0, MS, *[np.zeros((0, 6))] * 3, np.zeros(0), *[np.zeros((0, 6))] * 2)
+    )
     program.solve()
     return program
 

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictor.cost.loads import COLUMNS, Load
 from predictor.cost.lookup.embedding import lookup_model
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints, Workload
 from predictor.units import GIB
-from search.bound import choices as bound_choices
 from search.bound.exchange_set import ExchangeSet
 from search.bound.lower_bound import LowerBound
-from search.bound.rank_excess import longest_shard
 from search.bound.relaxation import Relaxation, _runs
+from search.bound.stretches import CutTimes
 from search.objective import Objective
 from tests.quick import quick_only
 from tests.search.problems import (
@@ -45,7 +43,9 @@ def bound_of(objective: Objective) -> float:
 
 def bound_of_means(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> float:
     with monkeypatch.context() as patch:
-        patch.setattr(bound_choices, "MAX_CHOICES", 0)
+        patch.setattr(
+            CutTimes, "peaks", lambda self, _, first: np.zeros((len(self.floor), len(first)))
+        )
         return bound_of(objective)
 
 
@@ -107,17 +107,9 @@ def test_a_table_that_cannot_be_split_sets_the_pace(
     assert 0.95 * optimum < bound <= optimum
 
 
-def test_the_longest_shard_of_all_times_together_counts() -> None:
-    shards = np.zeros((2, COLUMNS))
-    shards[0, [Load.FORWARD_MS, Load.BACKWARD_MS]] = 1.0, 2.0
-    shards[1, [Load.FORWARD_MS, Load.PREFETCH_MS]] = 2.0, 0.5
-    assert longest_shard(shards).tolist() == [1.0, 2.0, 0.0, 0.0]
-
-
 def test_a_cycle_is_parted_where_all_ranks_meet() -> None:
-    assert _runs([None, "world", None, "world", None]) == [[4, 0], [2]]
-    assert _runs([None] * 5) == [[0, 1, 2, 3, 4]]
-    assert _runs([None, "world", "intra", "world", None]) == [[4, 0]]
+    assert _runs(np.array([False, True, False, True, False])) == [[4, 0], [2]]
+    assert _runs(np.zeros(5, dtype=bool)) == [[0, 1, 2, 3, 4]]
 
 
 def by_exchanges(objective: Objective) -> dict[frozenset[tuple[str, ShardingType]], float]:

@@ -10,7 +10,6 @@ from ortools.sat.python import cp_model
 
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.workload import Constraints
-from search.bound import exchange_set
 from search.bound.lower_bound import LowerBound
 from search.reproducible import reproducible_solver, run
 from tests.quick import quick_first
@@ -37,7 +36,6 @@ def test_it_stays_below_the_best_plan(
     seed: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules, pipelines, caches, constraints; refuted targets reach up to the best."""
-    monkeypatch.setattr(exchange_set, "FEW", 0)
     objective = roomy_objective(seed, batch_size, ONE_HOST)
     best = float(objective.score(list(itertools.islice(every_plan(objective), 5000))).min())
     bound = LowerBound(objective.problem, objective.space, objective.scorer)

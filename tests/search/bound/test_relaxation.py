@@ -88,7 +88,7 @@ def test_latency_counts_in_full_from_the_least_size() -> None:
 
 def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> None:
     mean, peak = np.full(COLUMNS, 100.0), np.full(COLUMNS, 800.0)
-    hulls = Hulls(10 * peak, 20 * peak, np.stack([mean, peak]), reach=1.0)
+    hulls = Hulls(20 * peak, np.stack([mean, peak]))
     law = LAWS["linear"]
 
     def least_of(position: int, size: Size) -> float:
@@ -98,7 +98,7 @@ def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> 
     assert least_of(1, lambda load: load[..., Load.IDS].mean(axis=-1, keepdims=True)) == 100.0
     assert least_of(2, lambda load: load[..., Load.IDS]) == 0.0
     tops = [float(hull.x[-1]) for hull in hulls.known]
-    assert tops == pytest.approx([8000.0, 8000.0, 16000.0]), "one rank may have all there is"
+    assert tops == pytest.approx([16000.0, 16000.0, 16000.0]), "one rank may have all there is"
 
 
 def test_a_convex_law_is_nearly_its_own_hull() -> None:

@@ -171,7 +171,7 @@ def test_the_ranks_of_torchrun_are_told_to_end_where_nothing_could_be_timed(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[object] = []
-    led = SimpleNamespace(joined=SimpleNamespace(share=told.append))
+    led = SimpleNamespace(joined=SimpleNamespace(talk=SimpleNamespace(share=told.append)))
     monkeypatch.setattr(room, "check_job", lambda *_, **__: None)
     monkeypatch.setattr(room, "LedSessions", lambda *_: led)
     with pytest.raises(InputError), room.sessions_of(setting, PLANS, tmp_path, Rank(0, 2, 0, 2)):

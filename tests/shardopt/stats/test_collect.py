@@ -15,6 +15,7 @@ from predictor.errors import InputError
 from shardopt.stats.collect import WHOLE, ReadOptions, TimeWindow, collect
 from shardopt.stats.counts import Bags, FeatureCounts
 from shardopt.stats.readers import Chunk
+from shardopt.stats.result import summarise
 
 READING = ReadOptions(chunk_rows=500, max_ids=900)
 
@@ -121,3 +122,24 @@ def test_a_time_that_is_none_is_told() -> None:
     chunk = Chunk(0, "row", {"f": Bags(np.array([1]))}, np.array([1e30]))
     with pytest.raises(InputError, match=r"column 'when': got the time 1e\+30"):
         list(TimeWindow("when", DAY).split(chunk))
+
+
+@pytest.mark.parametrize("chunk_rows", [7, 10_000])
+def test_lengths_that_go_together_are_found_in_data(tmp_path: Path, chunk_rows: int) -> None:
+    """Two features of one history and one of fixed length, whatever is read at once."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
+    rng = np.random.default_rng(0)
+    history = rng.poisson(rng.gamma(1.0, 20.0, 400))
+    columns = {
+        "item": [[1] * n for n in history],
+        "action": [[2] * n for n in history],
+        "country": [[3]] * len(history),
+    }
+    parquet.write_table(table(columns), tmp_path / "data.parquet")
+    reading = ReadOptions(chunk_rows=chunk_rows)
+    counts = collect([tmp_path / "data.parquet"], reading)[WHOLE]
+    found = {f.name: f for f in summarise(counts, reading, 0)}
+    for name, correlation in (("item", 1.0), ("action", 1.0), ("country", 0.0)):
+        assert found[name].length_correlation == pytest.approx(correlation, abs=1e-6)
+    assert found["item"].pooling_factor_max == history.max()

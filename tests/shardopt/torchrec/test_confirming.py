@@ -66,7 +66,7 @@ def measured(plans: Plans, *names: str, seconds: float = 0.05) -> Race:
     race = race_of(*names)
     sessions = JoinedSessions(plans, CPU)
     run_race(race, sessions, sessions.now() + seconds)
-    sessions.close()
+    sessions.talk.close()
     return race
 
 

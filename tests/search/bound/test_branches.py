@@ -1,26 +1,33 @@
-"""One option for every table raises the bound, and never above the best plan."""
+"""Branches of single sets raise the bound, and never above their best plan."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from ortools.sat.python import cp_model
 
+from predictor.cost.loads import Load
 from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from predictor.units import GIB
-from search.bound import exchange_set, lower_bound, whole_options
 from search.bound.exchange_set import ExchangeSet
-from search.bound.lower_bound import LowerBound
-from search.bound.whole_options import UNITS_PER_MS
+from search.bound.lower_bound import LowerBound, UnsoundBoundError
+from search.bound.program import Branch
+from search.bound.relaxation import Cut
+from search.bound.stretches import CutTimes, OptionTimes
 from search.objective import Assignment, Objective
-from search.reproducible import run
 from search.space.enumerate import whole_space
 from tests.quick import quick_first
-from tests.search.bound.plans_of_sets import roomy_objective, sets_with_plans
+from tests.search.bound.plans_of_sets import (
+    ONE_HOST,
+    WORLDS,
+    rank_loads,
+    roomy_objective,
+    sets_with_plans,
+)
 from tests.search.problems import (
     a_problem,
     a_table,
@@ -30,12 +37,6 @@ from tests.search.problems import (
     objective_of,
     random_plan,
 )
-
-
-@pytest.fixture(autouse=True)
-def _only_whole_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_set, "FEW", 0)
-    monkeypatch.setattr(lower_bound, "SMALL", 0)
 
 
 def scarce() -> Objective:
@@ -55,12 +56,13 @@ def scarce() -> Objective:
 def bounds_of(objective: Objective, upper_ms: float) -> tuple[float, float]:
     bound = LowerBound(objective.problem, objective.space, objective.scorer)
     before = bound.solve(3000, upper_ms)
-    return before, bound.tighten(3000, upper_ms, 1.0, lambda _: False)
+    return before, bound.tighten(300, upper_ms, 1.0, lambda _: False)
 
 
 def chosen_in(one: ExchangeSet, plan: Assignment) -> np.ndarray:
+    """Shares of the choices of a set that a plan has."""
     options = [option for option, _ in plan]
-    return np.flatnonzero([choice.option in options for choice in one.choices])
+    return np.array([float(choice.option in options) for choice in one.choices])
 
 
 @pytest.mark.parametrize("batch_size", [512, 65536])
@@ -88,16 +90,65 @@ def test_no_plan_is_faster_than_a_cut_at_its_options(seed: int, alone: bool) -> 
     objective = roomy_objective(seed)
     found = sets_with_plans(objective, seed)
     family = ExchangeSet(found[0][0].known, np.arange(len(found[0][0].known.all)), frozenset())
-    while not family.refine()[1]:
-        pass
+    for _ in range(60):
+        if family.refine()[1]:
+            break
     for one, plan, ms in found:
         solved = one if alone else family
         chosen = chosen_in(solved, plan)
-        solved.choose_options(2 * ms, 1.0, np.inf)
-        assert solved.whole is not None
+        cuts = [cut.times for cut in solved.program.cuts]
         for other in (p for s, p, _ in found if s is one or not alone):
-            solved.whole._learn(chosen_in(solved, other), 0.0)
-        assert max(times.at(chosen) for times in solved.whole.times) <= ms * (1 + 1e-9)
+            shares = chosen_in(solved, other)
+            load = np.stack([shares[mine] @ solved.loads[mine] for mine in solved.members])
+            for more in (0.0, 0.3, 2.0):
+                cut = solved.relaxation_of_ranks().evaluate(load, more * load, launched=True)[1]
+                cuts.append(solved.times.under(cut))
+        assert max(times.at(chosen, solved.first) for times in cuts) <= ms * (1 + 1e-9)
+
+
+def holds(one: ExchangeSet, branch: Branch, plan: Assignment, outputs: np.ndarray) -> bool:
+    """Whether a plan is in a branch.
+
+    Args:
+        outputs: of the busiest rank of every exchange.
+    """
+    chosen = chosen_in(one, plan) > 0
+    some = all((each & chosen).any() for each in branch.some)
+    sent = (branch.low <= outputs * (1 + 1e-9)) & (outputs <= branch.high * (1 + 1e-9))
+    return bool(branch.able[chosen].all() and some and sent.all())
+
+
+@pytest.mark.parametrize("seed", quick_first(4, range(24)))
+@pytest.mark.parametrize("worlds", [WORLDS, ONE_HOST], ids=["hosts", "one host"])
+def test_no_plan_of_a_branch_is_faster_and_none_is_lost(
+    seed: int, worlds: tuple[tuple[int, int], ...]
+) -> None:
+    """Every plan of a set below the limit lies in one of the halves of its branch."""
+    objective = roomy_objective(seed, 65536, worlds)
+    found = sets_with_plans(objective, seed)
+    for one in {id(one): one for one, _, _ in found}.values():
+        plans = [(plan, ms) for other, plan, ms in found if other is one]
+        exchanges = one.times.members
+        sent = []
+        for plan, _ in plans:
+            loads = rank_loads(objective, one, plan)[0][..., Load.OUTPUTS]
+            sent.append(np.array([loads[mine].sum(axis=0).max() for mine in exchanges]))
+        limit = 1.01 * max(ms for _, ms in plans)
+        waiting: list[Branch] = [one.program.whole]
+        for _ in range(40):
+            if not waiting:
+                break
+            branch = waiting.pop()
+            inside = [i for i, each in enumerate(plans) if holds(one, branch, each[0], sent[i])]
+            for _ in range(30):
+                bound, done = one.refine(branch)
+                assert all(bound <= plans[i][1] * (1 + 1e-9) for i in inside)
+                if done:
+                    break
+            halves = one.halves(branch, limit)
+            for i in inside if halves is not None else ():
+                assert any(holds(one, half, plans[i][0], sent[i]) for half in halves or ())
+            waiting += halves or []
 
 
 @pytest.mark.parametrize(("dim", "pooling"), [(512, 600.0), (2048, 1.0)], ids=["work", "message"])
@@ -109,41 +160,22 @@ def test_the_longest_shard_counts_in_full_and_no_more(dim: int, pooling: float) 
     ]
     workload = a_workload(*tables, batch_size=65536)
     objective, _ = objective_of(a_problem(workload, hosts(8, 4)))
-    plans = list(every_plan(objective))
-    best = float(objective.score(plans).min())
-    (one,) = LowerBound(objective.problem, objective.space, objective.scorer).sets
-    while not one.refine()[1]:
-        pass
-    while not one.is_chosen:
-        one.choose_options(2 * best, 1.0, np.inf)
-    assert one.whole is not None
-    found = max(times.at(chosen_in(one, plans[0])) for times in one.whole.times)
-    assert 0.99 * best < found <= best * (1 + 1e-9)
+    best = float(objective.score(list(every_plan(objective))).min())
+    before, after = bounds_of(objective, 2 * best)
+    assert 0.99 * best < after <= best * (1 + 1e-9)
+    assert before <= after
 
 
-def test_what_is_proven_counts_and_not_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CP-SAT is stopped at the first plan that it finds, which is not the fastest."""
-    objective = scarce()
-    plans = [plan for plan in every_plan(objective) if objective.fits(plan)]
-    best = float(objective.score(plans).min())
-    _, exact = bounds_of(objective, 3 * best)
-    found: list[float] = []
-
-    def stopped(solver: cp_model.CpSolver, model: cp_model.CpModel) -> cp_model.CpSolverStatus:
-        solver.parameters.stop_after_first_solution = True
-        solver.parameters.cp_model_presolve = False
-        solver.parameters.search_branching = solver.parameters.FIXED_SEARCH
-        solver.parameters.num_violation_ls = 0
-        slow = [model.get_int_var_from_proto_index(i) for i in range(1, 10, 2)]
-        model.add_decision_strategy(slow, cp_model.CHOOSE_FIRST, cp_model.SELECT_MAX_VALUE)
-        status = run(solver, model)
-        found.append(solver.objective_value / UNITS_PER_MS)
-        return status
-
-    monkeypatch.setattr(whole_options, "run", stopped)
-    before, after = bounds_of(objective, 3 * best)
-    assert min(found) > 1.01 * exact
-    assert before <= after <= exact
+def test_outputs_of_a_rank_are_whole_multiples_of_those_of_shards() -> None:
+    """Five tables alike on four ranks: some rank sends the outputs of two."""
+    wants = Constraints(sharding_types=(ShardingType.TABLE_WISE,), compute_kernels=("fused",))
+    tables = [a_table(f"t{i}", 5_000, 512, 1.0, constraints=wants) for i in range(5)]
+    problem = a_problem(a_workload(*tables, batch_size=65536), hosts(4))
+    objective, _ = objective_of(problem)
+    best = float(objective.score(list(every_plan(objective))).min())
+    before, after = bounds_of(objective, 2 * best)
+    assert before < 0.8 * best
+    assert before * 1.1 < after <= best * (1 + 1e-9)
 
 
 def test_a_bound_above_a_known_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +183,14 @@ def test_a_bound_above_a_known_plan_is_an_error(monkeypatch: pytest.MonkeyPatch)
     objective = scarce()
     plans = [plan for plan in every_plan(objective) if objective.fits(plan)]
     best = float(objective.score(plans).min())
-    monkeypatch.setattr(
-        whole_options, "_units", lambda ms: np.floor(2 * np.asarray(ms) * UNITS_PER_MS)
-    )
-    with pytest.raises(lower_bound.UnsoundBoundError):
+    under = OptionTimes.under
+
+    def twice(self: OptionTimes, cut: Cut) -> CutTimes:
+        times = under(self, cut)
+        return replace(times, constant=2 * times.constant, weights=2 * times.weights)
+
+    monkeypatch.setattr(OptionTimes, "under", twice)
+    with pytest.raises(UnsoundBoundError):
         bounds_of(objective, best)
 
 
