@@ -42,10 +42,10 @@ FLOOR_STEPS = 20
 """Refinements that are made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
-PATIENCE, LEAST_PATIENCE = 60_000, 40
+PATIENCE, LEAST_PATIENCE = 60_000, 120
 """Choices times refinements, and refinements, that must raise the bound by more than that, or it is
 refined no more."""
-DIVIDING, LEAST_STEPS = 1_500_000, 40
+DIVIDING, LEAST_STEPS = 1_000_000, 40
 """Choices times refinements of the tree with peaks at effort 1, and refinements at least."""
 SMALL = 480
 """Tables times ranks up to which every shard is placed on a rank, of one host: 60 tables on 8. On

@@ -27,6 +27,9 @@ from search.params import DEFAULT, SearchParams
 from search.space.option import Option
 from search.surrogate import Surrogate
 
+ROUND_MOVES = 100
+"""Fewest proposals of a round; asking the timeline takes as long as thousands of them."""
+
 
 @dataclass(frozen=True)
 class AnnealingTask:
@@ -36,7 +39,7 @@ class AnnealingTask:
         start: it need not fit.
         options: what every table may have, beside what it has.
         moves: proposals.
-        rounds: that share them.
+        rounds: that share them; fewer where each had less than `ROUND_MOVES`.
         seed: of the random numbers.
         cuts: that hold for plans of these options, beside those that are found.
         wall, heat: see `SearchParams`.
@@ -50,6 +53,11 @@ class AnnealingTask:
     cuts: Sequence[CycleCut] = ()
     wall: float | None = None
     heat: float | None = None
+
+    def __post_init__(self) -> None:
+        """Have no more rounds than `ROUND_MOVES` allows: asking the timeline takes longer."""
+        rounds = max(1, min(self.rounds, self.moves // ROUND_MOVES))
+        object.__setattr__(self, "rounds", rounds)
 
 
 class Annealer:
