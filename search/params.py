@@ -1,7 +1,7 @@
-"""Every constant of the search's behaviour, as one value.
+"""All tunable constants of the search, as one value.
 
-The laboratory leaves a stage out, or makes it longer, by passing another one. Constants of an
-algorithm's arithmetic stand beside it.
+The laboratory disables or lengthens a stage by passing other parameters. Numerical constants of an
+algorithm stand beside it.
 """
 
 from __future__ import annotations
@@ -20,47 +20,48 @@ WORK = (
 
 @dataclass(frozen=True)
 class SearchParams:
-    """How plans are searched. Fields of `WORK` are at effort 1 until they are scaled.
+    """Parameters of the search. Fields of `WORK` are for effort 1 until `scaled`.
 
     Args:
-        bound_steps: refinements of the bound before plans are made, and after, >= 1.
-        moves: proposals of all annealing together, for one table, >= 1.
-        least_moves, most_moves: ends of that for all tables, >= 1.
-        evaluations: plans that one local search scores, among those that tie or over scenarios,
-            >= 1.
+        bound_steps: refinements of the bound before plans are proposed, and again after, >= 1.
+        moves: annealing proposals per table, over all annealing runs, >= 1.
+        least_moves, most_moves: range of the annealing proposals for all tables, >= 1.
+        evaluations: plans scored by one local search, among ties or over scenarios, >= 1.
         scenario_steps: refinements of the bounds of all scenarios, >= 1.
         cpsat_work: deterministic time of CP-SAT's neighbourhoods, about seconds on one core, > 0.
-        trials: of an Optuna study, >= 1.
-        proof_work: deterministic time in which CP-SAT looks for any plan that fits, where nothing
-            else has found one, > 0.
-        sets: sets of exchanges that plans are made of, >= 0; half of them with few exchanges.
-        few: exchanges of a module up to which a set has few, >= 1.
+        trials: trials of an Optuna study, >= 1.
+        proof_work: deterministic time in which CP-SAT seeks any plan that fits, once all else has
+            failed, > 0.
+        sets: exchange sets that plans are made from, >= 0; half of them with few exchanges.
+        few: most exchanges of a module in a set with few exchanges, >= 1.
         finalists: plans that are annealed to the end, >= 0.
         merges: times that all tables of one exchange may join another of their module, >= 0.
-        first_share: share of the moves that the sets have, before the finalists are known, in
+        first_share: fraction of the moves spent on the sets before the finalists are chosen, in
             (0, 1).
-        window: an option may cost so much more than the best of its table, as a share of the
-            bound, times tables; in (0, inf).
-        least_window, most_window: ends of that share, in (0, inf).
-        rounds: of annealing, >= 1; after each the timeline is asked.
-        heat, last_heat: what a change that is taken may cost, as a share of the time, > 0.
-        scarce, scarce_heat: part of all memory that a set's optimum takes, in [0, 1], from which on
-            ``heat`` is another, > 0: shards pass each other only in plans that do not fit.
-        squares, last_squares: norms are of 2 to this power, 1 to 8.
-        wall, last_wall: what a rank costs that has twice the memory it may have, in times of the
-            plan, > 0.
-        strict_wall: the first of every second finalist, which has half the heat, > 0.
+        window: reduced cost up to which an option is kept, as a fraction of the bound, times
+            tables; in (0, inf).
+        least_window, most_window: range of that fraction, in (0, inf).
+        rounds: annealing rounds, >= 1; each ends with a score on the timeline.
+        heat, last_heat: first and last temperature, as a fraction of the time, > 0.
+        scarce, scarce_heat: fraction of all memory that a set's optimum takes, in [0, 1], from
+            which ``scarce_heat`` replaces ``heat``, > 0: shards swap only through plans that do not
+            fit.
+        squares, last_squares: maxima are smoothed by norms of order 2 to this power, 1 to 8.
+        wall, last_wall: penalty of a rank at twice its memory limit, in plan times, > 0.
+        strict_wall: first penalty for every second finalist, which starts at half the heat, > 0.
         cuts: cycles of the timeline that are kept, >= 1.
-        closed: gap below which nothing more is annealed, >= 0.
-        large: tables times ranks beyond which a plan takes long to score, >= 1.
-        pool: plans that are compared under scenarios or looked at for less memory, >= 1.
-        tie_of_error: share of the stated error of a time within which plans tie, >= 0.
-        least_tie, most_tie: ends of that share of the time, >= 0; a gain must exceed the first.
-        alike: share of a GPU's memory by which the fullest GPUs of plans alike may differ, >= 0.
-        prove_effort: multiple of the bound's work where it is to be proved in full, >= 1.
-        baselines_time, bound_time, annealing_time: share of the time left that a stage may take
-            under a ceiling, in (0, 1); the choice needs the first, proposers on request and
-            scenarios have the last.
+        closed: optimality gap below which annealing stops, >= 0.
+        large: tables times ranks above which scoring a plan is slow, >= 1.
+        pool: plans compared under scenarios or examined for less memory, >= 1.
+        tie_of_error: fraction of the stated error of a time within which plans tie, >= 0.
+        least_tie, most_tie: range of the tie as a fraction of the time, >= 0; a gain must exceed
+            the first.
+        alike: fraction of a GPU's memory by which the fullest GPUs of similar plans may differ,
+            >= 0.
+        prove_effort: multiple of the bound's work for a full proof, >= 1.
+        baselines_time, bound_time, annealing_time: fraction of the remaining time that a stage may
+            take under a time limit, in (0, 1); the choice needs the first, proposers on request and
+            scenarios get the last.
     """
 
     bound_steps: int = 1000
@@ -104,14 +105,18 @@ class SearchParams:
     annealing_time: float = 0.6
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
+        for parameter in fields(self):
+            value = getattr(self, parameter.name)
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{one.name} is {value}; it must be a finite number of at least 0")
+                raise InputError(
+                    f"{parameter.name} is {value}; it must be a finite number of at least 0"
+                )
 
     def scaled(self, effort: float) -> SearchParams:
-        """The same with work for an effort, at least one unit of each; any plan that fits is looked
-        for with no less."""
+        """Return the parameters with work scaled by the effort, at least one unit of each.
+
+        Below effort 1 ``proof_work`` stays as it is.
+        """
         work: dict[str, float] = {"proof_work": self.proof_work * max(1.0, effort)}
         for name in WORK:
             value = getattr(self, name) * effort
@@ -119,11 +124,11 @@ class SearchParams:
         return replace(self, **work)  # type: ignore[arg-type]
 
     def moves_of(self, tables: int) -> int:
-        """Proposals of all annealing of a problem."""
+        """Return the annealing proposals of a problem with so many tables."""
         return min(self.most_moves, max(self.least_moves, self.moves * tables))
 
     def window_of(self, tables: int) -> float:
-        """Share of the bound that an option may cost more than the best of its table."""
+        """Return the largest reduced cost of a kept option, as a fraction of the bound."""
         return min(self.most_window, max(self.least_window, self.window / tables))
 
 

@@ -1,4 +1,4 @@
-"""What a search takes and what it returns."""
+"""Input and output of a search."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class PlanInUse:
     """A plan in use that the search starts from.
 
     Args:
-        plan: fits the problem's model and world size.
+        plan: plan for the problem's model and world size.
         max_moves: tables that may change, >= 0; None for all of them.
-        max_bytes: that may reach ranks which do not hold them, >= 0; None for any number.
-        horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
-        allows: whether the table of a key may change to a sharding, on whatever ranks; a table
-            that may not even keep its own elsewhere stays where it is. None: to any.
-        held: key -> shards as they lie now, where these are not the plan's; see `MovePrice`.
+        max_bytes: bytes that may move to ranks that do not hold them, >= 0; None for any number.
+        horizon: steps over which a move must pay for itself, >= 1; None ignores the cost of moves.
+        allows: returns whether the table of a key may change to a sharding, on any ranks; a table
+            that may not keep even its own sharding on other ranks stays where it is. None allows
+            all.
+        held: key -> shards as they lie now, where they differ from the plan's; see `MovePrice`.
     """
 
     plan: ShardingPlan
@@ -54,11 +55,11 @@ class PlanInUse:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing that could be true.
+    """Alternative costs or data under which plans are compared.
 
     Args:
-        weight: > 0; those of all scenarios sum to one.
-        problem: with the tables and ranks of the problem as given.
+        weight: > 0; the weights of all scenarios sum to one.
+        problem: problem with the same tables and ranks.
     """
 
     name: str
@@ -68,19 +69,16 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Problem:
-    """What to plan: the model with its constraints, the ranks with the memory left for shards, the
-    costs, the plan in use, and what the new one is to be good at.
+    """Model with its constraints, ranks with the memory left for shards, costs, plan in use, aim.
 
     Args:
-        in_use: a plan in use, near which the search stays if it limits the moves. If it allows
-            none, that plan is rated against the bound of all plans.
+        in_use: plan in use; the search stays near it if it limits the moves. If it allows none,
+            that plan is rated against the bound of all plans.
         aim: one of `AIMS`: the nominal time, the mean over the scenarios, or the largest regret.
-        scenarios: what else could be true; None for draws of the errors that the profile states.
-        errors: one draw of the costs' errors, which every cost then has; None for none.
-        loads: those of the shards of another problem that has the same but for the errors; None to
-            compute them.
-        thorough: the peak of every plan is simulated, also where its shards take little of the
-            memory.
+        scenarios: scenarios to compare plans under; None draws the errors that the profile states.
+        errors: one draw of the costs' errors, applied to every cost; None for none.
+        loads: shard loads of a problem that differs only in its errors; None computes them.
+        thorough: simulate the peak memory of every plan, even if its shards take little memory.
     """
 
     workload: Workload
@@ -97,7 +95,7 @@ class Problem:
 
     @cached_property
     def scorer(self) -> PlanScorer:
-        """What predicts plans; all that the problem is asked shares it, and so its loads."""
+        """Predictor of plans, shared with its shard loads by all users of the problem."""
         inputs = self.workload, self.topology, self.hardware
         if self.errors is None:
             return PlanScorer(*inputs, shards=self.loads)
@@ -106,18 +104,18 @@ class Problem:
 
     @cached_property
     def peaks(self) -> PeakMemory:
-        """What simulates the memory of plans; those of like ranks are simulated once."""
+        """Simulator of the memory of plans; ranks that are alike are simulated once."""
         return PeakMemory(self.workload, self.topology, self.hardware.device)
 
     def memory_of(self, plan: ShardingPlan) -> list[RankMemory]:
-        """What a plan needs on every rank: at its peak, or, where the topology does not say what a
-        process may take, what its shards add at least."""
+        """Return the memory of a plan on every rank: its peak, or the least that its shards add if
+        the topology states no limit for a process."""
         if self.topology.limit_bytes:
             return self.peaks.of(plan)
         return plan_memory(self.workload, self.topology, plan, self.hardware.device)
 
     def fits(self, plan: ShardingPlan) -> bool:
-        """Every rank has what the plan needs: the one notion of what fits."""
+        """Return True if every rank has the memory that the plan needs."""
         return fits(self.memory_of(plan))
 
     @cached_property
@@ -125,19 +123,19 @@ class Problem:
         return errors_left(self.workload, self.topology, self.hardware)
 
     def draw_errors(self, draws: int, seed: int, how: type[CostErrors] = CostErrors) -> CostErrors:
-        """Draws of the errors that the profile states, or has left after learning.
+        """Draw from the errors that the profile states, or that remain after learning.
 
         Args:
-            draws: even.
+            draws: number of draws, even.
             how: `CostErrors`, or `StratifiedErrors` for few draws.
         """
         return how(known_errors(self.hardware, self.topology), draws, seed, self._factors)
 
     def perturbed(self, scorer: PlanScorer, errors: CostErrors) -> PerturbedScorer:
-        """What predicts plans under draws of the costs' errors, on top of those of the problem.
+        """Return a predictor of plans under draws of the costs' errors, on top of the problem's.
 
         Args:
-            scorer: of the problem.
+            scorer: predictor of the problem.
         """
         return PerturbedScorer(scorer, errors)
 
@@ -156,12 +154,12 @@ class RatedPlanInUse:
     """The plan in use that a search started from.
 
     Args:
-        iteration_ms: predicted, whether it fits or not.
-        misfits: why it cannot stay as it is; empty if it can.
+        iteration_ms: predicted iteration time, even if the plan does not fit.
+        misfits: reasons why it cannot stay as it is; empty if it can.
         max_moves: tables that could change; None for all.
-        max_bytes: that could move; None for any number.
-        horizon: steps over which a move had to pay for itself; None where moves counted nothing.
-        held: as of `PlanInUse`.
+        max_bytes: bytes that could move; None for any number.
+        horizon: steps over which a move had to pay for itself; None if moves cost nothing.
+        held: see `PlanInUse`.
     """
 
     plan: ShardingPlan
@@ -175,19 +173,18 @@ class RatedPlanInUse:
 
 @dataclass(frozen=True)
 class TieSummary:
-    """Plans that were found to be as good as the best, and how one of them was chosen.
+    """Plans as good as the best, and the rule that chose one of them.
 
     Args:
-        plans: how many are within the tolerance, the fastest among them.
-        tolerance: by which share they may be slower than the fastest.
-        host_bound: the host sets the pace: the chosen plan's devices alone would be done earlier.
-        device_ms: what the chosen plan's devices take alone.
-        device_range_ms: least and most of the plans within the tolerance that were looked at.
-        decided_by: ``device time``, ``memory``, ``sharding types``, ``shards`` or ``balance``: by
-            which the chosen plan is better than the fastest one; None where it is the fastest, or
-            that with whole tables table-wise.
-        fullest_bytes: what shards take on the fullest rank, under the chosen plan and under the
-            fastest one.
+        plans: number of plans within the tolerance, the fastest included.
+        tolerance: fraction by which they may be slower than the fastest.
+        host_bound: True if the chosen plan's devices alone would be done earlier.
+        device_ms: time of the chosen plan's devices alone.
+        device_range_ms: least and most device time of the examined plans within the tolerance.
+        decided_by: rule by which the chosen plan beats the fastest one: ``device time``,
+            ``memory``, ``sharding types``, ``shards`` or ``balance``; None if it is the fastest, or
+            the one with whole tables table-wise.
+        fullest_bytes: bytes of shards on the fullest rank, of the chosen plan and of the fastest.
     """
 
     plans: int
@@ -201,14 +198,14 @@ class TieSummary:
 
 @dataclass(frozen=True)
 class ScenarioTimes:
-    """How the chosen plan does in one scenario.
+    """Times of the chosen plan and of the best one in one scenario.
 
     Args:
-        weight: of the scenario; all sum to one.
+        weight: weight of the scenario; all sum to one.
         ours_ms: predicted iteration time of the chosen plan. Where moves from a plan in use have to
-            pay for themselves, with its share of the move, as the next has.
-        best_ms: of the best plan known there.
-        bound_ms: no plan of the space is predicted to be faster there; 0 where nothing is proven.
+            pay for themselves, it includes the cost of the move per step, as ``best_ms`` does.
+        best_ms: time of the best plan known in the scenario.
+        bound_ms: lower bound on the time in the scenario; 0 where nothing is proven.
     """
 
     name: str
@@ -219,12 +216,12 @@ class ScenarioTimes:
 
     @property
     def regret(self) -> float:
-        """By which share the chosen plan is slower than the best one known."""
+        """Fraction by which the chosen plan is slower than the best one known."""
         return self.ours_ms / self.best_ms - 1
 
     @property
     def proved_regret(self) -> float:
-        """By which share it can be slower than the best plan there is; infinite if not proven."""
+        """Fraction by which it can be slower than the optimum; infinite if nothing is proven."""
         return self.ours_ms / self.bound_ms - 1 if self.bound_ms > 0 else math.inf
 
 
@@ -233,24 +230,25 @@ class Result:
     """Outcome of a search.
 
     Args:
-        plans: the preferred one, then worse ones by what the search minimises; no two are the same
-            up to a renaming of ranks. Where moves count, by their time and their share of the move.
+        plans: the preferred plan, then worse ones by the minimised value; all distinct up to a
+            renaming of ranks. Where moves count, the value is the time plus the cost of the move
+            per step.
         lower_bound_ms: no plan of the search space is predicted to be faster; 0 where time was up
             before anything was proven.
         stopped_by: ``work`` (the deterministic budget), ``gap``, ``time`` or ``interrupted``.
-        baselines: name -> predicted iteration time of the plan that other methods give.
-        baseline_plans: the plans themselves.
+        baselines: method -> predicted iteration time of its plan.
+        baseline_plans: method -> its plan.
         evaluations: plans scored on the full timeline.
         in_use: the plan in use, if the search started from one.
         fastest: the fastest plan found, where another is preferred: one that ties and is better by
             other rules, one that is better over the scenarios, or one whose move pays for itself.
-        aim: what was minimised: the ``nominal`` time, the ``mean`` over the scenarios, or the
+        aim: minimised quantity: the ``nominal`` time, the ``mean`` over the scenarios, or the
             largest ``regret`` in them.
-        ties: plans as good as the best, where the search looked at them.
-        scenarios: how the best plan does in each, in their order.
-        passed_over: what was minimised, of a plan that is better by it, but that the stated errors
-            cannot tell from the best plan, which is the one of the nominal aim; a mean in ms, or
-            one plus the largest regret. None where no such plan was passed over.
+        ties: plans as good as the best, if the search examined them.
+        scenarios: times of the best plan in each scenario, in their order.
+        passed_over: mean in ms, or one plus the largest regret, of a plan that is better by the aim
+            but within the stated errors of the best nominal plan, so that plan was returned
+            instead. None if no plan was passed over.
     """
 
     plans: tuple[RankedPlan, ...]
@@ -276,7 +274,7 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """How far the best plan can be from optimal: ``iteration / bound - 1``, a fraction.
+        """Optimality gap of the best plan: ``iteration / bound - 1``, a fraction.
 
         Infinite where nothing is proven.
         """
@@ -286,25 +284,24 @@ class Result:
 
     @property
     def worst_regret(self) -> float | None:
-        """By which share the best plan is slower than the best one known of any scenario, at most;
-        None without scenarios."""
-        return max((one.regret for one in self.scenarios), default=None)
+        """Largest regret of the best plan over the scenarios, a fraction; None without any."""
+        return max((scenario.regret for scenario in self.scenarios), default=None)
 
     @property
     def proved_regret(self) -> float | None:
-        """The same compared with the bounds; infinite where one is not proven."""
-        return max((one.proved_regret for one in self.scenarios), default=None)
+        """Largest regret against the lower bounds; infinite where one is not proven."""
+        return max((scenario.proved_regret for scenario in self.scenarios), default=None)
 
 
 class Progress(Protocol):
-    """Called while searching, with what is being done and what is known so far."""
+    """Callback of a search, given the stage, its progress, the incumbent and the bound."""
 
     def __call__(
         self, stage: str, fraction: float, best_ms: float | None, bound_ms: float | None
     ) -> None:
-        """``fraction`` of the work budget that is spent, in [0, 1]."""
+        """Report progress; ``fraction`` is the spent part of the work budget, in [0, 1]."""
         ...
 
 
 def silent(stage: str, fraction: float, best_ms: float | None, bound_ms: float | None) -> None:
-    """A `Progress` that shows nothing."""
+    """Ignore progress."""

@@ -4,16 +4,16 @@ space         the options of every table, with what was left out and why   (sear
 baselines     what other methods would choose, as first incumbents         (search.baselines)
 plan in use   an incumbent too, and how far the search may move from it    (search.in_use)
 bound         no plan of the space is predicted to be faster               (search.bound)
-annealing     of the lowest sets of exchanges, on cycle cuts               (search.improve)
+annealing     in the exchange sets of lowest bound, on cycle cuts          (search.improve)
 on request    CP-SAT, Optuna                                               (search.propose)
-host memory   only where device memory does not do, behind a cache
+host memory   only where device memory is too small; a cache is preferred
 choice        by time or over scenarios; of plans that tie, the preferred  (search.choose)
-peak          plans that fit by the sum of their parts, checked whole      (search.peak)
+peak          simulates the peak memory of plans whose shards fit          (search.peak)
 no plan       which demands exclude each other, and what would help        (search.infeasible)
 
-Every stage takes a state and returns another one (`search.stages`). Under a ceiling of time a
-stage has a share of what is left when it begins, so that there are a plan and a bound whenever
-time is up.
+Every stage takes a state and returns another one (`search.stages`). Under a time limit each stage
+gets a share of the time that remains when it begins, so a plan and a bound exist whenever time is
+up.
 
 Why: docs/decisions/0029-time-of-a-search.md.
 """
@@ -49,7 +49,7 @@ from search.stop import Stop
 from search.surrogate import Surrogate
 
 SEARCHERS = ("annealing",)
-"""Searchers without others named; ``cpsat`` and ``optuna`` are the others that there are."""
+"""Default searchers; ``cpsat`` and ``optuna`` are available on request."""
 
 
 def solve(
@@ -68,32 +68,31 @@ def solve(
 
     Args:
         problem: model, ranks with the memory left for shards, costs, plan in use, aim.
-        stop: effort, time ceiling, gap.
-        seed: of every random choice, >= 0.
+        stop: effort, time limit, gap.
+        seed: seed of every random choice, >= 0.
         top_k: plans to return, >= 1.
-        searchers: who propose plans.
-        tolerance: by which share the best plan may be slower than the fastest one found, if it is
-            better by other rules (`search.prefer`), >= 0; never slower than a baseline. None for a
-            fifth of the stated error. Without effect where a plan is in use, of which the best
-            should move little.
+        searchers: names of the searchers that propose plans.
+        tolerance: fraction by which the best plan may be slower than the fastest one found, if it
+            is better by other rules (`search.prefer`), >= 0; never slower than a baseline. None for
+            a fifth of the stated error. No effect with a plan in use: few moves count there.
         prove: refine the bound in full, not only while that is worth it.
         params: constants of the search, at effort 1.
-        progress: called with every stage of the search.
+        progress: called at every stage of the search.
 
     Raises:
         InfeasibleError: no plan fits, or a table has no option left.
-        InputError: the plan in use is of another model or world size; or there are fewer than two
-            scenarios, and the aim is another than the nominal time.
+        InputError: the plan in use belongs to another model or world size; or the aim is not the
+            nominal time and there are fewer than two scenarios.
         KeyboardInterrupt: before any plan was found, or twice, or `stop` is not interruptible.
     """
     problem = with_scenarios(check_plan_in_use(problem))
     params = params.scaled(stop.effort)
 
-    def explore(asked: Problem, space: Space) -> State:
+    def explore(subproblem: Problem, space: Space) -> State:
         """Search one space for fast plans."""
-        objective = Objective(asked, space)
+        objective = Objective(subproblem, space)
         patience = None if prove else stop.effort
-        bound = LowerBound(asked, space_of_bound(space), objective.scorer, patience)
+        bound = LowerBound(subproblem, space_of_bound(space), objective.scorer, patience)
         surrogate = Surrogate(objective)
         state = State(Tools(objective, surrogate, bound, stop, seed, params, progress))
         state = with_baselines(state)
@@ -102,11 +101,11 @@ def solve(
         state = with_proposals(state, searchers)
         return with_any_plan(state)
 
-    def search(asked: Problem) -> Result:
-        """Search over plans whose parts add up to what there is."""
-        spaces = list_spaces(asked, stop)
-        state = first_with_plans(explore(asked, space) for space in spaces)
-        state = with_host_memory(state, spaces[-1], lambda space: explore(asked, space))
+    def search(subproblem: Problem) -> Result:
+        """Search over plans whose shards fit the memory that the topology leaves for them."""
+        spaces = list_spaces(subproblem, stop)
+        state = first_with_plans(explore(subproblem, space) for space in spaces)
+        state = with_host_memory(state, spaces[-1], lambda space: explore(subproblem, space))
         chosen = choose(state, tolerance)
         chosen = near_in_use(state, chosen, top_k)
         state = with_full_bound(state, prove)

@@ -46,8 +46,8 @@ ROUNDING = 1e-9
 
 
 def list_spaces(problem: Problem, stop: Stop) -> list[Space]:
-    """The options without host memory if their bytes fit, those with a cache wherever they use it,
-    and all options, each if it has more than the one before.
+    """List the spaces to search, each larger than the one before: without host memory if the bytes
+    fit, with host memory only behind a cache, with all options.
 
     Raises:
         InfeasibleError: a table has no option left.
@@ -65,13 +65,12 @@ def list_spaces(problem: Problem, stop: Stop) -> list[Space]:
 
 
 def with_baselines(state: State) -> State:
-    """Add what other methods would choose. What lies outside the space that the bound is of is
-    shown, but never chosen."""
+    """Add the plans of other methods. A plan outside the bounded space is shown, never chosen."""
     tools = state.tools
     state.show("baselines", 0.0)
     free = tools.objective.over(lift_move_limit(tools.objective.space))
-    late = tools.stop.part(tools.params.baselines_time)
-    plans = plan_baselines(free, tools.surrogate, tools.seed, late)
+    time_is_up = tools.stop.part(tools.params.baselines_time)
+    plans = plan_baselines(free, tools.surrogate, tools.seed, time_is_up)
     times = tools.objective.score(list(plans.values())).tolist()
     baselines = tuple(
         Candidate(plan, ms, name) for (name, plan), ms in zip(plans.items(), times, strict=True)
@@ -81,8 +80,10 @@ def with_baselines(state: State) -> State:
 
 
 def _in_space(objective: Objective, candidate: Candidate) -> Candidate | None:
-    """The candidate as a plan of the space, whose simplest options stand for others that put the
-    same bytes on the same ranks; None if it fits not, or lies outside."""
+    """Return the candidate as a plan of the space, or None if it does not fit or lies outside.
+
+    The simplest option replaces any other that puts the same bytes on the same ranks.
+    """
     plan, space, topology = candidate.assignment, objective.space, objective.problem.topology
     options = [find_simplest(space, option, topology) for option, _ in plan]
     same: Assignment = tuple(
@@ -103,17 +104,17 @@ def with_plan_in_use(state: State) -> State:
 
 
 def with_bound(state: State) -> State:
-    """Prove a first bound, whose programs propose plans."""
+    """Prove a first bound; its linear programs later propose plans."""
     tools = state.tools
     if _is_given(state) or tools.stop.reached():
         return state
-    # of a large problem the bound's choices alone take about as long as all until the baselines
+    # in a large problem listing the bound's choices takes about as long as everything before it
     if tools.is_large and tools.stop.remaining_s < tools.stop.elapsed_s:
         return state
     state.show("lower bound", 0.05)
-    late = tools.stop.part(tools.params.bound_time)
+    time_is_up = tools.stop.part(tools.params.bound_time)
     try:
-        proven = tools.bound.solve(tools.params.bound_steps, state.best_ms, late)
+        proven = tools.bound.solve(tools.params.bound_steps, state.best_ms, time_is_up)
     except KeyboardInterrupt:
         if not state.incumbents:
             raise
@@ -127,22 +128,22 @@ def with_proposals(state: State, searchers: Sequence[str]) -> State:
     for name, (propose, stage, fraction) in PROPOSERS.items():
         if name in searchers and not _is_given(state) and not state.tools.stop.reached():
             state.show(stage, fraction)
-            found = _until_interrupted(state, propose(state), stage, fraction)
-            state = state.adding(found)
+            candidates = _until_interrupted(state, propose(state), stage, fraction)
+            state = state.adding(candidates)
     return state
 
 
 def _until_interrupted(
-    state: State, found: Iterable[Candidate], stage: str, fraction: float
+    state: State, candidates: Iterable[Candidate], stage: str, fraction: float
 ) -> Iterator[Candidate]:
-    """What is found until Ctrl-C comes.
+    """Yield candidates until Ctrl-C comes.
 
     Raises:
         KeyboardInterrupt: it came before any plan was found, or twice.
     """
     tools, best_ms = state.tools, state.best_ms
     try:
-        for candidate in found:
+        for candidate in candidates:
             best_ms = min(best_ms, candidate.iteration_ms)
             tools.progress(stage, fraction, best_ms, state.proven_ms or None)
             yield candidate
@@ -153,17 +154,17 @@ def _until_interrupted(
 
 
 def _is_given(state: State) -> bool:
-    """No table may move from the plan in use."""
+    """True if no table may move from the plan in use."""
     limit = state.tools.objective.space.in_use
     return limit is not None and limit.max_moves == 0
 
 
 def with_any_plan(state: State) -> State:
-    """Add any plan that fits, where nothing else was found."""
+    """Add any plan that fits if there is no incumbent yet."""
     if state.incumbents:
         return state
-    found, nearest = rescue(state.tools)
-    return replace(state, nearest=nearest).adding(found)
+    candidates, nearest = rescue(state.tools)
+    return replace(state, nearest=nearest).adding(candidates)
 
 
 def first_with_plans(states: Iterable[State]) -> State:
@@ -184,11 +185,11 @@ def first_with_plans(states: Iterable[State]) -> State:
 
 
 def with_host_memory(state: State, whole: Space, explore: Callable[[Space], State]) -> State:
-    """The plans with more tables in host memory, or without a cache there, where they gain more
-    than the stated error of lookups could hide; else those found, with a note.
+    """Try more tables in host memory, or host memory without a cache.
 
-    Where device memory is ample, or a search takes long, they are not looked at. A cache that only
-    a slow host cannot keep up with stays: without it, the devices have more to do.
+    Return the state of that larger space if its gain exceeds the stated error of lookups, else the
+    given state with a note. The larger space is skipped where device memory is ample or a search
+    takes long. A plan that wins only by fewer host launches is rejected: it costs the devices more.
 
     Args:
         whole: the space with all options.
@@ -210,10 +211,12 @@ def with_host_memory(state: State, whole: Space, explore: Callable[[Space], Stat
 
     if tools.is_large or stop.remaining_s <= 0:
         return left_out("they were not tried, since a plan fits without them")
-    late = stop.part(tools.params.bound_time)
+    time_is_up = stop.part(tools.params.bound_time)
     bound = LowerBound(problem, space_of_bound(larger), problem.scorer)
-    least_ms = bound.solve(tools.params.bound_steps, best_ms, lambda ms: ms >= enough_ms or late())
-    if least_ms >= enough_ms:
+    bound_ms = bound.solve(
+        tools.params.bound_steps, best_ms, lambda ms: ms >= enough_ms or time_is_up()
+    )
+    if bound_ms >= enough_ms:
         return left_out(f"none is more than {error:.0%} faster, the error of lookups")
     other = explore(larger)
     if other.best_ms >= enough_ms:
@@ -234,7 +237,7 @@ def with_host_memory(state: State, whole: Space, explore: Callable[[Space], Stat
 
 
 def _devices_ms(state: State) -> float:
-    """Time of the fastest plan's devices with a host that needs none."""
+    """Return the iteration time of the fastest plan with a host that takes no time."""
     problem, objective = state.tools.problem, state.tools.objective
     alone = problem.perturbed(problem.scorer, GivenErrors({OVERHEADS: NO_TIME}))
     numbers = objective.numbers(state.incumbents[0].assignment)
@@ -242,7 +245,7 @@ def _devices_ms(state: State) -> float:
 
 
 def choose(state: State, tolerance: float | None) -> ChosenPlans:
-    """Return the plans with the preferred one first: of those that tie, or over the scenarios."""
+    """Return the plans with the preferred one first, by the tie rules or over the scenarios."""
     tools, ranked = state.tools, list(state.incumbents)
     objective, params, stop, problem = tools.objective, tools.params, tools.stop, tools.problem
     near = objective.space.in_use
@@ -253,7 +256,7 @@ def choose(state: State, tolerance: float | None) -> ChosenPlans:
     in_time = stop.remaining_s > params.baselines_time * (stop.time_limit_s or 0.0)
     if in_time and (ties or over):
         state.show("choice", 0.7)
-        # no slower plan ties; of those that are slower than a baseline none does
+        # a plan slower than a baseline does not tie
         limits = [c.iteration_ms * (1 + min(tolerance, ROUNDING)) for c in state.usable]
         limit_ms = max(state.best_ms, min([state.best_ms * (1 + tolerance), *limits]))
         try:
@@ -266,8 +269,8 @@ def choose(state: State, tolerance: float | None) -> ChosenPlans:
 
 
 def near_in_use(state: State, chosen: ChosenPlans, top_k: int) -> ChosenPlans:
-    """The best of the chosen plans, with the names of their ranks nearest to those in use, and
-    without moves that do not pay for themselves."""
+    """Return the best chosen plans with ranks renamed to be nearest to the plan in use, and without
+    moves that do not pay for themselves."""
     objective, in_use = state.tools.objective, state.tools.problem.in_use
     ranked = [rename_ranks(objective, c) for c in chosen.ranked[:top_k]]
     if in_use is not None and in_use.horizon is not None and not chosen.scenarios:
@@ -276,9 +279,9 @@ def near_in_use(state: State, chosen: ChosenPlans, top_k: int) -> ChosenPlans:
 
 
 def with_full_bound(state: State, prove: bool) -> State:
-    """Tighten the bound below the fastest plan; after Ctrl-C what was proven before counts.
+    """Tighten the bound towards the fastest plan; after Ctrl-C keep what was proven before.
 
-    Where time was up before the bound of a large problem began, nothing is proven.
+    If time was up before the bound of a large problem began, nothing is proven.
     """
     tools, best_ms = state.tools, state.best_ms
     bound, stop, params = tools.bound, tools.stop, tools.params
@@ -300,7 +303,7 @@ def with_full_bound(state: State, prove: bool) -> State:
 
 
 def result_of(state: State, chosen: ChosenPlans) -> Result:
-    """The plans with what is known of them."""
+    """Assemble the result from the state and the chosen plans."""
     tools = state.tools
     objective, problem, stop = tools.objective, tools.problem, tools.stop
 
@@ -335,4 +338,4 @@ PROPOSERS: Mapping[str, tuple[Callable[[State], Iterable[Candidate]], str, float
     "cpsat": (propose_by_cpsat, "CP-SAT", 0.5),
     "optuna": (propose_by_study, "Optuna study", 0.6),
 }
-"""Searcher -> its plans, the name of the stage, and the share of the work that is then spent."""
+"""Searcher -> function that proposes plans, stage name, fraction of the work spent by then."""

@@ -1,7 +1,7 @@
-"""What a search of one space knows between two stages, and the tools that every stage is given.
+"""State of a search of one space between two stages, and the tools that every stage uses.
 
-A stage takes a `State` and returns another one; it leaves nothing behind elsewhere but what the
-objective and the bound remember of work that is done.
+A stage takes a `State` and returns another one. Its only side effect is on the caches of the
+objective and the bound.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Tools:
     """One space of a problem, and how it is searched.
 
     Args:
-        bound: of the space; it is refined in place, what it proves is in the states.
-        params: scaled by the effort.
+        bound: bound of the space; refined in place, its proven value is kept in the states.
+        params: constants of the search, scaled by the effort.
     """
 
     objective: Objective
@@ -39,26 +39,26 @@ class Tools:
 
     @property
     def problem(self) -> Problem:
-        """The problem that the space is of."""
+        """The problem whose plans the space holds."""
         return self.objective.problem
 
     @property
     def is_large(self) -> bool:
-        """A plan takes long to score."""
+        """True if the problem has so many tables and ranks that scoring a plan is slow."""
         tables, ranks = len(self.objective.space.options), self.problem.topology.world_size
         return tables * ranks > self.params.large
 
 
 @dataclass(frozen=True)
 class State:
-    """What is known between two stages.
+    """Plans and bound known between two stages.
 
     Args:
-        baselines: what other methods choose, of the space or not.
-        usable: those of them that are plans of the space and fit.
-        incumbents: plans of the space that fit, fastest first, no two alike.
-        proven_ms: no plan of the space is faster.
-        nearest: the plan that lacks least memory, where none was found that fits.
+        baselines: plans of other methods, inside the space or not.
+        usable: baselines that belong to the space and fit.
+        incumbents: plans of the space that fit, fastest first, all distinct.
+        proven_ms: lower bound: no plan of the space is faster.
+        nearest: the plan that lacks least memory, if none was found that fits.
         notes: sentences on what was left out of the space.
     """
 
@@ -75,14 +75,14 @@ class State:
         """The time of the fastest plan; infinite without one."""
         return self.incumbents[0].iteration_ms if self.incumbents else math.inf
 
-    def adding(self, found: Iterable[Candidate]) -> State:
-        """The state with more plans, as far as they fit."""
+    def adding(self, candidates: Iterable[Candidate]) -> State:
+        """Return the state with those of some candidates added that fit."""
         objective = self.tools.objective
-        fitting = [c for c in found if objective.fits(c.assignment)]
+        fitting = [c for c in candidates if objective.fits(c.assignment)]
         ranked = rank_distinct([*self.incumbents, *fitting], objective.space.in_use)
         return replace(self, incumbents=tuple(ranked))
 
     def show(self, stage: str, fraction: float) -> None:
-        """Report a stage that begins."""
+        """Report that a stage begins."""
         best_ms = self.best_ms if self.incumbents else None
         self.tools.progress(stage, fraction, best_ms, self.proven_ms or None)
