@@ -1,7 +1,7 @@
-"""The choices of every table, as the programs of the lower bound see them: loads and memory.
+"""Choices of every table as the linear programs of the lower bound see them: loads and memory.
 
-The tables of a launch share a UVM cache, so what one of them fetches follows from the others. What
-a shard is certain to fetch, however many rows others lend it, counts.
+The tables of a launch share a UVM cache, so the fetches of one depend on the others. The bound
+counts the fetches that a shard is certain to make, however many rows the others lend it.
 """
 
 from __future__ import annotations
@@ -38,67 +38,69 @@ Exchange = tuple[str, str]
 """Module and sharding type."""
 BY_ROW = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
 ONE_A_RANK = (ShardingType.DATA_PARALLEL, *BY_ROW)
-"""No rank has two shards of such a table."""
+"""Sharding types that put at most one shard of a table on a rank."""
 
 
 def exchange_of(group: LookupGroup) -> Exchange:
-    """What a lookup group is exchanged with."""
+    """Return the exchange that a lookup group belongs to."""
     return group.module, group.sharding_type
 
 
 def certain_fetches_ms(caches: Sequence[Sequence[Array]], tables: Sequence[int]) -> list[Array]:
-    """What each shard fetches beyond what it would with a cache of its own, at least, whatever
-    other tables of its launch lend it, ``[shards]`` of every option; never above 0.
+    """Return the least extra fetch time of each shard in ms against a cache of its own.
 
-    At the characteristic time T of a launch the resident rows fill at most what its shards bring
-    in: ``sum r_s(T) <= sum c_s``. So a shard can hold only ``r_s(T) - c_s`` more rows than it
-    brings in as others leave free. A table leaves at most ``max over its options`` of what their
-    shards leave free at T, ``max(0, c - r(T))`` each, which falls with T while ``r_s`` rises. Where
-    they cross, T ends, and fetches fall with T.
+    The bound holds whatever the other tables of the launch lend. Values are <= 0, as ``[shards]``
+    of every option.
+
+    At the characteristic time T of a launch the resident rows fit in the cache that its shards
+    contribute: ``sum r_s(T) <= sum c_s``. So a shard can hold ``r_s(T) - c_s`` rows beyond its own
+    only if others leave them free. A shard leaves ``max(0, c - r(T))`` free, and a table at most
+    the maximum of that over its options. This falls with T while ``r_s`` rises; T cannot exceed
+    the time at which they cross. Fetches fall with T, so that T gives the least fetches.
 
     Args:
-        caches: of each option's shards, ``[shared_cache.COLUMNS]`` each; at least one in all.
-        tables: of each option; a plan has one option of each.
+        caches: arrays ``[shared_cache.COLUMNS]`` of each option's shards; at least one in all.
+        tables: table of each option; a plan has one option of each.
     """
-    free = [sum((_free_rows(one) for one in found), np.zeros(POINTS)) for found in caches]
+    free = [sum((_free_rows(shard) for shard in shards), np.zeros(POINTS)) for shards in caches]
     most: dict[int, Array] = {}
     for table, rows in zip(tables, free, strict=True):
         most[table] = np.maximum(rows, most.get(table, 0.0))
-    every = sum(most.values(), np.zeros(POINTS))
-    # shards alike are one array
-    alike = {id(cache): cache for cache in chain.from_iterable(caches)}
-    last = float(position(np.stack([*alike.values()])).max())
+    free_in_total = sum(most.values(), np.zeros(POINTS))
+    # equal shards share one array
+    distinct = {id(cache): cache for cache in chain.from_iterable(caches)}
+    last = float(position(np.stack([*distinct.values()])).max())
     result = []
-    for table, mine, found in zip(tables, free, caches, strict=True):
-        others = every - most[table] + mine
+    for table, mine, shards in zip(tables, free, caches, strict=True):
+        lent = free_in_total - most[table] + mine
         least = {
-            key: _least_ms(alike[key], others - _free_rows(alike[key]), last)
-            for key in dict.fromkeys(map(id, found))
+            key: _least_ms(distinct[key], lent - _free_rows(distinct[key]), last)
+            for key in dict.fromkeys(map(id, shards))
         }
-        result.append(np.array([least[id(one)] for one in found]))
+        result.append(np.array([least[id(shard)] for shard in shards]))
     return result
 
 
 def _free_rows(cache: Array) -> Array:
-    """Rows that a shard brings in and does not use at each tabulated time, ``[POINTS]``."""
+    """Return the rows that a shard contributes but does not use at each time, ``[POINTS]``."""
     return np.asarray(np.maximum(0.0, cache[ROWS] - cache[RESIDENT]))
 
 
 def _least_ms(cache: Array, lent: Array, last: float) -> float:
-    """Fetches of a shard beyond its own at the longest time that rows lent allow.
+    """Return the extra fetch time of a shard at the longest time that the lent rows allow.
 
     Args:
-        lent: at most, at each tabulated time, ``[POINTS]``.
-        last: position of the longest time of any shard alone, which no launch exceeds.
+        lent: most rows that others lend at each tabulated time, ``[POINTS]``.
+        last: position of the longest time of any shard alone; no launch exceeds it.
     """
-    wanted = cache[RESIDENT] - cache[ROWS]
-    over = np.flatnonzero(wanted > lent)
+    borrowed = cache[RESIDENT] - cache[ROWS]
+    over = np.flatnonzero(borrowed > lent)
     at = last
     if len(over) and over[0] > 0:
-        # up to the next tabulated time no more rows are free than at the one before
+        # free rows fall with time: until the next tabulated time there are no more than here
         before = int(over[0]) - 1
-        step, left = wanted[before + 1] - wanted[before], lent[before] - wanted[before]
-        at = min(last, before + (left / step if left < step else 1.0))
+        step, spare = borrowed[before + 1] - borrowed[before], lent[before] - borrowed[before]
+        at = min(last, before + (spare / step if spare < step else 1.0))
     least = between(cache[None, FETCH_MS], np.array([at]))[0]
     return min(0.0, float(least) - float(cache[OWN_MS]))
 
@@ -108,10 +110,10 @@ class BoundChoice:
     """One option of one table.
 
     Args:
-        group: its lookup group in the scorer.
-        plan: of the option, wherever its shards lie.
-        certain_ms: what its shards fetch at least beyond their own loads, ``[shards]``, if they
-            share a cache.
+        group: lookup group in the scorer.
+        plan: plan of the table; its ranks are arbitrary.
+        certain_ms: least extra fetch time of its shards beyond their own loads, ``[shards]``, if
+            they share a cache.
     """
 
     option: Option
@@ -124,23 +126,24 @@ class BoundChoices:
     """All choices of a space, table by table.
 
     Args:
-        scorer: shares its shard loads with the search.
+        scorer: scorer of the search, which shares its shard loads.
 
     Attributes:
-        table: of every choice, ``[choices]``.
-        shards, copies: least loads of the shards that are not alike, ``[shards, COLUMNS]``, and how
-            many shards of the choice are like each, ``[shards]``; choice by choice.
-        first, sizes: where a choice's shards begin there, and how many there are, ``[choices]``.
+        table: table of every choice, ``[choices]``.
+        shards, copies: least loads of the distinct shards, ``[shards, COLUMNS]``, and the number of
+            shards of the choice equal to each, ``[shards]``; choice by choice.
+        first, sizes: position of a choice's first distinct shard and their number, ``[choices]``.
         loads: mean over the ranks, ``[choices, COLUMNS]``.
-        peaks: the most that a shard has, ``[choices, COLUMNS]``.
-        most: the most that a rank can have of a choice, ``[choices, COLUMNS]``.
-        everywhere: every rank has a shard, ``[choices]``.
+        peaks: largest of a shard, ``[choices, COLUMNS]``.
+        most: largest load that a choice can put on a rank, ``[choices, COLUMNS]``.
+        everywhere: True if every rank has a shard, ``[choices]``.
         groups: lookup group, ``[choices]``.
         exchanges: module and sharding type, ``[choices]``.
-        mean_by_row: a mean that is split by rows beside other tables of its module, ``[choices]``.
+        mean_by_row: True for mean pooling split by rows beside other tables of its module,
+            ``[choices]``.
         needs: GiB of HBM, GiB of host memory, moves if they are limited, ``[choices, 2 or 3]``.
-        caps: what all ranks together have of these, ``[2 or 3]``.
-        hulls: of every exchange, the same for all sets of exchanges.
+        caps: total of these over all ranks, ``[2 or 3]``.
+        hulls: hulls of every exchange, shared by all exchange sets.
     """
 
     def __init__(self, problem: Problem, space: Space, scorer: PlanScorer) -> None:
@@ -150,11 +153,11 @@ class BoundChoices:
         topology = problem.topology
         world = topology.world_size
         self.table = np.array([c.option.table for c in self.all])
-        found = [_distinct(self.shards_of(c)) for c in self.all]
-        self.sizes = np.array([len(copies) for _, copies in found])
+        distinct = [_distinct(self.shards_of(c)) for c in self.all]
+        self.sizes = np.array([len(copies) for _, copies in distinct])
         self.first = np.cumsum([0, *self.sizes[:-1]])
-        self.shards = np.concatenate([shards for shards, _ in found])
-        self.copies = np.concatenate([copies for _, copies in found])
+        self.shards = np.concatenate([shards for shards, _ in distinct])
+        self.copies = np.concatenate([copies for _, copies in distinct])
         self.loads = np.add.reduceat(self.shards * self.copies[:, None], self.first) / world
         self.peaks = np.maximum.reduceat(self.shards, self.first)
         alone = np.array([c.option.sharding_type in ONE_A_RANK for c in self.all])
@@ -163,7 +166,7 @@ class BoundChoices:
         self.everywhere = alone & (np.add.reduceat(self.copies, self.first) >= world)
         self.groups = np.array([c.group for c in self.all])
         self.exchanges = [exchange_of(scorer.groups[c.group]) for c in self.all]
-        means = {table for some, _ in space.means for table in some}
+        means = {table for mean_tables, _ in space.means for table in mean_tables}
         self.mean_by_row = np.array([c.option.by_row and c.option.table in means for c in self.all])
         needs = [[sum(each) / GIB for each in c.option.bytes_of] for c in self.all]
         caps = [sum(topology.hbm_cap_bytes) / GIB, sum(topology.ddr_cap_bytes) / GIB]
@@ -183,34 +186,34 @@ class BoundChoices:
                 plan = place(option, [r for unit in legal.units for r in unit[0]])
                 yield BoundChoice(option, self.scorer.group_index(option.table, plan), plan)
 
-    def _with_shared_caches(self, found: list[BoundChoice]) -> list[BoundChoice]:
-        """The choices with what they fetch at least through caches that tables share."""
+    def _with_shared_caches(self, choices: list[BoundChoice]) -> list[BoundChoice]:
+        """Return the choices with the least fetches through caches that tables share."""
         by_group: dict[int, list[int]] = {}
-        for i, one in enumerate(found):
-            if one.option.compute_kernel is ComputeKernel.FUSED_UVM_CACHING:
-                by_group.setdefault(one.group, []).append(i)
+        for i, choice in enumerate(choices):
+            if choice.option.compute_kernel is ComputeKernel.FUSED_UVM_CACHING:
+                by_group.setdefault(choice.group, []).append(i)
         for mine in by_group.values():
-            caches = [self._caches(found[i]) for i in mine]
-            brought = [[*of.values()] for of in caches]
+            caches = [self._caches(choices[i]) for i in mine]
+            brought = [[*by_shard.values()] for by_shard in caches]
             if any(brought):
-                tables = [found[i].option.table for i in mine]
+                tables = [choices[i].option.table for i in mine]
                 certain = certain_fetches_ms(brought, tables)
-                for i, of, fetched in zip(mine, caches, certain, strict=True):
-                    beyond = np.zeros(found[i].option.num_shards)
-                    beyond[[*of]] = fetched
-                    one = found[i]
-                    found[i] = BoundChoice(one.option, one.group, one.plan, beyond)
-        return found
+                for i, by_shard, fetched in zip(mine, caches, certain, strict=True):
+                    beyond = np.zeros(choices[i].option.num_shards)
+                    beyond[[*by_shard]] = fetched
+                    choice = choices[i]
+                    choices[i] = BoundChoice(choice.option, choice.group, choice.plan, beyond)
+        return choices
 
-    def _caches(self, one: BoundChoice) -> dict[int, Array]:
-        """Shard -> what it adds to a UVM cache, of those that use one."""
-        table, shards = one.option.table, self.scorer.shards
-        found = (shards.cache_of_shard(table, one.plan, shard) for shard in one.plan.shards)
-        return {i: cache for i, cache in enumerate(found) if cache is not None}
+    def _caches(self, choice: BoundChoice) -> dict[int, Array]:
+        """Return shard -> its part of a UVM cache, for the shards that use one."""
+        table, shards = choice.option.table, self.scorer.shards
+        caches = (shards.cache_of_shard(table, choice.plan, shard) for shard in choice.plan.shards)
+        return {i: cache for i, cache in enumerate(caches) if cache is not None}
 
     def shards_of(self, choice: BoundChoice) -> Array:
-        """Loads of a choice's shards at least, ``[shards, COLUMNS]``: of cached ones with the
-        fetches that they are certain of."""
+        """Return the least loads of a choice's shards, ``[shards, COLUMNS]``, with the certain
+        fetches of cached ones."""
         loads = self.scorer.shards.of_table(choice.option.table, choice.plan)[1]
         loads[:, LAUNCH] = 0.0
         if choice.certain_ms is not None:
@@ -218,16 +221,18 @@ class BoundChoices:
         return loads
 
     def beside(self, index: Ints, used: Iterable[Exchange]) -> NDArray[np.bool_]:
-        """Which of some choices a plan that uses exchanges can have: means are split by rows where
-        all tables of their module are."""
-        others = {module for module, kind in used if kind not in BY_ROW}
-        apart = np.array([self.exchanges[i][0] in others for i in index.tolist()], dtype=bool)
+        """Return a mask of the choices that a plan with these exchanges can have.
+
+        Tables with mean pooling are split by rows only if all tables of their module are.
+        """
+        not_by_row = {module for module, kind in used if kind not in BY_ROW}
+        apart = np.array([self.exchanges[i][0] in not_by_row for i in index.tolist()], dtype=bool)
         return np.asarray(~(apart & self.mean_by_row[index]))
 
 
 def _distinct(shards: Array) -> tuple[Array, Array]:
-    """Loads of shards that differ, ``[distinct, COLUMNS]``, and how many have each."""
+    """Return the distinct loads of shards, ``[distinct, COLUMNS]``, and the count of each."""
     if (shards == shards[0]).all():  # most options
         return shards[:1], np.array([float(len(shards))])
-    found, copies = np.unique(shards, axis=0, return_counts=True)
-    return found, copies.astype(np.float64)
+    distinct, copies = np.unique(shards, axis=0, return_counts=True)
+    return distinct, copies.astype(np.float64)

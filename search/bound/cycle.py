@@ -11,20 +11,25 @@ from predictor.iteration.graph import Graph, Op
 from predictor.iteration.steady_state import CompiledTimeline
 
 
-def compile_rank(graph: Graph, gone: Sequence[bool]) -> tuple[CompiledTimeline, list[int]]:
-    """The program of a graph, of which plans may do without those operations that are ``gone``; and
-    which operation each of the program's stands for.
+def compile_rank(graph: Graph, optional: Sequence[bool]) -> tuple[CompiledTimeline, list[int]]:
+    """Compile a graph some of whose operations are absent from some plans.
 
-    Without an operation its stream and its host go on as they were, and what depends on it waits
-    for what it would have waited for (`predictor.iteration.program`). With it, either takes its
-    time. So it becomes two, neither of which waits for what the other does: one on its stream, and
-    one on its own, which has its dependencies and its dependants.
+    An absent operation leaves its stream and its host as they were; its dependants wait for its
+    dependencies instead (`predictor.iteration.program`). To bound both cases an optional operation
+    is split in two that do not wait for each other: one on its stream, and one on a stream of its
+    own with its dependencies and dependants.
+
+    Args:
+        optional: True for each operation that some plan does not have.
+
+    Returns:
+        The program, and for each of its operations the index of the one in the graph.
     """
     ops: list[Op] = []
     origin: list[int] = []
     place: list[int] = []
-    for index, (op, without) in enumerate(zip(graph.ops, gone, strict=True)):
-        if without:
+    for index, (op, is_optional) in enumerate(zip(graph.ops, optional, strict=True)):
+        if is_optional:
             alone = f"{op.name} {index} alone"
             bare = replace(op, host_ms=0.0, kernels=1, blocks_host=False, cost_ms=np.zeros((1, 1)))
             ops += [replace(bare, deps=()), replace(bare, stream=alone, thread="alone")]

@@ -1,4 +1,4 @@
-"""The bound of one set of exchanges: a linear program, cut where the timeline exceeds it."""
+"""Lower bound of one exchange set: a linear program with cuts where the timeline exceeds it."""
 
 from __future__ import annotations
 
@@ -23,66 +23,67 @@ Ints = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 TOLERANCE = 1e-4
-"""A set is solved when its relaxed time exceeds the program's optimum by less than this share."""
+"""Largest gap between relaxed time and the program's optimum, as a fraction, of a solved set."""
 UNEVEN = (0.1, 0.3, 1.0)
-"""Multiples of the mean that busy ranks are thought to have beyond it; there cycles are sought."""
+"""Excess of busy ranks over the mean load, as multiples of it, at which cycles are sought."""
 ALIKE = 1e-6
-"""Share of a unit by which multiples of it may be off."""
+"""Fraction of a unit by which its multiples may be off."""
 LARGEST_WHOLE = 2.0**53
-"""Below this floats hold every whole number."""
+"""Number below which floats hold every integer."""
 FIRST_STEP = 0.125
 NEAREST = 1e-3
-"""Share of the time by which a target for ranks lies above the bound at least."""
+"""Least distance of a rank target above the bound, as a fraction of the time."""
 EASY = 0.1
-"""Part of its work within which a target was refuted easily: then the next one is farther off."""
+"""Fraction of its work within which a target counts as easy to refute: the next one is farther."""
 HELD = 0.02
-"""Share from which on an option counts as one that the optimum has."""
+"""Share from which an option counts as used by the optimum."""
 
 
 class ExchangeSet:
-    """The bound for plans that use a set of exchanges, and may use some others.
+    """Lower bound for plans that use some exchanges and may use some others.
 
     Args:
+        all_choices: choices of the whole space.
         index: positions in `BoundChoices.all`, table by table.
-        used: exchanges that all plans use; None: all that the choices have.
+        used: exchanges that all plans use; None for all exchanges of the choices.
 
     Attributes:
-        proven: no plan of the set is faster, in ms.
-        priced_ms: the best bound that prices prove.
-        slack: what plans with a choice exceed that by at least in ms, ``[choices]``.
-        is_solved: no refinement of the whole set will raise what it proves.
-        step: share of the way to the best plan, at which the next target for ranks lies.
-        is_settled: the nearest target was tried in vain.
-        targets: what was found out about targets for ranks.
+        proven: lower bound in ms: no plan of the set is faster.
+        priced_ms: best bound proven by dual prices, in ms.
+        reduced_costs: least excess over that bound of plans with a choice, ``[choices]`` in ms.
+        is_solved: True if no refinement of the whole set will raise the bound.
+        step: position of the next rank target, as a fraction of the way to the best plan.
+        is_settled: True if the nearest target could not be refuted.
+        targets: state of the rank targets; None before the first.
     """
 
     def __init__(
-        self, known: BoundChoices, index: Ints, used: frozenset[Exchange] | None = None
+        self, all_choices: BoundChoices, index: Ints, used: frozenset[Exchange] | None = None
     ) -> None:
-        self.known = known
+        self.all_choices = all_choices
         self.index = index
-        self.choices = [known.all[i] for i in index.tolist()]
+        self.choices = [all_choices.all[i] for i in index.tolist()]
         self.proven = 0.0
         self.priced_ms = 0.0
-        self.slack = np.zeros(len(index))
+        self.reduced_costs = np.zeros(len(index))
         self.step = FIRST_STEP
         self.is_solved = self.is_settled = False
         self.targets: RankTargets | None = None
-        self.first = np.flatnonzero(np.diff(known.table[index], prepend=-1))
-        self.names = [known.exchanges[i] for i in index.tolist()]  # exchange of every choice
+        self.first = np.flatnonzero(np.diff(all_choices.table[index], prepend=-1))
+        self.names = [all_choices.exchanges[i] for i in index.tolist()]  # exchange of every choice
         self.exchanges = frozenset(self.names)
         self.used = self.exchanges if used is None else used | self._needed_by_tables()
-        # cuts of a larger set, and their rows
-        self.taken: list[tuple[CutTimes, list[tuple[int, int]]]] = []
+        # cuts of a larger set with the stretches and tables of their rows
+        self.inherited_cuts: list[tuple[CutTimes, list[tuple[int, int]]]] = []
         self.binding: list[int] = []
         self.relaxation: Relaxation | None = None
         self.program: Program
 
     def _needed_by_tables(self) -> frozenset[Exchange]:
-        """Exchanges without which some table has no option."""
+        """Return the exchanges without which some table has no option."""
         tables = np.split(np.arange(len(self.names)), self.first[1:])
         offered = [{self.names[i] for i in table} for table in tables]
-        return frozenset().union(*(found for found in offered if len(found) == 1))
+        return frozenset().union(*(exchanges for exchanges in offered if len(exchanges) == 1))
 
     @property
     def options(self) -> list[Option]:
@@ -91,105 +92,116 @@ class ExchangeSet:
 
     @property
     def shares(self) -> Array:
-        """What the last optimum gives every choice, ``[choices]``."""
+        """Share of every choice at the last optimum, ``[choices]``."""
         return self.program.shares
 
     def rounded(self, part: float = 1.0) -> list[Option] | None:
-        """The option with the largest share of every table, in the workload's order; where less
-        memory may be taken, as `Program.within` says, None if nothing fits."""
+        """Return every table's option with the largest share, in the workload's order.
+
+        Args:
+            part: limit on memory of `Program.within`; None is returned if nothing fits it.
+        """
         best = self.program.largest() if part == 1.0 else self.program.within(part)
         return None if best is None else [self.choices[i].option for i in best.tolist()]
 
     def _start(self) -> None:
-        known = self.known
-        numbers, self.group = np.unique(known.groups[self.index], return_inverse=True)
+        all_choices = self.all_choices
+        numbers, self.group = np.unique(all_choices.groups[self.index], return_inverse=True)
         self.numbers: list[int] = numbers.tolist()
         self.members = [np.flatnonzero(self.group == i) for i in range(len(self.numbers))]
-        self.loads = known.loads[self.index]
-        self.memory = known.needs[self.index].T
-        self.times = OptionTimes(known, self.index, self.group, self.numbers, self._certain_floor)
+        self.loads = all_choices.loads[self.index]
+        self.memory = all_choices.needs[self.index].T
+        self.times = OptionTimes(
+            all_choices, self.index, self.group, self.numbers, self._certain_floor
+        )
         mine = self.times.members[:, self.group]
         outputs = np.where(mine, self.loads[:, Load.OUTPUTS], 0.0)
-        self.program = Program(self.first, self.memory, known.caps, outputs)
+        self.program = Program(self.first, self.memory, all_choices.caps, outputs)
         self.relaxation = self._relax()
-        for times, rows in self.taken:
+        for times, rows in self.inherited_cuts:
             self.program.add_cut(times, rows)
 
     def _certain_floor(self, floors: Array) -> float:
-        """What the ranks that launch anything in a segment pay at least, if some rank is sure to:
-        plans that use an exchange use one of its groups.
+        """Return the least launch floor that some rank is sure to pay in a segment, or 0.
+
+        A plan that uses an exchange uses one of its groups.
 
         Args:
-            floors: of the groups there, ``[groups]``.
+            floors: launch floors of the groups in the segment, ``[groups]``.
         """
         paid = floors > 0
-        names = [exchange_of(self.known.scorer.groups[g]) for g in self.numbers]
-        without = {name for name, one in zip(names, paid.tolist(), strict=True) if not one}
+        names = [exchange_of(self.all_choices.scorer.groups[g]) for g in self.numbers]
+        without = {name for name, pays in zip(names, paid.tolist(), strict=True) if not pays}
         return float(floors[paid].min()) if self.used - without else 0.0
 
     def take_cuts(self, larger: ExchangeSet) -> None:
-        """Begin with the cuts that bind a larger set: what holds for all of its plans holds for
-        those here. Without effect once this set's program has begun, before the other's has, or
-        where plans here may do without an exchange that all plans there use.
+        """Start from the binding cuts of a larger set; they hold for all plans of this one.
+
+        No effect if this set's program has begun, if the larger one's has not, or if plans here may
+        lack an exchange that all plans there use.
 
         Args:
-            larger: has all of these choices.
+            larger: set with all of these choices.
         """
         begun = self.relaxation is not None or larger.relaxation is None
         if not begun and larger.used <= self.used:
-            kept = np.searchsorted(larger.index, self.index)
+            columns = np.searchsorted(larger.index, self.index)
             cuts = [larger.program.cuts[number] for number in larger.binding]
-            self.taken = [(cut.times.of(kept), sorted(cut.tables)) for cut in cuts]
+            self.inherited_cuts = [(cut.times.of(columns), sorted(cut.tables)) for cut in cuts]
 
     def _relax(self) -> Relaxation:
-        known = self.known
-        groups = [known.scorer.groups[g] for g in self.numbers]
+        all_choices = self.all_choices
+        groups = [all_choices.scorer.groups[g] for g in self.numbers]
         ceiling = np.stack([self._at_most(self.loads, mine) for mine in self.members])
-        most = np.stack([self._at_most(known.most[self.index], mine) for mine in self.members])
+        most = np.stack(
+            [self._at_most(all_choices.most[self.index], mine) for mine in self.members]
+        )
         present = [exchange_of(group) in self.used for group in groups]
         certain = [self._is_certain(i, groups) for i in range(len(groups))]
         least = np.stack([self._least(mine) for mine in self.members])
         least[~np.array(present)] = 0.0
         return Relaxation(
-            known.scorer.costs,
+            all_choices.scorer.costs,
             groups,
             ceiling,
             most,
             present,
             certain,
-            known.hulls,
+            all_choices.hulls,
             least,
             self._averaged(groups),
         )
 
     def _at_most(self, loads: Array, mine: Ints) -> Array:
-        """The most that the tables can put into one lookup group, ``[COLUMNS]``.
+        """Return the largest load that the tables can put into a lookup group, ``[COLUMNS]``.
 
         Args:
-            loads: of every choice, ``[choices, COLUMNS]``.
+            loads: loads of every choice, ``[choices, COLUMNS]``.
             mine: choices of the group.
         """
-        found = np.zeros_like(loads)
-        found[mine] = loads[mine]
-        return np.asarray(np.maximum.reduceat(found, self.first).sum(axis=0))
+        group_loads = np.zeros_like(loads)
+        group_loads[mine] = loads[mine]
+        return np.asarray(np.maximum.reduceat(group_loads, self.first).sum(axis=0))
 
     def _averaged(self, groups: Sequence[LookupGroup]) -> int:
-        """All-reduces of copies that every plan has: one a data type of tables that no plan keeps
-        out of fused lookups, and one of their states (`ReplicaSync`)."""
+        """Return the number of all-reduces of replicas that every plan has (`ReplicaSync`): one per
+        data type of tables that are always fused, and one for their optimizer states."""
         fused = np.array([group.fused for group in groups])[self.group]
         always = np.logical_and.reduceat(fused, self.first)
-        tables = self.known.problem.workload.tables
+        tables = self.all_choices.problem.workload.tables
         kinds = {tables[self.choices[i].option.table].data_type for i in self.first[always]}
         return len(kinds) + 1 if kinds else 0
 
     def _least(self, mine: Ints) -> Array:
-        """Mean load and largest shard of the least option of a lookup group, ``[2, COLUMNS]``."""
-        peaks = self.known.peaks[self.index[mine]]
+        """Return the least mean load and least peak of a group's options, ``[2, COLUMNS]``."""
+        peaks = self.all_choices.peaks[self.index[mine]]
         return np.stack([self.loads[mine].min(axis=0), peaks.min(axis=0)])
 
     def _is_certain(self, number: int, groups: Sequence[LookupGroup]) -> bool:
-        """Every plan of the set uses the lookup group: some table has no other, or its exchange,
-        which they use, has no other."""
+        """Return True if every plan of the set uses the lookup group.
+
+        That holds if some table has no other group, or a used exchange has no other group.
+        """
         if any(self.choices[i].option.pinned is not None for i in self.members[number]):
             return False  # rows may be split over a part of the ranks
         key = exchange_of(groups[number])
@@ -199,31 +211,38 @@ class ExchangeSet:
 
     @property
     def is_exact(self) -> bool:
-        """All plans use all of its exchanges."""
+        """True if all plans use all exchanges of the set."""
         return self.used == self.exchanges
 
     def exchange_shares(self) -> dict[Exchange, float]:
-        """How many tables each exchange has at the last optimum, in fractions of tables."""
-        every = sorted(self.exchanges)
-        return {one: float(self.shares[[n == one for n in self.names]].sum()) for one in every}
+        """Return exchange -> tables that it has at the last optimum, with fractions."""
+        exchanges = sorted(self.exchanges)
+        return {
+            exchange: float(self.shares[[n == exchange for n in self.names]].sum())
+            for exchange in exchanges
+        }
 
     def parts(self) -> Iterator[ExchangeSet]:
-        """Sets that hold all of its plans between them: with the exchange that the last optimum
-        uses most of those that plans may do without, and, if tables have others, without it."""
+        """Branch on the optional exchange that the last optimum uses most: yield the set whose
+        plans all use it and, if every table still has an option, the set without it."""
         shares = self.exchange_shares()
         chosen = max(sorted(self.exchanges - self.used), key=shares.__getitem__)
         every = np.array([name != chosen for name in self.names])
-        for used, able in ((self.used | {chosen}, ~every | every), (self.used, every)):
-            kept = able & self.known.beside(self.index, used)
-            there = {name for name, one in zip(self.names, kept.tolist(), strict=True) if one}
-            if np.logical_or.reduceat(kept, self.first).all() and used <= there:
-                yield ExchangeSet(self.known, self.index[kept], used)
+        for used, allowed in ((self.used | {chosen}, ~every | every), (self.used, every)):
+            allowed_here = allowed & self.all_choices.beside(self.index, used)
+            offered = {
+                name
+                for name, is_allowed in zip(self.names, allowed_here.tolist(), strict=True)
+                if is_allowed
+            }
+            if np.logical_or.reduceat(allowed_here, self.first).all() and used <= offered:
+                yield ExchangeSet(self.all_choices, self.index[allowed_here], used)
 
     def refine(self, branch: Branch | None = None) -> tuple[float, bool]:
-        """One step: solve, cut. Returns the bound so far and whether no step will raise it.
+        """Solve once and add cuts; return the bound and True if no further step will raise it.
 
         Args:
-            branch: some of the plans only; all of the set's if None.
+            branch: branch of the set to refine; the whole set if None.
         """
         if branch is None:
             if not self.is_solved:
@@ -236,7 +255,7 @@ class ExchangeSet:
         if self.relaxation is None:
             self._start()
         program = self.program
-        if program.optimum < 0:  # of the even mix, beside what was taken from a larger set
+        if program.optimum < 0:  # cut off the even mix, beside the inherited cuts
             self._cut()
         program.enter(branch or program.whole)
         status = program.solve()
@@ -250,32 +269,32 @@ class ExchangeSet:
             if branch is None:
                 self.binding = np.flatnonzero(priced.prices).tolist()
                 if bound > self.priced_ms:
-                    self.priced_ms, self.slack = bound, priced.slack
+                    self.priced_ms, self.reduced_costs = bound, priced.reduced_costs
         return bound, not program.add_rows() and not self._cut()
 
     def halves(self, branch: Branch | None, limit_ms: float) -> list[Branch] | None:
-        """Divide the plans that the program was solved for last where that raises the time most;
-        None if nothing does.
+        """Branch the last solved plans where that raises the time most; None if nothing does.
 
-        Either at a peak, above which a plan has an option or has none; or at the outputs of the
-        busiest rank of an exchange, which are a multiple of what shards have.
+        A branch is at a peak (a plan has some option above it, or none) or at the outputs of an
+        exchange's busiest rank, which are a multiple of a shard's.
 
         Args:
-            limit_ms: slower plans do not matter.
+            branch: branch that was solved last; the whole set if None.
+            limit_ms: time above which plans are ignored.
         """
         program, branch = self.program, branch or self.program.whole
         priced = program.price()
         if priced is None:
             return None
-        able = branch.able & (priced.slack <= limit_ms - priced.bound_ms)
-        branch = replace(branch, able=able)
-        shares, held = program.shares, program.shares > HELD
+        allowed = branch.allowed & (priced.reduced_costs <= limit_ms - priced.bound_ms)
+        branch = replace(branch, allowed=allowed)
+        shares, is_used = program.shares, program.shares > HELD
         most, tall = TOLERANCE * priced.bound_ms, None
         dearer = np.zeros(len(program.outputs))  # ms of an output element of the busiest rank
         sent = np.maximum(program.outputs @ shares, branch.low)
         for times, price, worth in program.priced_cuts(priced.prices):
             level = np.maximum(times.peaks(shares, self.first).max(axis=1), branch.least(times)[0])
-            tallest = np.where(held, times.peak, 0.0).max(axis=1)
+            tallest = np.where(is_used, times.peak, 0.0).max(axis=1)
             gain = worth * (tallest - level)
             if gain.max(initial=0.0) > most:
                 stretch = int(np.argmax(gain))
@@ -284,7 +303,7 @@ class ExchangeSet:
             dearer += price * times.per_output.sum(axis=0)
             each = np.where(times.per_output > 0, times.per_output, np.inf)
             sent = np.maximum(sent, (level[:, None] / each).max(axis=0, initial=0.0))
-        units = self._units(able)
+        units = self._units(allowed)
         steps = np.floor(sent / np.maximum(units, 1.0) + ALIKE)
         between = (units > 0) & (sent - steps * units > ALIKE * units)
         above = np.where(between, (steps + 1) * units, sent)
@@ -295,8 +314,8 @@ class ExchangeSet:
             parts = self._at_outputs(branch, number, float(steps[number] * units[number]), above)
         elif tall is not None:
             parts = [
-                replace(branch, some=(*branch.some, able & tall)),
-                replace(branch, able=able & ~tall),
+                replace(branch, one_of=(*branch.one_of, allowed & tall)),
+                replace(branch, allowed=allowed & ~tall),
             ]
         else:
             parts = self._at_option(branch)
@@ -304,8 +323,8 @@ class ExchangeSet:
             [
                 part
                 for part in parts
-                if np.logical_or.reduceat(part.able, self.first).all()
-                and all((one & part.able).any() for one in part.some)
+                if np.logical_or.reduceat(part.allowed, self.first).all()
+                and all((choices & part.allowed).any() for choices in part.one_of)
                 and (part.low <= part.high).all()
             ]
             if parts
@@ -313,59 +332,59 @@ class ExchangeSet:
         )
 
     def _at_outputs(self, branch: Branch, number: int, most: float, above: Array) -> list[Branch]:
-        """Divide plans at the outputs of the busiest rank of an exchange.
+        """Branch at the outputs of the busiest rank of an exchange.
 
         Args:
-            most: outputs that it has at most in one half.
-            above: outputs that it has at least in the other, ``[exchanges]``.
+            most: most outputs of that rank in one branch.
+            above: least outputs of that rank in the other, ``[exchanges]``.
         """
         low, high = branch.low.copy(), branch.high.copy()
         low[number], high[number] = above[number], most
-        fits = self.known.peaks[self.index, Load.OUTPUTS] <= most * (1 + ALIKE)
-        others = self.program.outputs[number] <= 0
+        fits = self.all_choices.peaks[self.index, Load.OUTPUTS] <= most * (1 + ALIKE)
+        elsewhere = self.program.outputs[number] <= 0
         return [
             replace(branch, low=low),
-            replace(branch, high=high, able=branch.able & (fits | others)),
+            replace(branch, high=high, allowed=branch.allowed & (fits | elsewhere)),
         ]
 
     def _at_option(self, branch: Branch) -> list[Branch] | None:
-        """Divide plans at the option that has most of the table that is mixed most."""
+        """Branch on the largest option of the most mixed table; None if no table is mixed."""
         shares = self.program.shares
         most = np.maximum.reduceat(shares, self.first)
         table = int(np.argmin(most))
         if most[table] > 1 - HELD:
             return None
         mine = self.program.table == table
-        one = mine & (np.arange(len(shares)) == self.program.largest()[table])
+        largest = mine & (np.arange(len(shares)) == self.program.largest()[table])
         return [
-            replace(branch, able=branch.able & (one | ~mine)),
-            replace(branch, able=branch.able & ~one),
+            replace(branch, allowed=branch.allowed & (largest | ~mine)),
+            replace(branch, allowed=branch.allowed & ~largest),
         ]
 
-    def _units(self, able: Mask) -> Array:
-        """Output elements that the shards of an exchange have whole multiples of, ``[exchanges]``;
-        0 where there is no such number."""
-        outputs, rows = self.times.shards[:, Load.OUTPUTS], np.repeat(able, self.times.sizes)
-        found = np.zeros(len(self.times.members))
+    def _units(self, allowed: Mask) -> Array:
+        """Return the greatest common divisor of the output elements of each exchange's shards,
+        ``[exchanges]``; 0 where there is none."""
+        outputs, rows = self.times.shards[:, Load.OUTPUTS], np.repeat(allowed, self.times.sizes)
+        units = np.zeros(len(self.times.members))
         for number, groups in enumerate(self.times.members):
             sizes = outputs[rows & groups[self.times.groups]]
             whole = (sizes == np.rint(sizes)).all() and sizes.max(initial=0.0) < LARGEST_WHOLE
             if whole and sizes.any():
-                found[number] = float(np.gcd.reduce(sizes.astype(np.int64)))
-        return found
+                units[number] = float(np.gcd.reduce(sizes.astype(np.int64)))
+        return units
 
     def _cut(self) -> bool:
-        """Add the cut that the program's optimum (or first of all, the even mix) violates."""
+        """Add a cut that the last shares (at first the even mix) violate; False if none is."""
         assert self.relaxation is not None
         program, load = self.program, self.mean_load()
-        known = program.optimum * (1 + TOLERANCE) + 1e-12
+        reached_ms = program.optimum * (1 + TOLERANCE) + 1e-12
         evaluate = self.relaxation.evaluate
-        # where floors are paid, and ranks are uneven, another cycle may be the longest
+        # another cycle may be critical once floors are paid and ranks are uneven
         for more in (None, 0.0, *UNEVEN):
             cut = evaluate(load, (more or 0.0) * load, launched=more is not None)[1]
             times = self.times.under(cut)
             least = program.branch.least(times)
-            if times.at(program.shares, self.first, least) > known:
+            if times.at(program.shares, self.first, least) > reached_ms:
                 program.add_cut(times)
                 return True
         return False
@@ -373,12 +392,12 @@ class ExchangeSet:
     def place_ranks(
         self, upper_ms: float, work: float, seconds: Callable[[], float]
     ) -> tuple[float, float]:
-        """The bound once one more target was tried with every shard on a rank, and the work spent.
+        """Try to refute the next rank target; return the bound and the work spent.
 
         Args:
-            upper_ms: above the bound; no target is as high.
+            upper_ms: time above the bound; targets stay below it.
             work: deterministic time of CP-SAT, about seconds on one core.
-            seconds: wall time left.
+            seconds: returns the wall time left.
         """
         if self.targets is None:
             self.targets = self.targets_of_ranks()
@@ -394,22 +413,26 @@ class ExchangeSet:
         return self.proven, used
 
     def targets_of_ranks(self) -> RankTargets:
-        """What refutes targets for plans of the set, whose program is solved."""
-        known = self.known
-        each = zip(self.choices, self.group.tolist(), self.loads, self.slack.tolist(), strict=True)
-        topology = known.problem.topology
+        """Make the rank targets of the set; its program must be solved."""
+        all_choices = self.all_choices
+        each = zip(
+            self.choices, self.group.tolist(), self.loads, self.reduced_costs.tolist(), strict=True
+        )
+        topology = all_choices.problem.topology
         choices = [
-            RankChoice.of(one.option, group, mean, slack, known.shards_of(one), topology)
-            for one, group, mean, slack in each
+            RankChoice.of(
+                choice.option, group, mean, reduced_cost, all_choices.shards_of(choice), topology
+            )
+            for choice, group, mean, reduced_cost in each
         ]
         relaxation, load = self.relaxation_of_ranks(), self.mean_load()
-        return RankTargets(choices, known.scorer, self.numbers, relaxation, topology, load)
+        return RankTargets(choices, all_choices.scorer, self.numbers, relaxation, topology, load)
 
     def relaxation_of_ranks(self) -> Relaxation:
-        """The relaxation, whose hulls reach as far as the load of one rank can."""
+        """Return the relaxation; its hulls reach to the largest load of a single rank."""
         assert self.relaxation is not None
         return self.relaxation
 
     def mean_load(self) -> Array:
-        """Of the program's last optimum, ``[groups, COLUMNS]``."""
+        """Return the mean load of a rank at the last optimum, ``[groups, COLUMNS]``."""
         return np.stack([self.shares[mine] @ self.loads[mine] for mine in self.members])

@@ -1,8 +1,8 @@
-"""A linear program over fractional plans: every table mixes its options, memory is pooled.
+"""Linear program over fractional plans: every table mixes its options, memory is pooled.
 
-Minimises the time under the cuts of `search.bound.stretches`. Rows for the peaks of tables come
-where they are violated. Branches of one set of exchanges share a program: which options a branch
-leaves out, and which peaks it is sure of, are bounds of variables.
+It minimises the time under the cuts of `search.bound.stretches`. Rows for the peaks of tables are
+added where they are violated. Branches of one exchange set share a program: the excluded options
+and certain peaks of a branch are bounds of variables.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ Ints = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
 PARAMETERS = "max_number_of_iterations: 20000 use_scaling: false use_dual_simplex: true"
-"""A degenerate program may go round in circles; then what was proven before stays. Scaled, rows of
-single ranks made it do so at 26 tables on 8 ranks. New rows and bounds leave the last solution
-feasible for the dual program alone: from there 500 tables on 64 ranks take half the time of the
-primal simplex."""
+"""Options of GLOP. The iteration limit stops a degenerate program that cycles; the last bound then
+stays. Scaling made one cycle (26 tables on 8 ranks, rows of single ranks). New rows and bounds keep
+the last solution dual feasible, so the dual simplex takes half the time of the primal (500 tables
+on 64 ranks)."""
 SURE = 1e-9
-"""Share by which prices must exceed all memory before a program counts as infeasible."""
+"""Margin, as a fraction, by which the proof of infeasibility must exceed all memory."""
 VIOLATED = 1e-4
-"""Rows that raise a stretch by less than this share of the time are not added."""
+"""Least violation of a row that is added, as a fraction of the time."""
 ROWS = 4
-"""Tables whose peaks a stretch gets rows for at a time."""
+"""Largest number of tables whose peaks a stretch gets rows for at a time."""
 SET_COEFFICIENT = pywraplp.Constraint.SetCoefficient
 SOLUTION_VALUE = pywraplp.Variable.solution_value
 SET_UB = pywraplp.Variable.SetUb
 
 
 def new_solver() -> pywraplp.Solver:
-    """Make a solver of linear programs that ends."""
+    """Make a solver of linear programs with an iteration limit."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     solver.SetSolverSpecificParametersAsString(PARAMETERS)
     return solver
 
 
 def solve_again(solver: pywraplp.Solver) -> int:
-    """Solve a program that has changed since it was solved last; return the status."""
+    """Solve a changed program from its last basis; return the status."""
     status = solver.Solve()
     if status not in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE):
-        # it went round in circles, or presolving ended in numerical trouble
+        # it cycled, or presolving ended in numerical trouble
         plain = pywraplp.MPSolverParameters()
         plain.SetIntegerParam(plain.INCREMENTALITY, plain.INCREMENTALITY_OFF)
         plain.SetIntegerParam(plain.PRESOLVE, plain.PRESOLVE_OFF)
@@ -60,41 +60,43 @@ def _price(row: pywraplp.Constraint | None) -> float:
 
 
 def _at_most(prices: Array, limit: Array | float) -> Array:
-    """Factors, at most 1, that bring prices down to a limit."""
+    """Return factors <= 1 that bring prices down to a limit."""
     return np.asarray(np.minimum(1.0, limit / np.maximum(prices, np.finfo(float).tiny)))
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """Plans of a set of exchanges.
+    """Branch of the plans of an exchange set.
 
     Args:
-        able: choices that they may have, ``[choices]``.
-        low, high: output elements that the busiest rank of every exchange has at least and at most,
+        allowed: mask of the choices that its plans may have, ``[choices]``.
+        low, high: range of the output elements of the busiest rank of every exchange,
             ``[exchanges]``.
-        some: sets of choices, ``[choices]`` each, of which they have at least one.
+        one_of: masks ``[choices]``; its plans have at least one choice of each.
     """
 
-    able: Mask
+    allowed: Mask
     low: Array
     high: Array
-    some: tuple[Mask, ...] = ()
+    one_of: tuple[Mask, ...] = ()
 
     def least(self, times: CutTimes) -> Array:
-        """Peaks, and times of the slowest rank, that all plans have under a cut,
-        ``[2, stretches]``."""
+        """Return the peaks and the times of the slowest rank that all plans of the branch have
+        under a cut, ``[2, stretches]``."""
         peak = np.zeros(len(times.peak))
-        for one in self.some:
-            peak = np.maximum(peak, times.peak[:, one & self.able].min(axis=1, initial=np.inf))
+        for choices in self.one_of:
+            peak = np.maximum(
+                peak, times.peak[:, choices & self.allowed].min(axis=1, initial=np.inf)
+            )
         return np.stack([peak, (times.per_output * self.low).max(axis=1, initial=0.0)])
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows and variables of a cut.
+    """Rows and variables of a cut in the program.
 
     Args:
-        cut: its row.
+        cut: row of the cut.
         excess, peak: variables of every stretch.
         longest, floor, slowest: rows of the excess, by stretch.
         tables: rows of the peak, by stretch and table.
@@ -112,31 +114,31 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Priced:
-    """Proof by prices.
+    """Lower bound proven by dual prices.
 
     Args:
         bound_ms: no plan of the branch is faster.
-        slack: excess over it of plans with a choice, at least, ``[choices]`` in ms.
-        prices: of the cuts, which sum to 1.
+        reduced_costs: least excess over it of plans with a choice, ``[choices]`` in ms.
+        prices: dual prices of the cuts, ``[cuts]``; they sum to 1.
     """
 
     bound_ms: float
-    slack: Array
+    reduced_costs: Array
     prices: Array
 
 
 class Program:
-    """Minimises the time over the shares of the choices, under cuts that are added to it.
+    """Linear program that minimises the time over the shares of the choices, under cuts.
 
     Args:
         first: position of every table's first choice; choices lie table by table.
-        memory: of every choice, ``[kinds, choices]``.
-        caps: of all ranks together, ``[kinds]``.
-        outputs: elements that the mean rank has of every exchange, ``[exchanges, choices]``.
+        memory: memory of every choice, ``[kinds, choices]``.
+        caps: memory of all ranks together, ``[kinds]``.
+        outputs: output elements of the mean rank in every exchange, ``[exchanges, choices]``.
 
     Attributes:
-        shares: at the last optimum, ``[choices]``; the even mix first.
-        optimum: the last one in ms, -1 before any.
+        shares: shares at the last optimum, ``[choices]``; the even mix before any.
+        optimum: last optimum in ms, -1 before any.
     """
 
     def __init__(self, first: Ints, memory: Array, caps: Array, outputs: Array) -> None:
@@ -148,13 +150,13 @@ class Program:
         self.optimum = -1.0
         self.solver = solver = new_solver()
         self.variables = [solver.NumVar(0.0, 1.0, "") for _ in range(count)]
-        # handles: with the objects around them every coefficient takes six times as long
+        # raw handles: through the wrapper objects every coefficient takes six times as long
         self.share = [variable.this for variable in self.variables]
         self.time = solver.NumVar(0.0, solver.infinity(), "")
         solver.Minimize(self.time)
-        one = [solver.Constraint(1.0, 1.0) for _ in self.first]
+        shares_sum = [solver.Constraint(1.0, 1.0) for _ in self.first]
         for share, row in zip(self.share, self.table.tolist(), strict=True):
-            SET_COEFFICIENT(one[row].this, share, 1.0)
+            SET_COEFFICIENT(shares_sum[row].this, share, 1.0)
         self.room = [
             self._row(-solver.infinity(), used, cap)
             for cap, used in zip(caps.tolist(), memory, strict=True)
@@ -163,12 +165,12 @@ class Program:
         none = np.zeros(len(outputs))
         self.branch = self.whole = Branch(np.ones(count, dtype=bool), none, none + np.inf)
         self.sent: dict[int, pywraplp.Constraint] = {}
-        self.some: dict[int, tuple[Mask, pywraplp.Constraint]] = {}
+        self.one_of_rows: dict[int, tuple[Mask, pywraplp.Constraint]] = {}
 
     def _row(
         self, low: float, coefficients: Array, high: float | None = None
     ) -> pywraplp.Constraint:
-        """A new row of the program with these coefficients ``[choices]`` of the shares."""
+        """Add a row with these coefficients ``[choices]`` of the shares."""
         row = self.solver.Constraint(low, self.solver.infinity() if high is None else high)
         handle, share = row.this, self.share
         there = np.flatnonzero(coefficients)
@@ -180,7 +182,7 @@ class Program:
         """Add a cut.
 
         Args:
-            rows: stretches and tables that have a row of their peak at once.
+            rows: stretches and tables whose peaks get a row at once.
         """
         row = self._row(times.constant, -times.weights)
         row.SetCoefficient(self.time, 1.0)
@@ -193,18 +195,18 @@ class Program:
             self._add_row(self.cuts[-1], stretch, table)
 
     def enter(self, branch: Branch) -> None:
-        """Change the program into that of a branch."""
+        """Set the bounds of the program to those of a branch."""
         if branch is self.branch:
             return
-        changed = np.flatnonzero(branch.able != self.branch.able)
-        for at, able in zip(changed.tolist(), branch.able[changed].tolist(), strict=True):
-            self.variables[at].SetUb(float(able))
-        for _, row in self.some.values():
+        changed = np.flatnonzero(branch.allowed != self.branch.allowed)
+        for at, allowed in zip(changed.tolist(), branch.allowed[changed].tolist(), strict=True):
+            self.variables[at].SetUb(float(allowed))
+        for _, row in self.one_of_rows.values():
             row.SetLb(0.0)
-        for one in branch.some:
-            if id(one) not in self.some:
-                self.some[id(one)] = one, self._row(0.0, one.astype(np.float64))
-            self.some[id(one)][1].SetLb(1.0)
+        for choices in branch.one_of:
+            if id(choices) not in self.one_of_rows:
+                self.one_of_rows[id(choices)] = choices, self._row(0.0, choices.astype(np.float64))
+            self.one_of_rows[id(choices)][1].SetLb(1.0)
         for number in np.flatnonzero((branch.high < np.inf) | (self.branch.high < np.inf)).tolist():
             if number not in self.sent:
                 self.sent[number] = self._row(-np.inf, self.outputs[number] / self._unit(number))
@@ -218,11 +220,11 @@ class Program:
                 row.SetLb(float(slowest[stretch]))
 
     def _unit(self, exchange: int) -> float:
-        """Outputs that count as one in the program."""
+        """Return the number of outputs that scales the rows of an exchange."""
         return max(1.0, float(self.outputs[exchange].max()))
 
     def solve(self) -> int:
-        """The solver's status; if it is optimal, the shares and the optimum are the new ones."""
+        """Solve the program; update shares and optimum if the returned status is optimal."""
         status = solve_again(self.solver)
         if status == pywraplp.Solver.OPTIMAL:
             self.shares = np.fromiter(map(SOLUTION_VALUE, self.variables), dtype=np.float64)
@@ -230,11 +232,11 @@ class Program:
         return status
 
     def add_rows(self) -> bool:
-        """Add the rows that the last optimum violates the most; False if there are none."""
+        """Add the rows that the last optimum violates most; return False if there are none."""
         grown, enough = False, VIOLATED * self.optimum
-        # a program forgets its optimum when it changes
-        known = [np.array(list(map(SOLUTION_VALUE, cut.excess))) for cut in self.cuts]
-        for cut, excess in zip(self.cuts, known, strict=True):
+        # read first: a changed program forgets its solution
+        excesses = [np.array(list(map(SOLUTION_VALUE, cut.excess))) for cut in self.cuts]
+        for cut, excess in zip(self.cuts, excesses, strict=True):
             times, least = cut.times, self.branch.least(cut.times)
             if times.at(self.shares, self.first, least) > self.optimum + enough:
                 grown |= self._add_rows(cut, excess, least, enough)
@@ -282,38 +284,42 @@ class Program:
         cut.tables[stretch, table] = row
 
     def price(self) -> Priced | None:
-        """Prove a bound by the prices of the last optimum, whatever the solver's tolerances were;
-        None if they prove nothing.
+        """Prove a bound by the dual prices of the last optimum; None if they prove nothing.
 
-        For prices of the cuts that sum to one, and any of the other rows, no plan of the branch is
-        faster than the priced cuts where every table takes its cheapest option (Lagrange).
+        The Lagrangian bound holds for any non-negative prices, so it does not depend on the
+        solver's tolerances: with prices of the cuts that sum to one, no plan of the branch is
+        faster than the priced cuts when every table takes its cheapest option.
         """
         prices = np.array([_price(cut.cut) for cut in self.cuts])
         scale = float(prices.sum())
         if scale <= 0:
             return None
         prices /= scale
-        rent = np.array([max(0.0, -row.dual_value()) for row in self.room]) / scale
-        cost, fixed = rent @ self.memory, -float(rent @ self.caps)
+        dual_prices = np.array([max(0.0, -row.dual_value()) for row in self.room]) / scale
+        cost, fixed = dual_prices @ self.memory, -float(dual_prices @ self.caps)
         for number in np.flatnonzero(self.branch.high < np.inf).tolist():
-            fee = max(0.0, -self.sent[number].dual_value()) / scale / self._unit(number)
-            cost, fixed = cost + fee * self.outputs[number], fixed - fee * self.branch.high[number]
-        for one in self.branch.some:
-            worth = _price(self.some[id(one)][1]) / scale
-            cost, fixed = cost - worth * one, fixed + worth
+            output_price = max(0.0, -self.sent[number].dual_value()) / scale / self._unit(number)
+            cost, fixed = (
+                cost + output_price * self.outputs[number],
+                fixed - output_price * self.branch.high[number],
+            )
+        for choices in self.branch.one_of:
+            worth = _price(self.one_of_rows[id(choices)][1]) / scale
+            cost, fixed = cost - worth * choices, fixed + worth
         for cut, price in zip(self.cuts, prices.tolist(), strict=True):
             if price:
                 charged, certain = self._price_cut(cut, price, scale)
                 cost, fixed = cost + charged, fixed + certain
-        cost = np.where(self.branch.able, cost, np.inf)
+        cost = np.where(self.branch.allowed, cost, np.inf)
         cheapest = np.minimum.reduceat(cost, self.first)
         return Priced(fixed + float(cheapest.sum()), cost - np.repeat(cheapest, self.sizes), prices)
 
     def _price_cut(self, cut: _Rows, price: float, scale: float) -> tuple[Array, float]:
-        """Cost of every choice ``[choices]`` under the priced rows of a cut, and what is certain.
+        """Return the cost of every choice ``[choices]`` under the priced rows of a cut, and the
+        constant cost.
 
-        Rows that raise a variable may not be worth more together than the variable is: then they
-        count for less, and the variable costs nothing, however large it is.
+        The prices of the rows that bound a variable from below must not exceed the variable's own
+        price in total; they are scaled down, so that the variable drops out of the Lagrangian.
         """
         times = cut.times
         by_table = np.zeros((len(cut.excess), len(self.first)))
@@ -328,16 +334,18 @@ class Program:
         by_table *= _at_most(by_table.sum(axis=1), peak)[:, None]
         cost = price * times.weights + peak @ times.beyond + idle @ times.idle
         cost = cost - slowest @ times.mean + (by_table[:, self.table] * times.peak).sum(axis=0)
-        left, least = peak - by_table.sum(axis=1), self.branch.least(times)
-        fixed = float(idle @ times.floor + slowest @ least[1] + np.maximum(0.0, left) @ least[0])
+        unpriced, least = peak - by_table.sum(axis=1), self.branch.least(times)
+        fixed = float(
+            idle @ times.floor + slowest @ least[1] + np.maximum(0.0, unpriced) @ least[0]
+        )
         return cost, price * times.constant + fixed
 
     def priced_cuts(self, prices: Array) -> Iterator[tuple[CutTimes, float, Array]]:
-        """The cuts that cost something, with that price, and those of the peaks of their stretches,
-        ``[stretches]``.
+        """Yield each cut with a dual price, that price, and the prices of the peaks of its
+        stretches, ``[stretches]``.
 
         Args:
-            prices: of all cuts, as of `price`.
+            prices: dual prices of all cuts, see `price`.
         """
         scale = sum(_price(cut.cut) for cut in self.cuts)
         for number in np.flatnonzero(prices).tolist():
@@ -347,54 +355,56 @@ class Program:
             yield cut.times, float(prices[number]), peak
 
     def is_infeasible(self) -> bool:
-        """Whether no shares of the branch fit the memory of all ranks: there are prices of memory,
-        and of the sets that some option is from, at which even the cheapest choice of every table
-        costs more than all there is (Farkas 1902).
+        """Return True if it is proven that no shares of the branch fit the memory of all ranks.
 
-        The prices are those of the program that exceeds the memory least; what they prove is
-        computed here, whatever the solver's tolerances were.
+        The proof is a set of prices of the rows at which even the cheapest choice of every table
+        costs more than the limits allow (Farkas 1902). The prices come from the program that
+        exceeds the memory least; the proof is recomputed from them, so it does not depend on the
+        solver's tolerances.
         """
         solver, branch = new_solver(), self.branch
         endless = solver.infinity()
         scale = np.maximum(self.caps, 1.0)
-        # rows that all plans obey: coefficients times shares are at most a limit
+        # rows of all plans: coefficients times shares <= limit
         sent = [(self.outputs[i], branch.high[i]) for i in np.flatnonzero(branch.high < np.inf)]
-        parts = [(-1.0 * one, -1.0) for one in branch.some]
+        parts = [(-1.0 * choices, -1.0) for choices in branch.one_of]
         parts += [(each / max(most, 1.0), most / max(most, 1.0)) for each, most in sent]
         rows = np.vstack([self.memory / scale[:, None], *(each for each, _ in parts)])
         limits = np.concatenate([self.caps / scale, [limit for _, limit in parts]])
         cheapest = [solver.NumVar(-endless, endless, "") for _ in self.first]
         prices = [solver.NumVar(0.0, 1.0, "") for _ in limits]
-        for choice in np.flatnonzero(branch.able).tolist():
+        for choice in np.flatnonzero(branch.allowed).tolist():
             row = solver.Constraint(-endless, 0.0)
             row.SetCoefficient(cheapest[self.table[choice]], 1.0)
             for price, used in zip(prices, rows[:, choice].tolist(), strict=True):
                 row.SetCoefficient(price, -used)
         objective = solver.Objective()
         objective.SetMaximization()
-        for one in cheapest:
-            objective.SetCoefficient(one, 1.0)
+        for variable in cheapest:
+            objective.SetCoefficient(variable, 1.0)
         for price, limit in zip(prices, limits.tolist(), strict=True):
             objective.SetCoefficient(price, -limit)
         if solve_again(solver) != pywraplp.Solver.OPTIMAL:
             return False
-        rent = np.array([max(0.0, price.solution_value()) for price in prices])
-        cost = np.where(branch.able, rent @ rows, np.inf)
+        dual_prices = np.array([max(0.0, price.solution_value()) for price in prices])
+        cost = np.where(branch.allowed, dual_prices @ rows, np.inf)
         least = float(np.minimum.reduceat(cost, self.first).sum())
-        limit = float(rent @ limits)
-        return least > limit + SURE * (1.0 + float(rent @ np.abs(limits)))
+        limit = float(dual_prices @ limits)
+        return least > limit + SURE * (1.0 + float(dual_prices @ np.abs(limits)))
 
     def largest(self) -> Ints:
-        """The choice with the largest share of every table."""
+        """Return every table's choice with the largest share."""
         parts = np.split(self.shares, self.first[1:])
         return np.asarray(self.first + [int(np.argmax(part)) for part in parts])
 
     def within(self, part: float) -> Ints | None:
-        """`largest` where less memory may be taken: so much of what the last optimum takes beyond
-        the least that the tables need; None if nothing fits. The program stays as it is.
+        """Return `largest` under a tighter memory limit; None if nothing fits.
+
+        The program stays as it is.
 
         Args:
-            part: 0 to 1.
+            part: fraction, in [0, 1], of the memory that the last optimum takes beyond the least
+                that the tables need.
         """
         before = self.shares, self.optimum
         try:

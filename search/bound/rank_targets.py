@@ -1,9 +1,8 @@
-"""Targets that no placement of shards on ranks reaches: a bound for few tables on few ranks.
+"""Target times that no placement of shards on ranks reaches: a bound for small problems.
 
-A model for CP-SAT has every plan that may be as fast as a target, under cuts in which every stretch
-takes as long as its slowest rank. Cuts come where they are needed: a plan that the model thinks as
-fast as the target has a cycle of its own, which is critical at its uneven loads. That cut is added,
-until there is no such plan.
+A CP-SAT model holds every plan that may be as fast as a target, under cuts in which each stretch
+takes as long as its slowest rank. Cuts are generated lazily: if the model finds a plan as fast as
+the target, the cut of that plan's critical cycle is added, until the model is infeasible.
 
 Docs: docs/model.md, chapter 15. Why: docs/decisions/0027-bound-by-rank.md.
 """
@@ -30,26 +29,26 @@ from search.space.option import Choice, Option, place
 Array = NDArray[np.float64]
 
 LEAST_WORK = 0.1
-"""Of an attempt: building the model takes time that CP-SAT does not count."""
+"""Least work counted for an attempt: CP-SAT does not count the time to build the model."""
 UNEVEN = (0.1, 0.25, 0.5, 1.0, 2.0)
-"""Multiples of what the busiest ranks of a plan have beyond the mean; there cycles are sought."""
+"""Multiples of a plan's excess over the mean load at which cycles are sought."""
 RAISED = (0.0, 0.05, 0.2, 0.5)
-"""Multiples of the mean that busy ranks are thought to have beyond it, for the first cuts."""
+"""Excess of busy ranks over the mean load, as multiples of it, for the first cuts."""
 HIGHER = 1e-4
-"""A cut that raises the time of a plan by less than this share is no new one."""
+"""Fraction by which a cut must raise the time of a plan to count as new."""
 ORDERED = 5
-"""Tables with the most work, by whose shards ranks are put in order."""
+"""Number of tables with the most work whose shards order the ranks."""
 BASE = 5
-"""A table weighs this much more in that order than the next one."""
+"""Ratio of the weights of two successive tables in that order."""
 
 
 @dataclass(frozen=True)
 class RankChoice:
-    """An option of a table, and what every plan with it exceeds a proven bound by at least."""
+    """Option of a table and its reduced cost: least excess of its plans over a proven bound."""
 
     option: Option
     loads: OptionLoads
-    slack_ms: float
+    reduced_cost_ms: float
 
     @classmethod
     def of(
@@ -57,19 +56,22 @@ class RankChoice:
         option: Option,
         group: int,
         mean: Array,
-        slack_ms: float,
+        reduced_cost_ms: float,
         shards: Array,
         topology: Topology,
     ) -> RankChoice:
-        """Of shards with these loads. Where several are placed together each has the least of
-        them: rows of numbers that are alike are proven on sooner."""
+        """Make a choice from the loads of its shards.
+
+        Shards that are placed together all get the least load among them: CP-SAT proves sooner
+        with equal coefficients.
+        """
         width = len(option.legal_ranks(topology).units[0][0])
         least = shards.reshape(-1, width, shards.shape[1]).min(axis=1)
-        return cls(option, OptionLoads(group, mean, least.repeat(width, axis=0)), slack_ms)
+        return cls(option, OptionLoads(group, mean, least.repeat(width, axis=0)), reduced_cost_ms)
 
 
 def _order_ranks(model: CutModel) -> None:
-    """Of plans that differ in the names of their ranks only, keep one."""
+    """Break the symmetry of rank names: keep one of the plans that differ only by them."""
     if any(o.ranks is not None or o.pinned is not None for o in model.loads):
         return
     work: dict[int, float] = {}
@@ -86,12 +88,12 @@ def _order_ranks(model: CutModel) -> None:
 
 
 class RankTargets:
-    """Refutes targets for the plans of one set of exchanges.
+    """Refuter of target times for the plans of one exchange set.
 
     Args:
-        numbers: of the lookup groups of the set in the scorer, in the order of the slopes.
-        relaxation: of the set; its hulls reach as far as the load of one rank can.
-        mean: load where the first cuts are tight, ``[groups, COLUMNS]``.
+        numbers: lookup groups of the set in the scorer, in the order of the slopes.
+        relaxation: relaxation of the set; its hulls reach to the largest load of a single rank.
+        mean: load at which the first cuts are tight, ``[groups, COLUMNS]``.
     """
 
     def __init__(
@@ -116,73 +118,80 @@ class RankTargets:
     def refute(
         self, target_ms: float, bound_ms: float, work: float, seconds: Callable[[], float]
     ) -> tuple[bool, float]:
-        """Whether it is proven that no plan is as fast as a target, and the deterministic time that
-        took, about seconds on one core.
+        """Try to prove that no plan is as fast as a target.
 
         Args:
-            bound_ms: what the slacks of the choices are counted from.
-            work: deterministic time that may be spent.
-            seconds: wall time left.
+            bound_ms: bound that the reduced costs of the choices refer to.
+            work: deterministic time that may be spent, about seconds on one core.
+            seconds: returns the wall time left.
+
+        Returns:
+            True if it is proven, and the deterministic time spent.
         """
-        left = work
-        able = [c for c in self.choices if c.slack_ms <= target_ms - bound_ms]
-        if {c.option.table for c in able} != {c.option.table for c in self.choices}:
+        work_left = work
+        candidates = [c for c in self.choices if c.reduced_cost_ms <= target_ms - bound_ms]
+        if {c.option.table for c in candidates} != {c.option.table for c in self.choices}:
             return True, LEAST_WORK
-        while left > 0 and seconds() > 0:
-            made = self.model(able, bound_ms, target_ms)
-            solver = reproducible_solver(left, 0, seconds())
-            status = run(solver, made.model)
-            left -= max(LEAST_WORK, solver.response_proto.deterministic_time)
+        while work_left > 0 and seconds() > 0:
+            model = self.model(candidates, bound_ms, target_ms)
+            solver = reproducible_solver(work_left, 0, seconds())
+            status = run(solver, model.model)
+            work_left -= max(LEAST_WORK, solver.response_proto.deterministic_time)
             if status == cp_model.INFEASIBLE:
-                return True, work - left
+                return True, work - work_left
             if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 break
-            if not self._learn(made.read(solver), target_ms):
+            if not self._learn(model.read(solver), target_ms):
                 break
-        return False, work - left
+        return False, work - work_left
 
     def model(self, choices: Sequence[RankChoice], bound_ms: float, target_ms: float) -> CutModel:
-        """Plans that are not slower than a target; if the model has no solution, there is none. All
-        ranks are on one host, so that any two can change their names.
+        """Build the model of all plans that are not slower than a target.
+
+        All ranks are on one host, so any two can swap names.
 
         Args:
-            choices: that such a plan can have, table by table.
-            bound_ms: what the slacks of the choices are counted from.
+            choices: choices that such a plan can have, table by table.
+            bound_ms: bound that the reduced costs of the choices refer to.
         """
-        topology, known = self.topology, {choice.option: choice for choice in choices}
+        topology, by_option = self.topology, {choice.option: choice for choice in choices}
         tables: dict[int, list[Option]] = {}
-        for option in known:
+        for option in by_option:
             tables.setdefault(option.table, []).append(option)
-        kept = np.zeros((len(self.numbers), topology.world_size, COLUMNS))
+        fixed_loads = np.zeros((len(self.numbers), topology.world_size, COLUMNS))
         options = [*tables.values()]
-        model = CutModel(topology, options, lambda o: known[o].loads, kept, target_ms, proving=True)
+        model = CutModel(
+            topology, options, lambda o: by_option[o].loads, fixed_loads, target_ms, proving=True
+        )
         roomiest = max(topology.hbm_cap_bytes), max(topology.ddr_cap_bytes)
         model.limit_memory(np.repeat(np.array(roomiest)[:, None], topology.world_size, axis=1))
-        slacks = model.of_options(lambda option: known[option].slack_ms)
-        model.model.add(weighted(slacks) <= model.most - model.units(bound_ms))
+        reduced_costs = model.of_options(lambda option: by_option[option].reduced_cost_ms)
+        model.model.add(weighted(reduced_costs) <= model.most - model.units(bound_ms))
         for cut in self.cuts:
             model.add_cut(cut)
         _order_ranks(model)
         return model
 
     def _add(self, cut: CycleCut) -> None:
-        """A new cut, unless it is known."""
-        if not any(cut.is_like(one) for one in self.cuts):
+        """Add a cut unless one like it is known."""
+        if not any(cut.is_like(known_cut) for known_cut in self.cuts):
             self.cuts.append(cut)
 
     def _learn(self, plan: Sequence[Choice], target_ms: float) -> bool:
-        """Add the cut that a plan violates most; whether it is then above the target."""
+        """Add the cut that a plan violates most; return False if none takes it above the target."""
         plans = [place(option, ranks) for option, ranks in plan]
         loads = self.scorer.totals(plans)[self.numbers]
         launched = loads[..., Load.SHARDS] > 0
         loads[..., LAUNCH] = 0.0
         mean = loads.mean(axis=1)
         more = loads.max(axis=1) - mean
-        found = [self.relaxation.evaluate(mean, share * more, launched=True)[1] for share in UNEVEN]
-        cuts = [cut.of_ranks() for cut in found]
+        relaxed_cuts = [
+            self.relaxation.evaluate(mean, share * more, launched=True)[1] for share in UNEVEN
+        ]
+        cuts = [cut.of_ranks() for cut in relaxed_cuts]
         times = [cut.at(loads, launched) for cut in cuts]
-        known = max((cut.at(loads, launched) for cut in self.cuts), default=0.0)
-        if max(times) <= max(known * (1 + HIGHER), target_ms):
+        known_ms = max((cut.at(loads, launched) for cut in self.cuts), default=0.0)
+        if max(times) <= max(known_ms * (1 + HIGHER), target_ms):
             return False
         self.cuts.append(cuts[int(np.argmax(times))])
         return True

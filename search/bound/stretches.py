@@ -1,8 +1,8 @@
-"""Times that options take under a cut, in the stretches between two meetings of all ranks.
+"""Times of options under a cut, in the stretches between two collectives of all ranks.
 
-The rank that holds the longest shard of a table takes at least as long as that shard, beside its
-shards of the tables that every rank has a part of. Ranks that launch anything have at least the
-mean, and the floor of a launch. Docs: docs/model.md, chapter 15.
+The rank with the longest shard of a table takes at least as long as that shard, plus its shards of
+the tables that every rank has a part of. Ranks that launch anything take at least the mean plus
+the launch floor. Docs: docs/model.md, chapter 15.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 NOISE = 1e-12
-"""Ms that are a difference of equal times; a solver would take them for entries."""
+"""Rounding error of a difference of equal times in ms; a solver would take it for a coefficient."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,22 @@ class CutTimes:
     """Times of options under a cut in ms.
 
     A plan takes at least ``constant + sum(weights)`` of its options, plus the excess of the slowest
-    rank over the mean rank in every stretch. With ``beyond`` for what every rank has more of than
-    the mean one, the excess is at least ``peak + sum(beyond)`` for the peak of any option, and
-    ``floor + sum(idle)``.
+    rank over the mean rank in every stretch. With ``beyond = even - mean``, that excess is at
+    least ``peak + sum(beyond)`` for the peak of any option, and at least ``floor + sum(idle)``.
 
     Args:
-        constant: of the cycle.
-        weights: of the mean rank in the whole cycle, ``[choices]``.
-        mean: on the mean rank in every stretch, ``[stretches, choices]``.
-        even: on every rank at least, likewise.
-        peak: beyond that, on the rank with the longest shard and the floor of its launch, likewise.
-        floor: least launch of the ranks that launch anything, ``[stretches]``; 0 where none is sure
-            to.
-        idle: ``beyond`` of what ranks without a launch have; 0 for all else, ``[stretches,
-            choices]``.
-        per_output: time of each output element that the busiest rank sends, where a stretch is the
-            message of an exchange's outputs, ``[stretches, exchanges]``; 0 elsewhere.
+        constant: constant time of the cycle.
+        weights: time on the mean rank in the whole cycle, ``[choices]``.
+        mean: time on the mean rank in every stretch, ``[stretches, choices]``.
+        even: least time on every rank, ``[stretches, choices]``.
+        peak: time above ``even`` on the rank with the longest shard, its launch floor included,
+            ``[stretches, choices]``.
+        floor: least launch floor of the ranks that launch anything, ``[stretches]``; 0 where no
+            rank is sure to.
+        idle: ``beyond`` of options that ranks without a launch may have; 0 for all others,
+            ``[stretches, choices]``.
+        per_output: time per output element of the busiest rank, where a stretch is the message of
+            an exchange's outputs, ``[stretches, exchanges]``; 0 elsewhere.
     """
 
     constant: float
@@ -59,35 +59,35 @@ class CutTimes:
 
     @cached_property
     def beyond(self) -> Array:
-        """Excess of every rank over the mean one, ``[stretches, choices]``; at most 0."""
+        """Excess of every rank over the mean one, ``[stretches, choices]``; <= 0."""
         beyond = self.even - self.mean
         return np.where(np.abs(beyond) < NOISE, 0.0, beyond)
 
-    def of(self, kept: Ints) -> CutTimes:
-        """Keep some of the choices."""
+    def of(self, columns: Ints) -> CutTimes:
+        """Return the times of some of the choices."""
         return replace(
             self,
-            weights=self.weights[kept],
-            mean=self.mean[:, kept],
-            even=self.even[:, kept],
-            peak=self.peak[:, kept],
-            idle=self.idle[:, kept],
+            weights=self.weights[columns],
+            mean=self.mean[:, columns],
+            even=self.even[:, columns],
+            peak=self.peak[:, columns],
+            idle=self.idle[:, columns],
         )
 
     def peaks(self, shares: Array, first: Ints) -> Array:
-        """Peak of every table that mixes its options, ``[stretches, tables]``.
+        """Return the peak of every table that mixes its options, ``[stretches, tables]``.
 
         Args:
-            shares: of the choices, which lie table by table.
+            shares: shares of the choices, table by table.
             first: position of every table's first choice.
         """
         return np.asarray(np.add.reduceat(self.peak * shares, first, axis=1))
 
     def excess(self, shares: Array, first: Ints, least: Array | None = None) -> Array:
-        """Excess of every stretch at least, ``[stretches]``.
+        """Return the least excess of every stretch, ``[stretches]``.
 
         Args:
-            least: peaks, and times of the slowest rank, that are certain, ``[2, stretches]``.
+            least: certain peaks and certain times of the slowest rank, ``[2, stretches]``.
         """
         peak, whole = np.zeros((2, len(self.floor))) if least is None else least
         longest = np.maximum(self.peaks(shares, first).max(axis=1), peak) + self.beyond @ shares
@@ -95,54 +95,56 @@ class CutTimes:
         return np.asarray(np.max([0.0 * idle, longest, idle, slowest], axis=0))
 
     def at(self, shares: Array, first: Ints, least: Array | None = None) -> float:
-        """Least time of a plan that mixes options by these shares."""
+        """Return the least time in ms of a plan that mixes options by these shares."""
         whole = self.constant + float(self.weights @ shares)
         return whole + float(self.excess(shares, first, least).sum())
 
 
 class OptionTimes:
-    """Times of the options of a set of exchanges under any cut.
+    """Times of the options of an exchange set under any cut.
 
     Args:
+        choices: choices of the whole space.
         index: positions in `BoundChoices.all`, table by table.
         group: position of every choice's lookup group in the slopes of cuts, ``[choices]``.
-        numbers: of these groups in the scorer.
-        floor_of: least of the floors ``[groups]`` that some rank is sure to pay, or 0.
+        numbers: positions of these groups in the scorer.
+        floor_of: returns the least of some floors ``[groups]`` that some rank is sure to pay, or 0.
     """
 
     def __init__(
         self,
-        known: BoundChoices,
+        choices: BoundChoices,
         index: Ints,
         group: Ints,
         numbers: Sequence[int],
         floor_of: Callable[[Array], float],
     ) -> None:
         self.group, self.floor_of = group, floor_of
-        exchanges = [exchange_of(known.scorer.groups[g]) for g in numbers]
+        exchanges = [exchange_of(choices.scorer.groups[g]) for g in numbers]
         # the groups of every exchange of the space, ``[exchanges, groups]``
-        order = sorted(set(known.exchanges))
-        self.members = np.array([[name == one for name in exchanges] for one in order])
-        self.loads = known.loads[index]
-        self.everywhere = known.everywhere[index]
-        self.ranks = known.problem.topology.world_size
-        self.sizes = sizes = known.sizes[index]
+        order = sorted(set(choices.exchanges))
+        self.members = np.array([[name == exchange for name in exchanges] for exchange in order])
+        self.loads = choices.loads[index]
+        self.everywhere = choices.everywhere[index]
+        self.ranks = choices.problem.topology.world_size
+        self.sizes = sizes = choices.sizes[index]
         self.first = np.cumsum([0, *sizes[:-1]])
-        rows = np.arange(sizes.sum()) + np.repeat(known.first[index] - self.first, sizes)
-        self.shards, self.copies = known.shards[rows], known.copies[rows]
+        rows = np.arange(sizes.sum()) + np.repeat(choices.first[index] - self.first, sizes)
+        self.shards, self.copies = choices.shards[rows], choices.copies[rows]
         groups = np.repeat(group, sizes)
         self.rows_of = [(g, np.flatnonzero(groups == g)) for g in np.unique(group).tolist()]
         self.groups = groups
 
     def _of_shards(self, slopes: Array) -> Array:
-        """Times of all shards, ``[stretches, shards]``; of caches that are lent rows at least 0."""
-        found = np.empty((len(slopes), len(self.shards)))
+        """Return the times of all shards, ``[stretches, shards]``; a shared cache can make a time
+        negative, which counts as 0."""
+        times = np.empty((len(slopes), len(self.shards)))
         for group, rows in self.rows_of:
-            found[:, rows] = slopes[:, group] @ self.shards[rows].T
-        return np.maximum(found, 0.0)
+            times[:, rows] = slopes[:, group] @ self.shards[rows].T
+        return np.maximum(times, 0.0)
 
     def under(self, cut: Cut) -> CutTimes:
-        """Times under a cut."""
+        """Return the times of the options under a cut."""
         ranked = cut.of_ranks()
         own = self._of_shards(np.concatenate([cut.segments, cut.messages]))
         every = self._of_shards(ranked.segments) if cut.uneven.any() else own
@@ -153,25 +155,28 @@ class OptionTimes:
         peak[peak < NOISE] = 0.0
         floor = np.array([self.floor_of(of_groups) for of_groups in ranked.floors])
         weights = np.einsum("nc,nc->n", self.loads, ranked.even[self.group]) + mean.sum(axis=0)
-        # nothing else is known of ranks that launch nothing
+        # of the ranks that launch nothing no other time is known
         paid = ranked.floors > 0
         paid[: len(cut.uneven)] &= ~np.any(cut.uneven, axis=2)
-        kept = peak.any(axis=1) | (floor > 0)
-        mean, even, peak, floor = mean[kept], even[kept], peak[kept], floor[kept]
-        idle = np.where(paid[kept][:, self.group] | (np.abs(even - mean) < NOISE), 0.0, even - mean)
+        matters = peak.any(axis=1) | (floor > 0)
+        mean, even, peak, floor = mean[matters], even[matters], peak[matters], floor[matters]
+        idle = np.where(
+            paid[matters][:, self.group] | (np.abs(even - mean) < NOISE), 0.0, even - mean
+        )
         per_output = np.zeros((len(paid), len(self.members)))
         per_output[len(cut.segments) :] = self._per_output(cut.messages)
-        return CutTimes(cut.constant, weights, mean, even, peak, floor, idle, per_output[kept])
+        return CutTimes(cut.constant, weights, mean, even, peak, floor, idle, per_output[matters])
 
     def _per_output(self, messages: Array) -> Array:
-        """Time of an output element, ``[messages, exchanges]``, of messages of nothing else."""
+        """Return the time per output element of messages of one exchange's outputs alone,
+        ``[messages, exchanges]``; 0 for other messages."""
         outputs = messages[:, :, Load.OUTPUTS]
-        others = np.delete(messages, Load.OUTPUTS, axis=2).any(axis=(1, 2))
-        found = np.zeros((len(messages), len(self.members)))
+        has_other_loads = np.delete(messages, Load.OUTPUTS, axis=2).any(axis=(1, 2))
+        per_output = np.zeros((len(messages), len(self.members)))
         for number, groups in enumerate(self.members):
             if not groups.any():
                 continue
             mine = outputs[:, groups]
-            alike = ~others & ~outputs[:, ~groups].any(axis=1)
-            found[:, number] = np.where(alike, mine.min(axis=1), 0.0)
-        return found
+            alike = ~has_other_loads & ~outputs[:, ~groups].any(axis=1)
+            per_output[:, number] = np.where(alike, mine.min(axis=1), 0.0)
+        return per_output

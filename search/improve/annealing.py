@@ -1,13 +1,13 @@
 """Simulated annealing of placed plans on cycle cuts, with the timeline as the judge.
 
-Tables change options and ranks, shards and blocks of a host move and swap. A maximum over ranks is
-flat almost everywhere: it says nothing of a change that leaves the slowest rank as it is. So norms
-over the ranks stand in for maxima, of a power that rises from round to round. After every round the
-plan is scored on the full timeline, and its critical cycle joins the cuts; the next round goes on
-from where this one ended, not from the best plan (annealing: Kirkpatrick et al. 1983).
+Tables change options and ranks; shards and blocks of a host move and swap. A maximum over ranks is
+flat almost everywhere: it ignores a change that leaves the slowest rank as it is. So norms over the
+ranks replace maxima, with an order that rises from round to round. After every round the plan is
+scored on the full timeline, and its critical cycle joins the cuts; the next round continues from
+the last plan, not from the best one (annealing: Kirkpatrick et al. 1983).
 
-Memory that a plan exceeds costs time, little at first, so that annealing passes through plans that
-do not fit; only those that do are kept.
+Excess memory is penalised, little at first, so annealing may pass through plans that do not fit;
+only plans that fit are kept.
 
 Why: docs/decisions/0028-plans-from-the-bound.md.
 """
@@ -28,7 +28,7 @@ from search.space.option import Option
 from search.surrogate import Surrogate
 
 ROUND_MOVES = 100
-"""Fewest proposals of a round; asking the timeline takes as long as thousands of them."""
+"""Fewest proposals of a round; one score on the timeline takes as long as thousands of them."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class AnnealingTask:
     """One run of annealing.
 
     Args:
-        start: it need not fit.
-        options: what every table may have, beside what it has.
-        moves: proposals.
-        rounds: that share them; fewer where each had less than `ROUND_MOVES`.
-        seed: of the random numbers.
-        cuts: that hold for plans of these options, beside those that are found.
-        heat, wall: of the first round; see `SearchParams`.
+        start: first plan; it need not fit.
+        options: options of every table, beside the one in ``start``.
+        moves: number of proposals.
+        rounds: number of rounds that share them; fewer if each had less than `ROUND_MOVES`.
+        seed: seed of the random generator.
+        cuts: cuts that hold for plans of these options, beside those found while annealing.
+        heat, wall: temperature and memory penalty of the first round; see `SearchParams`.
     """
 
     start: Assignment
@@ -55,13 +55,13 @@ class AnnealingTask:
     wall: float | None = None
 
     def __post_init__(self) -> None:
-        """Have no more rounds than `ROUND_MOVES` allows: asking the timeline takes longer."""
+        """Limit the rounds as `ROUND_MOVES` allows."""
         rounds = max(1, min(self.rounds, self.moves // ROUND_MOVES))
         object.__setattr__(self, "rounds", rounds)
 
 
 class Annealer:
-    """Anneals plans of one problem."""
+    """Annealer of the plans of one problem."""
 
     def __init__(
         self, objective: Objective, surrogate: Surrogate, params: SearchParams = DEFAULT
@@ -75,42 +75,41 @@ class Annealer:
     def improve(
         self, task: AnnealingTask, stop: Callable[[float], bool] = lambda best: False
     ) -> list[tuple[Assignment, float]]:
-        """Return the plans that the timeline judged and that fit, with their predicted times in ms,
-        fastest first.
+        """Return the plans of all rounds that fit, with their predicted times in ms, fastest first.
 
         Args:
-            stop: asked after every round with the best time so far.
+            stop: called after every round with the best time so far.
         """
         from search.improve.kernel import anneal
 
         objective, params, surrogate = self.objective, self.params, self.surrogate
         plan = task.start
-        some = self._options(task)
+        options = self._options(task)
         within = objective.beside(plan)
         ms, cut = judge(objective, plan)
         best_ms, fitting = float("inf"), [plan] if objective.fits(plan) else []
         if fitting:
             best_ms = ms
-        known: list[CycleCut] = []
+        recent_cuts: list[CycleCut] = []
         model: ShardModel | None = None
         for number in range(task.rounds):
             if cut is None or not self.free or stop(best_ms):
                 break
             groups = cut.groups
-            if model is None or not known or known[-1].groups != groups:
-                able = [
-                    [o for o in table if surrogate.shard_loads(o)[0] in groups] for table in some
+            if model is None or not recent_cuts or recent_cuts[-1].groups != groups:
+                in_groups = [
+                    [o for o in table if surrogate.shard_loads(o)[0] in groups] for table in options
                 ]
-                model = ShardModel(within, able, surrogate.shard_loads, self.free)
-            # of plans with other exchanges the cuts say nothing
-            alike = [one for one in known if one.groups == groups]
-            known = [*alike[1 - params.cuts :], cut] if params.cuts > 1 else [cut]
-            base = [one for one in task.cuts if one.groups == groups]
+                model = ShardModel(within, in_groups, surrogate.shard_loads, self.free)
+            # cuts do not hold for plans with other exchanges
+            same_groups = [known for known in recent_cuts if known.groups == groups]
+            recent_cuts = [*same_groups[1 - params.cuts :], cut] if params.cuts > 1 else [cut]
+            given_cuts = [known for known in task.cuts if known.groups == groups]
             chosen, where = model.numbers(plan)
             part = number / max(1, task.rounds - 1)
             _, fitting_chosen, fitting_where = anneal(
                 model.space,
-                model.costs([*base, *known]),
+                model.costs([*given_cuts, *recent_cuts]),
                 chosen,
                 where,
                 task.moves // task.rounds,
@@ -130,53 +129,53 @@ class Annealer:
                 best_ms = min(best_ms, ms)
                 fitting.append(plan)
             if not fits and (within.memory(plan) <= within.caps).all():
-                # sums of bytes do not tell: its peak is beyond them
+                # the shards fit, but the peak does not: lower the caps
                 within, model = within.beside(plan), None
         different = [*dict.fromkeys(fitting)]
         times = objective.score(different).tolist()
         return sorted(zip(different, times, strict=True), key=lambda found: found[1])
 
     def _options(self, task: AnnealingTask) -> list[list[Option]]:
-        """The options of every table, with what it has."""
-        found = []
+        """Return the options of every table, its present one first."""
+        options = []
         space = self.objective.space.beside([option for option, _ in task.start])
         each = zip(task.start, task.options, space.options, strict=True)
-        for (now, _), others, sound in each:
-            known = {*map(id, sound)}
-            able = [o for o in others if o is not now and id(o) in known]
-            able = [o for o in able if not self.objective.legal(o).is_empty]
-            found.append([now, *able])
+        for (now, _), offered, sound in each:
+            sound_ids = {*map(id, sound)}
+            usable = [o for o in offered if o is not now and id(o) in sound_ids]
+            usable = [o for o in usable if not self.objective.legal(o).is_empty]
+            options.append([now, *usable])
             self.surrogate.shard_loads(now)
-        return found
+        return options
 
 
 def _between(first: float, last: float, part: float) -> float:
-    """Geometric from the first to the last."""
+    """Interpolate geometrically from the first to the last."""
     return float(first * (last / first) ** part)
 
 
 def load_kernel() -> None:
-    """Compile the inner loop, or read what was compiled before: once, before processes fork."""
+    """Compile the inner loop or load it from the cache: once, before processes fork."""
     from search.improve.kernel import anneal
 
-    none, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    zeros, ones = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     ends, sides = np.array([0, 1]), np.ones((1, 2))
     space = ShardSpace(
         **dict.fromkeys(["first_option", "first_unit"], ends),
-        **dict.fromkeys(["free", "first_shard", "group", "pool", "first_rank", "ranks"], none),
-        **dict.fromkeys(["units", "alternatives", "width"], one),
+        **dict.fromkeys(["free", "first_shard", "group", "pool", "first_rank", "ranks"], zeros),
+        **dict.fromkeys(["units", "alternatives", "width"], ones),
         together=np.zeros(1, dtype=np.bool_),
         at_rank=np.zeros((1, 1), dtype=np.int64),
         memory=sides,
         caps=sides,
         local=1,
         unit=1.0,
-        home=none,
-        home_where=none,
+        home=zeros,
+        home_where=zeros,
         arriving=np.ones(1),
         max_moves=1,
         max_bytes=-1.0,
     )
     square = np.ones((1, 1))
     costs = ShardCosts(square, square, square, square, np.ones(1))
-    anneal(space, costs, none.copy(), none.copy(), 1, 1.0, 1, 1.0, 0)
+    anneal(space, costs, zeros.copy(), zeros.copy(), 1, 1.0, 1, 1.0, 0)

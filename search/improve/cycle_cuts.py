@@ -1,10 +1,10 @@
-"""What limits the speed of a plan, as a sum of maxima over ranks that nearby plans share.
+"""Critical cycle of a plan as a cut: a sum of maxima over ranks that holds for nearby plans too.
 
 The critical cycle of a plan's timeline runs along one rank until a collective, where it may pass
 to the last rank that arrives. So the period is at least a constant, plus the work of the slowest
-rank in every segment between two collectives, plus the collectives at their busiest ranks. At the
-plan itself that is its period (`predictor.iteration.steady_state`); of other plans that use the
-same exchanges it is a lower estimate, exact where costs are linear in the loads.
+rank in every segment between two collectives, plus the collectives at their busiest ranks. For the
+plan itself this equals its period (`predictor.iteration.steady_state`); for other plans with the
+same exchanges it is a low estimate, exact where costs are linear in the loads.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from search.objective import Assignment, Objective
 Array = NDArray[np.float64]
 
 STEP = 1e-3
-"""Of the mean rank's load, by which loads change to see what that costs."""
+"""Step of a finite difference, as a fraction of the mean rank's load."""
 PROBED = [c for c in range(LONGEST.start) if c not in (Load.SHARDS, Load.ROWS)]
-"""Columns that costs rise with steadily."""
+"""Load columns in which costs rise continuously."""
 
 
 def critical_cut(objective: Objective, assignment: Assignment) -> CycleCut | None:
-    """The cut that is tight at a plan; None if nothing but the host sets its pace."""
+    """Return the cut that is tight at a plan; None if only the host sets its pace."""
     return judge(objective, assignment)[1]
 
 
 def judge(objective: Objective, assignment: Assignment) -> tuple[float, CycleCut | None]:
-    """The time of a plan in ms, and its `critical_cut`."""
+    """Return the time of a plan in ms and its `critical_cut`."""
     scorer = objective.scorer
     objective.evaluations += 1
     totals = scorer.totals(objective.table_plans(assignment))
@@ -68,7 +68,7 @@ def judge(objective: Objective, assignment: Assignment) -> tuple[float, CycleCut
 
 
 def _runs(graph: Graph, ops: Sequence[int]) -> list[list[int]]:
-    """The cycle's operations parted at its collectives, which stand alone."""
+    """Split a cycle's operations at its collectives, each of which is a run of its own."""
     runs: list[list[int]] = [[]]
     for op in ops:
         if _is_collective(graph, op):
@@ -87,13 +87,13 @@ def _is_collective(graph: Graph, op: int) -> bool:
 def _probed(
     objective: Objective, totals: Array, used: NDArray[np.intp]
 ) -> tuple[Array, Array, tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """How the costs of operations follow from the loads.
+    """Differentiate the costs of operations by the loads.
 
     Returns:
-        What every operation takes more of per unit of load on every rank, mean over the ranks that
-        have any, ``[probes, ops]``; what it takes less of on a rank that is rid of a group, beyond
-        what its loads there take, where ranks differ, ``[used, ops]``; and which group and column
-        each probe raises.
+        Cost of each operation per unit of load, mean over the ranks that have any,
+        ``[probes, ops]``; launch floor of each operation: the cost it loses on a rank without a
+        group, less the cost of that group's loads, where ranks differ, ``[used, ops]``; group and
+        column of each probe.
     """
     sizes = totals.mean(axis=1)
     pairs = [(g, c) for g in used.tolist() for c in PROBED if sizes[g, c] > 0]
@@ -112,13 +112,13 @@ def _probed(
     share = np.maximum(there[groups].mean(axis=1), 1e-9)
     here = [groups == group for group in used.tolist()]
     loads = [totals[groups[m], rank, columns[m]] for m, rank in zip(here, rid, strict=True)]
-    for op, one in enumerate(graph.ops):
-        found = np.broadcast_to(one.cost_ms, (len(probes), one.cost_ms.shape[-1]))
-        slopes[:, op] = (found[1:last] - found[0]).sum(axis=1) / steps / found.shape[1]
-        if found.shape[1] > 1:
+    for op, operation in enumerate(graph.ops):
+        costs = np.broadcast_to(operation.cost_ms, (len(probes), operation.cost_ms.shape[-1]))
+        slopes[:, op] = (costs[1:last] - costs[0]).sum(axis=1) / steps / costs.shape[1]
+        if costs.shape[1] > 1:
             slopes[:, op] /= share
-        if found.shape[1] > 1 and not _is_collective(graph, op):
+        if costs.shape[1] > 1 and not _is_collective(graph, op):
             for row, (mine, load, rank) in enumerate(zip(here, loads, rid, strict=True)):
-                less = found[0, rank] - found[last + row, rank]
+                less = costs[0, rank] - costs[last + row, rank]
                 floors[row, op] = max(0.0, less - float(slopes[mine, op] @ load))
     return slopes, floors, (groups, columns)

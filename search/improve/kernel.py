@@ -1,8 +1,8 @@
-"""The inner loop of annealing, compiled by numba: moves are proposed, scored and taken or undone.
+"""Inner loop of annealing, compiled by numba: moves are proposed, scored, then accepted or undone.
 
-All sums are in double precision and in one order, nothing reads a clock, and the random numbers are
-its own, so that a seed gives one plan on any machine. Importing this module compiles it, or reads
-what was compiled before from numba's cache beside this file (a tenth of the time).
+All sums are in double precision and in one order, nothing reads a clock, and the random generator
+is its own, so a seed gives the same plan on any machine. Importing this module compiles it, or
+reads the compiled code from numba's cache beside this file (a tenth of the time).
 
 Why: docs/decisions/0028-plans-from-the-bound.md.
 """
@@ -18,25 +18,25 @@ import numpy as np
 from search.model.shard_costs import Ints, ShardCosts, ShardSpace
 
 NORMAL = 1 << 16
-"""Moves after which loads are added up anew, so that rounding does not grow."""
+"""Number of moves after which loads are summed anew, so that rounding errors do not grow."""
 LOST = 1e-6
-"""Share of a sum of powers below which what is left of it is rounding, so it is added up anew."""
+"""Fraction of a sum of powers below which a difference is rounding, so the sum is computed anew."""
 TRIES = 24
-"""Ranks or tables that are looked at before any will do."""
+"""Number of random draws of ranks or tables before giving up."""
 MOVES, SWAPS = 0.3, 0.35
-"""Share of proposals that move one shard or block, and that swap two; the others choose another
+"""Fractions of proposals that move one shard or block, and that swap two; the others choose another
 option of a table, or place it anew."""
 
 HOMEWARD = 0.15
-"""Share of proposals that bring a table back to where the plan in use has it, if that limits moves.
+"""Fraction of proposals that return a table to its place in the plan in use, if moves are limited.
 """
 
 LN_2 = 0.6931471805599453
 
 
 def compiled(function: Any) -> Any:
-    """The function compiled; what numba has compiled before is read from beside this file or the
-    user's cache, unless neither can be written."""
+    """Compile a function with numba; cached code is read from beside this file or the user's cache,
+    unless neither can be written."""
     try:
         return numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:  # no place for a cache
@@ -45,7 +45,7 @@ def compiled(function: Any) -> Any:
 
 @compiled
 def _draw(state: Any) -> Any:
-    """The next of the random numbers in [0, 1) (xorshift64*, Vigna 2016)."""
+    """Draw the next random number in [0, 1) (xorshift64*, Vigna 2016)."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -56,27 +56,29 @@ def _draw(state: Any) -> Any:
 
 @compiled
 def _below(state: Any, count: int) -> Any:
-    """A random number below a count."""
+    """Draw a random integer below a count."""
     return min(int(_draw(state) * count), count - 1)
 
 
 @compiled
 def _patience(state: Any) -> Any:
-    """A random number, exponential to the accuracy of a straight line between halvings: products
-    and sums alone are the same on every machine."""
-    found = 0.0
+    """Draw a number that is exponential up to linear interpolation between halvings.
+
+    Products and sums alone give the same result on every machine.
+    """
+    patience = 0.0
     while _draw(state) < 0.5:
-        found += LN_2
-    return found + LN_2 * _draw(state)
+        patience += LN_2
+    return patience + LN_2 * _draw(state)
 
 
 @compiled
 def _put(
-    space: Any, cost: Any, loads: Any, used: Any, held: Any, even: Any, option: int, where: Any,
-    begin: int, sign: float,
+    space: Any, cost: Any, loads: Any, used: Any, shard_counts: Any, even: Any, option: int,
+    where: Any, begin: int, sign: float,
 ) -> None:  # fmt: skip
-    """Add an option's shards to the ranks, or take them away; ``where`` has the alternative of
-    every unit from ``begin`` on."""
+    """Add an option's shards to the ranks, or remove them; ``where`` has the alternative of every
+    unit from ``begin`` on."""
     shard = space.first_shard[option]
     group, pool = space.group[option], space.pool[option]
     width, start = space.width[pool], space.first_rank[pool]
@@ -85,11 +87,11 @@ def _put(
         at = start + where[begin + unit] * width
         for i in range(width):
             rank = space.ranks[at + i]
-            before = held[rank, group]
-            held[rank, group] = before + int(sign)
+            before = shard_counts[rank, group]
+            shard_counts[rank, group] = before + int(sign)
             for c in range(columns):
                 loads[rank, c] += sign * cost.work[shard, c]
-            if (before == 0) != (held[rank, group] == 0):
+            if (before == 0) != (shard_counts[rank, group] == 0):
                 for c in range(columns):
                     loads[rank, c] += sign * cost.floors[c, group]
             used[rank, 0] += sign * space.memory[shard, 0]
@@ -101,7 +103,7 @@ def _put(
 
 @compiled
 def _powered(loads: Any, scale: Any, squares: int, powers: Any, rank: int) -> None:
-    """The powers of a rank's loads."""
+    """Compute the powers of a rank's loads."""
     for c in range(loads.shape[1]):
         x = max(0.0, loads[rank, c]) * scale[c]
         for _ in range(squares):
@@ -111,7 +113,7 @@ def _powered(loads: Any, scale: Any, squares: int, powers: Any, rank: int) -> No
 
 @compiled
 def _over(space: Any, used: Any, rank: int) -> float:
-    """Share of its memory by which a rank exceeds that."""
+    """Return the fraction by which a rank exceeds its memory."""
     over = 0.0
     for kind in range(2):
         most = space.caps[rank, kind]
@@ -122,7 +124,7 @@ def _over(space: Any, used: Any, rank: int) -> float:
 
 @compiled
 def _beyond(space: Any, moved: int, moved_bytes: float) -> float:
-    """Tables that are moved beyond the limit, and share by which their bytes exceed theirs."""
+    """Return the moved tables above the limit, plus the fraction by which their bytes exceed it."""
     beyond = float(max(0, moved - space.max_moves))
     if space.max_bytes >= 0.0 and moved_bytes > space.max_bytes * (1 + 1e-9) + 1e-3:
         beyond += 0.1 + (moved_bytes - space.max_bytes) / max(space.max_bytes, space.unit)
@@ -131,7 +133,7 @@ def _beyond(space: Any, moved: int, moved_bytes: float) -> float:
 
 @compiled
 def _energy(cost: Any, sums: Any, scale: Any, squares: int, even: Any, norms: Any) -> float:
-    """The largest of the cuts, with norms in place of maxima."""
+    """Return the largest of the cuts, with norms in place of maxima."""
     for c in range(len(sums)):
         x = max(sums[c], 0.0)
         for _ in range(squares):
@@ -148,26 +150,33 @@ def _energy(cost: Any, sums: Any, scale: Any, squares: int, even: Any, norms: An
 
 @compiled
 def _count(
-    space: Any, cost: Any, chosen: Any, where: Any, loads: Any, used: Any, held: Any, even: Any
+    space: Any,
+    cost: Any,
+    chosen: Any,
+    where: Any,
+    loads: Any,
+    used: Any,
+    shard_counts: Any,
+    even: Any,
 ) -> None:
-    """Loads, bytes, shards and even parts of a plan."""
+    """Compute loads, bytes, shard counts and even parts of a plan."""
     for rank in range(loads.shape[0]):
         used[rank, 0] = used[rank, 1] = 0.0
         for c in range(loads.shape[1]):
             loads[rank, c] = 0.0
-        for group in range(held.shape[1]):
-            held[rank, group] = 0
+        for group in range(shard_counts.shape[1]):
+            shard_counts[rank, group] = 0
     for k in range(len(even)):
         even[k] = 0.0
     for table in range(len(chosen)):
         at = space.first_unit[table]
-        _put(space, cost, loads, used, held, even, chosen[table], where, at, 1.0)
+        _put(space, cost, loads, used, shard_counts, even, chosen[table], where, at, 1.0)
 
 
 @compiled
 def _away(space: Any, table: int, option: int, where: Any, at: int) -> bool:
-    """Whether a table with an option, whose units begin at a place of ``where``, is moved from
-    where the plan in use has it."""
+    """Return True if a table is moved from its place in the plan in use; its units begin at ``at``
+    in ``where``."""
     if option != space.home[table]:
         return bool(space.home[table] > -2)
     first = space.first_unit[table]
@@ -179,18 +188,18 @@ def _away(space: Any, table: int, option: int, where: Any, at: int) -> bool:
 
 @compiled
 def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: int) -> Any:
-    """A random alternative, on a host if that is not negative; rather where there is little of a
-    random column."""
+    """Draw an alternative, on a host if that is not negative; prefer a low load in a random
+    column."""
     first, count = space.first_rank[pool], space.alternatives[pool]
     width, column = space.width[pool], _below(state, loads.shape[1])
     best, least = -1, 0.0
     for _ in range(looks + TRIES):
-        one = _below(state, count)
-        rank = space.ranks[first + one * width]
+        alternative = _below(state, count)
+        rank = space.ranks[first + alternative * width]
         if host >= 0 and rank // space.local != host:
             continue
         if best < 0 or loads[rank, column] < least:
-            best, least = one, loads[rank, column]
+            best, least = alternative, loads[rank, column]
         looks -= 1
         if looks < 0:
             break
@@ -199,24 +208,24 @@ def _lighter(space: Any, loads: Any, state: Any, pool: int, host: int, looks: in
 
 @compiled
 def _place(space: Any, loads: Any, state: Any, option: int, where: Any) -> bool:
-    """Place all units of an option at random; False if that did not do."""
+    """Place all units of an option at random; return False if no place was found."""
     pool, units = space.pool[option], space.units[option]
     width, first = space.width[pool], space.first_rank[pool]
     host = -1
     if space.together[option]:
-        one = _below(state, space.alternatives[pool])
-        host = space.ranks[first + one * width] // space.local
+        alternative = _below(state, space.alternatives[pool])
+        host = space.ranks[first + alternative * width] // space.local
     looks = _below(state, 5)
     for unit in range(units):
         for attempt in range(TRIES):
-            one = _lighter(space, loads, state, pool, host, looks)
-            if one < 0:
+            alternative = _lighter(space, loads, state, pool, host, looks)
+            if alternative < 0:
                 return False
-            taken = False
+            is_taken = False
             for before in range(unit):
-                taken = taken or where[before] == one
-            where[unit] = one
-            if not taken or (units > space.alternatives[pool] and attempt > 0):
+                is_taken = is_taken or where[before] == alternative
+            where[unit] = alternative
+            if not is_taken or (units > space.alternatives[pool] and attempt > 0):
                 break
             if attempt == TRIES - 1:
                 return False
@@ -225,7 +234,7 @@ def _place(space: Any, loads: Any, state: Any, option: int, where: Any) -> bool:
 
 @compiled
 def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> Any:
-    """A random table; half of the time one that lies on a busy rank."""
+    """Draw a table; half of the time one on a busy rank."""
     tables, ranks = len(space.free), loads.shape[0]
     table = space.free[_below(state, tables)]
     if _draw(state) < 0.5:
@@ -236,33 +245,36 @@ def _on_busy(space: Any, chosen: Any, where: Any, loads: Any, state: Any) -> Any
         if loads[rank, column] > loads[busy, column]:
             busy = rank
     for _ in range(4 * ranks):
-        one = space.free[_below(state, tables)]
-        option = chosen[one]
+        candidate = space.free[_below(state, tables)]
+        option = chosen[candidate]
         pool = space.pool[option]
         if space.alternatives[pool] < 2:
             continue
-        width, first, at = space.width[pool], space.first_rank[pool], space.first_unit[one]
+        width, first, at = space.width[pool], space.first_rank[pool], space.first_unit[candidate]
         for unit in range(space.units[option]):
             start = space.ranks[first + where[at + unit] * width]
             if start <= busy < start + width:
-                return one
+                return candidate
     return table
 
 
 @compiled
-def _can_lie(space: Any, option: int, where: Any, unit: int, one: int) -> bool:
-    """Whether a unit of an option may come to an alternative, where the others stay."""
-    if one < 0:
+def _can_lie(space: Any, option: int, where: Any, unit: int, alternative: int) -> bool:
+    """Return True if a unit of an option may move to an alternative while the others stay."""
+    if alternative < 0:
         return False
     pool, units = space.pool[option], space.units[option]
     first, width = space.first_rank[pool], space.width[pool]
     for other in range(units):
         if other == unit:
             continue
-        if where[other] == one and units <= space.alternatives[pool]:
+        if where[other] == alternative and units <= space.alternatives[pool]:
             return False
         if space.together[option]:
-            rank, mine = space.ranks[first + where[other] * width], space.ranks[first + one * width]
+            rank, mine = (
+                space.ranks[first + where[other] * width],
+                space.ranks[first + alternative * width],
+            )
             if rank // space.local != mine // space.local:
                 return False
     return True
@@ -279,21 +291,21 @@ def anneal(
     wall: float,
     seed: int,
 ) -> tuple[float, Ints, Ints]:
-    """Change a plan, in place.
+    """Anneal a plan in place.
 
     Args:
         chosen: option of every table.
         where: alternative of every unit, those of a table from ``space.first_unit`` on.
-        moves: proposals.
-        heat: what a change that is taken may cost, in the mean, in ms.
-        squares: norms are of 2 to this power.
-        wall: ms for a rank that has twice the memory it may have, and for a table that is moved
-            beyond the limit.
-        seed: of the random numbers.
+        moves: number of proposals.
+        heat: temperature in ms: mean increase of an accepted change.
+        squares: the order of the norms is 2 to this power.
+        wall: penalty in ms of a rank at twice its memory limit, and of a table moved beyond the
+            limit.
+        seed: seed of the random generator.
 
     Returns:
-        The norm that it ends at in ms, and the best plan on the way that is within all limits, as
-        ``chosen`` and ``where`` are; the first one of ``chosen`` is -1 where there was none.
+        The final energy in ms, and the best plan on the way within all limits, as ``chosen`` and
+        ``where``; ``chosen[0]`` is -1 if there was none.
     """
     ranks, columns, groups = len(space.caps), cost.work.shape[1], cost.floors.shape[1]
     best, best_where = np.full_like(chosen, -1), where.copy()
@@ -303,9 +315,9 @@ def anneal(
     ints = np.zeros((5, max(ranks, most)), dtype=np.int64)
     on_ranks = np.zeros((4, ranks, columns))
     of_columns = np.zeros((4, columns))
-    used, held = np.zeros((2, ranks, 2)), np.zeros((2, ranks, groups), dtype=np.int64)
+    used, shard_counts = np.zeros((2, ranks, 2)), np.zeros((2, ranks, groups), dtype=np.int64)
     even = np.zeros((2, len(cost.constants)))
-    arrays = ints, on_ranks, of_columns, used, held, even
+    arrays = ints, on_ranks, of_columns, used, shard_counts, even
     energy = _anneal(
         space, cost, chosen, where, best, best_where, state, arrays, moves, heat, squares, wall
     )
@@ -327,15 +339,15 @@ def _anneal(
     squares: int,
     wall: float,
 ) -> float:
-    """The loop of `anneal`, in arrays that are given."""
-    ints, on_ranks, of_columns, used_twice, held_twice, even_twice = arrays
+    """Run the loop of `anneal` in preallocated arrays."""
+    ints, on_ranks, of_columns, used_twice, counts_twice, even_twice = arrays
     mine, other, touched, mark = ints[0], ints[1], ints[2], ints[3]
     loads, powers, old_loads, old_powers = on_ranks[0], on_ranks[1], on_ranks[2], on_ranks[3]
     sums, norms, scale, new_sums = of_columns[0], of_columns[1], of_columns[2], of_columns[3]
     used, old_used = used_twice[0], used_twice[1]
-    held, old_held = held_twice[0], held_twice[1]
+    shard_counts, old_counts = counts_twice[0], counts_twice[1]
     even, old_even = even_twice[0], even_twice[1]
-    ranks, columns, groups = loads.shape[0], loads.shape[1], held.shape[1]
+    ranks, columns, groups = loads.shape[0], loads.shape[1], shard_counts.shape[1]
     limited = space.max_moves < len(chosen) or space.max_bytes >= 0.0
     for _ in range(8):
         _draw(state)
@@ -343,7 +355,7 @@ def _anneal(
     moved, moved_bytes = 0, 0.0
     for move in range(moves):
         if move % NORMAL == 0:
-            _count(space, cost, chosen, where, loads, used, held, even)
+            _count(space, cost, chosen, where, loads, used, shard_counts, even)
             for c in range(columns):
                 most = 0.0
                 for rank in range(ranks):
@@ -384,10 +396,10 @@ def _anneal(
                 if space.together[now] and count > 1:
                     first = space.ranks[space.first_rank[pool] + mine[unit] * space.width[pool]]
                     host = first // space.local
-                one = _lighter(space, loads, state, pool, host, _below(state, 5))
-                if one < 0 or one == mine[unit] or not _can_lie(space, now, mine, unit, one):
+                place = _lighter(space, loads, state, pool, host, _below(state, 5))
+                if place < 0 or place == mine[unit] or not _can_lie(space, now, mine, unit, place):
                     continue
-                mine[unit] = one
+                mine[unit] = place
             else:
                 second = space.free[_below(state, len(space.free))]
                 now2 = chosen[second]
@@ -405,13 +417,13 @@ def _anneal(
                 rank2 = space.ranks[space.first_rank[pool2] + other[unit2] * width]
                 if rank == rank2:
                     continue
-                one, two = space.at_rank[pool, rank2], space.at_rank[pool2, rank]
+                place, place2 = space.at_rank[pool, rank2], space.at_rank[pool2, rank]
                 if not (
-                    _can_lie(space, now, mine, unit, one)
-                    and _can_lie(space, now2, other, unit2, two)
+                    _can_lie(space, now, mine, unit, place)
+                    and _can_lie(space, now2, other, unit2, place2)
                 ):
                     continue
-                mine[unit], other[unit2] = one, two
+                mine[unit], other[unit2] = place, place2
         else:
             first, last = space.first_option[table], space.first_option[table + 1]
             option = first + _below(state, last - first)
@@ -426,11 +438,11 @@ def _anneal(
         # remember the ranks that change
         count = 0
         for which in range(4):
-            one = now if which == 0 else option if which == 1 else now2
+            which_option = now if which == 0 else option if which == 1 else now2
             if which > 1 and second < 0:
                 break
-            pool = space.pool[one]
-            for unit in range(space.units[one]):
+            pool = space.pool[which_option]
+            for unit in range(space.units[which_option]):
                 alternative = mine[unit]
                 if which == 0:
                     alternative = where[at + unit]
@@ -448,7 +460,7 @@ def _anneal(
                             old_loads[count, c] = loads[rank, c]
                             old_powers[count, c] = powers[rank, c]
                         for group in range(groups):
-                            old_held[count, group] = held[rank, group]
+                            old_counts[count, group] = shard_counts[rank, group]
                         old_used[count, 0], old_used[count, 1] = used[rank, 0], used[rank, 1]
                         count += 1
         for k in range(len(even)):
@@ -457,11 +469,11 @@ def _anneal(
         for i in range(count):
             new_over -= _over(space, used, touched[i])
         # make the change
-        _put(space, cost, loads, used, held, even, now, where, at, -1.0)
-        _put(space, cost, loads, used, held, even, option, mine, 0, 1.0)
+        _put(space, cost, loads, used, shard_counts, even, now, where, at, -1.0)
+        _put(space, cost, loads, used, shard_counts, even, option, mine, 0, 1.0)
         if second >= 0:
-            _put(space, cost, loads, used, held, even, now2, where, at2, -1.0)
-            _put(space, cost, loads, used, held, even, now2, other, 0, 1.0)
+            _put(space, cost, loads, used, shard_counts, even, now2, where, at2, -1.0)
+            _put(space, cost, loads, used, shard_counts, even, now2, other, 0, 1.0)
         for c in range(columns):
             new_sums[c] = sums[c]
         for i in range(count):
@@ -482,7 +494,7 @@ def _anneal(
             for which in range(4):
                 if which > 1 and second < 0:
                     break
-                one = now if which == 0 else option if which == 1 else now2
+                which_option = now if which == 0 else option if which == 1 else now2
                 which_table, units, begin = table, where, at
                 if which == 1:
                     units, begin = mine, 0
@@ -490,13 +502,14 @@ def _anneal(
                     which_table, begin = second, at2
                 elif which == 3:
                     which_table, units, begin = second, other, 0
-                if _away(space, which_table, one, units, begin):
-                    new_moved += 1 if which % 2 else -1
-                    new_bytes += space.arriving[one] if which % 2 else -space.arriving[one]
+                if _away(space, which_table, which_option, units, begin):
+                    sign = 1 if which % 2 else -1
+                    new_moved += sign
+                    new_bytes += sign * space.arriving[which_option]
         outside = new_over + _beyond(space, new_moved, new_bytes)
-        found = _energy(cost, new_sums, scale, squares, even, norms) + wall * outside
-        if found <= energy or found - energy < heat * _patience(state):
-            energy, over, moved, moved_bytes = found, new_over, new_moved, new_bytes
+        new_energy = _energy(cost, new_sums, scale, squares, even, norms) + wall * outside
+        if new_energy <= energy or new_energy - energy < heat * _patience(state):
+            energy, over, moved, moved_bytes = new_energy, new_over, new_moved, new_bytes
             for c in range(columns):
                 sums[c] = new_sums[c]
             chosen[table] = option
@@ -507,10 +520,10 @@ def _anneal(
                     where[at2 + unit] = other[unit]
             if outside == 0.0 and energy < best_energy:
                 best_energy = energy
-                for one in range(len(chosen)):
-                    best[one] = chosen[one]
-                for one in range(len(where)):
-                    best_where[one] = where[one]
+                for i in range(len(chosen)):
+                    best[i] = chosen[i]
+                for i in range(len(where)):
+                    best_where[i] = where[i]
         else:
             for k in range(len(even)):
                 even[k] = old_even[k]
@@ -520,6 +533,6 @@ def _anneal(
                     loads[rank, c] = old_loads[i, c]
                     powers[rank, c] = old_powers[i, c]
                 for group in range(groups):
-                    held[rank, group] = old_held[i, group]
+                    shard_counts[rank, group] = old_counts[i, group]
                 used[rank, 0], used[rank, 1] = old_used[i, 0], old_used[i, 1]
     return energy

@@ -1,10 +1,10 @@
-"""Improves assignments on the true objective: the full timeline, many neighbours at a time.
+"""Local search on the true objective: the full timeline, many neighbours at a time.
 
 Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option,
 tables of one exchange join another of their module (`search.improve.merges`).
 
-Descent takes the best neighbours together as far as that helps; at a local optimum a few tables are
-shaken (iterated local search, Lourenço et al. 2003) until the budget of evaluations is spent.
+Descent applies the best neighbours together as far as that helps; at a local optimum a few tables
+are perturbed (iterated local search, Lourenço et al. 2003) until the evaluations are spent.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
 NEIGHBOURS = 512
-"""Neighbours scored before the best of them is taken."""
+"""Number of neighbours scored before the best of them is taken."""
 JOINED = 16
-"""Changes of different tables that are tried together."""
+"""Number of changes of different tables that are tried together."""
 SHAKEN = 3
-"""Tables changed at random to leave a local optimum."""
+"""Number of tables changed at random to leave a local optimum."""
 PATIENCE = 0.1
-"""Share of the budget in which a descent must gain, or it ends."""
+"""Fraction of the budget without a `GAIN` after which the search ends."""
 LEAST_PATIENCE = 500
-"""Plans that it may score without a gain, however small the budget."""
+"""Number of plans that may always be scored without a gain."""
 GAIN = 0.002
-"""What it must gain in that: less is within what ties."""
+"""Least gain as a fraction of the time: plans closer than that tie."""
 KNOWN = 20
-"""Shaken plans in a row that were starts before, after which there is nothing left to try."""
+"""Number of repeated starts in a row after which the search ends."""
 SWAPPED = 64
-"""Other tables that one is offered to swap with."""
+"""Number of random tables that one is offered to swap with."""
 
 
 class LocalSearch:
     """Descent with restarts from shaken optima.
 
     Attributes:
-        visited: plans that it went through.
+        visited: plan -> predicted time in ms, of every descent step.
     """
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
@@ -63,20 +63,20 @@ class LocalSearch:
         evaluations: int,
         stop: Callable[[float], bool] = lambda best: False,
     ) -> tuple[Assignment, float]:
-        """The best assignment found and its predicted time in ms.
+        """Return the best assignment found and its predicted time in ms.
 
         Args:
             start: an assignment that fits.
-            evaluations: budget of plans to score.
-            stop: asked after every descent step with the best time so far.
+            evaluations: number of plans to score.
+            stop: called after every descent step with the best time so far.
         """
         best, best_ms = start, float(self.objective.score([start])[0])
         limit = self.objective.evaluations + evaluations
         current, current_ms = best, best_ms
-        starts, known = {start}, 0
+        starts, repeats = {start}, 0
         gained_ms, gained_at = best_ms, self.objective.evaluations
         patience = max(LEAST_PATIENCE, PATIENCE * evaluations)
-        while self.objective.evaluations < limit and known < KNOWN and not stop(best_ms):
+        while self.objective.evaluations < limit and repeats < KNOWN and not stop(best_ms):
             if best_ms < gained_ms * (1 - GAIN):
                 gained_ms, gained_at = best_ms, self.objective.evaluations
             if self.objective.evaluations - gained_at > patience:
@@ -89,7 +89,7 @@ class LocalSearch:
                 best, best_ms = current, current_ms
             if step is None:
                 current = self._shake(best)
-                known = known + 1 if current in starts else 0
+                repeats = repeats + 1 if current in starts else 0
                 starts.add(current)
                 current_ms = float(self.objective.score([current])[0])
         return best, best_ms
@@ -97,7 +97,7 @@ class LocalSearch:
     def _descend(
         self, base: Assignment, base_ms: float, limit: int, stop: Callable[[float], bool]
     ) -> tuple[Assignment, float] | None:
-        """A better assignment among the neighbours, which are scored in random order, by parts."""
+        """Return a better neighbour, or None; neighbours are scored in random order, in batches."""
         neighbours = self.neighbours(base)
         while part := list(islice(neighbours, NEIGHBOURS)):
             times = self.objective.score_neighbours(base, part)
@@ -106,15 +106,15 @@ class LocalSearch:
             joint = [*self._join(base, better), *better[1:JOINED]] if better else []
             times = self.objective.score_neighbours(base, joint)
             for best in np.argsort(times, kind="stable").tolist():
-                found = apply(base, joint[best])
-                if times[best] < base_ms and self.objective.fits(found):
-                    return found, float(times[best])
+                joined = apply(base, joint[best])
+                if times[best] < base_ms and self.objective.fits(joined):
+                    return joined, float(times[best])
             if self.objective.evaluations >= limit or stop(base_ms):
                 break
         return None
 
     def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
-        """The best change, the best two of different tables, the best three, ... as they fit."""
+        """Return the best change, the best two of different tables, three, ... while they fit."""
         used = self.objective.memory(base)
         joint = [better[0]]
         for change in better[1:]:
@@ -138,7 +138,7 @@ class LocalSearch:
         return base
 
     def neighbours(self, base: Assignment) -> Iterator[Change]:
-        """What fits of all moves, table by table; made only as far as asked for."""
+        """Yield all moves that fit, table by table."""
         used = self.objective.memory(base)
         order = self._order(base)
         changes = chain(
@@ -151,7 +151,7 @@ class LocalSearch:
                 yield proposed
 
     def _returns(self, base: Assignment) -> Iterator[Change]:
-        """Each moved table back where the plan in use has it."""
+        """Yield the return of each moved table to its place in the plan in use."""
         if self.in_use is not None:
             for table in self.in_use.moved(base):
                 before = self.in_use.choices[table]
@@ -159,14 +159,14 @@ class LocalSearch:
                     yield {table: before}
 
     def _order(self, base: Assignment) -> list[int]:
-        """Tables on a rank that is slowest in some phase come first; else at random."""
+        """Return the tables in random order, those on a rank slowest in some phase first."""
         loads, _ = self.surrogate.standing(base)
         slowest = {*loads.argmax(axis=0).tolist()}
         order = self.random.sample(range(len(base)), len(base))
         return sorted(order, key=lambda table: slowest.isdisjoint(base[table][1]))
 
     def _of_table(self, base: Assignment, table: int, order: Sequence[int]) -> list[Change]:
-        """Every change of one table, and its swaps with the tables after it in the order."""
+        """Return every change of one table, and its swaps with tables after it in the order."""
         alone = chain(self._moves(base, table), self._options(base, table))
         later = order[order.index(table) + 1 :]
         later = self.random.sample(later, min(SWAPPED, len(later)))
@@ -186,25 +186,25 @@ class LocalSearch:
         return near and right and space.co_located([ranks for _, ranks in joint])
 
     def _moves(self, base: Assignment, table: int) -> Iterator[Choice]:
-        """One unit of the table elsewhere; like units of a table are moved once."""
+        """Yield moves of one unit of the table; of equal units on the same ranks one is moved."""
         option, ranks = base[table]
         legal = self.objective.legal(option)
-        start, seen = 0, set()
+        start, visited = 0, set()
         for alternatives in legal.units:
             width = len(alternatives[0])
             here = ranks[start : start + width]
-            for there in alternatives if here not in seen else ():
+            for there in alternatives if here not in visited else ():
                 moved = (*ranks[:start], *there, *ranks[start + width :])
                 if there != here and self._one_group(legal.same_group, moved):
                     yield option, moved
-            seen.add(here)
+            visited.add(here)
             start += width
 
     def _one_group(self, same_group: bool, ranks: Ranks) -> bool:
         return not same_group or len({self.topology.group_of(r) for r in ranks}) == 1
 
     def _options(self, base: Assignment, table: int) -> Iterator[Choice]:
-        """Another option for the table, placed greedily around the others."""
+        """Yield other options for the table, placed greedily around the other tables."""
         loads, used = self.surrogate.standing_without(base, [table])
         for option in self.objective.space.options[table]:
             # one column shard gains nothing alone; whole exchanges are merged instead
@@ -214,12 +214,12 @@ class LocalSearch:
                 if placed is not None:
                     yield option, placed
 
-    def _swaps(self, base: Assignment, table: int, others: Sequence[int]) -> Iterator[Change]:
-        """Two tables of one unit each exchange their places."""
+    def _swaps(self, base: Assignment, table: int, partners: Sequence[int]) -> Iterator[Change]:
+        """Yield swaps of the table with others; each has one unit."""
         first, here = base[table]
         if not self._is_movable(first):
             return
-        for other in others:
+        for other in partners:
             second, there = base[other]
             alike = len(here) == len(there) and here != there and self._is_movable(second)
             legal = self.objective.is_legal

@@ -1,8 +1,8 @@
-"""Tables of one exchange join another of their module.
+"""Moves that merge tables of one exchange into another of their module.
 
-All of them save an exchange with its collectives and launches; a part of them lets the collectives
-of one exchange overlap with the lookups of the other. Changing tables one at a time reaches
-neither, because the first change only adds an exchange.
+Moving all of them saves an exchange with its collectives and launches; moving a part lets the
+collectives of one exchange overlap with the lookups of the other. Single-table moves reach neither,
+because the first one only adds an exchange.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Change = dict[int, Choice]
 Exchange = tuple[str, str]
 
 PAIRS = 12
-"""Pairs of exchanges that are tried at random."""
+"""Number of random pairs of exchanges that are tried."""
 SHARES = (1.0, 0.5, 0.25)
-"""Parts of an exchange's tables that move together."""
+"""Fractions of an exchange's tables that move together."""
 MOST = 100
-"""Tables that move together at most; placing more costs more than it can gain."""
+"""Largest number of tables that move together; placing more costs more than it can gain."""
 
 
 class ExchangeMerges:
-    """Changes of many tables at a time."""
+    """Generator of changes of many tables at a time."""
 
     def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
         self.objective, self.surrogate = objective, surrogate
@@ -56,7 +56,7 @@ class ExchangeMerges:
             yield plan, ms
 
     def some(self, base: Assignment, rng: random.Random) -> Iterator[Change]:
-        """Changes between random pairs of exchanges; what they propose may not fit."""
+        """Yield changes between random pairs of exchanges; they may not fit."""
         pairs = list(self._pairs(base))
         for members, target in rng.sample(pairs, min(PAIRS, len(pairs))):
             for share in SHARES:
@@ -66,7 +66,7 @@ class ExchangeMerges:
                     yield change
 
     def _pairs(self, base: Assignment) -> Iterator[tuple[list[int], Exchange]]:
-        """Tables of every exchange of a plan, and every other exchange of their module."""
+        """Yield the tables of each exchange of a plan with each other exchange of their module."""
         used = [self.surrogate.exchange(option) for option, _ in base]
         for source, target in permutations(self.exchanges, 2):
             members = [table for table, exchange in enumerate(used) if exchange == source]
@@ -74,8 +74,8 @@ class ExchangeMerges:
                 yield members, target
 
     def _change(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
-        """These tables in the target exchange, on their own ranks where that is legal; a table
-        that has no option there stays."""
+        """Move tables to the target exchange, on their own ranks where that is legal; a table
+        without an option there stays."""
         loads, used = self.surrogate.standing_without(base, tables)
         change: Change = {}
         for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
@@ -90,7 +90,7 @@ class ExchangeMerges:
         return change
 
     def _cheapest(self, table: int, target: Exchange) -> Option | None:
-        """The option of a table in an exchange with the least sum of phases; None if none is."""
+        """Return a table's option in an exchange with the least sum of phases; None if none."""
         options = self.objective.space.options[table]
         mine = [o for o in options if self.surrogate.exchange(o) == target]
         return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)

@@ -1,10 +1,9 @@
-"""Options of tables and the ranks of their shards as the integer variables of CP-SAT.
+"""Options of tables and ranks of their shards as integer variables of CP-SAT.
 
-Shards of an option that are alike are counted per rank, not placed one by one, which removes their
-symmetry. What uses the model adds limits and an objective: neighbourhoods of a plan minimise its
-cycle cuts (`search.propose.cpsat`), the search for any plan that fits minimises what is
-missing of memory (`search.feasibility`), and the bound refutes targets
-(`search.bound.rank_targets`).
+Equal shards of an option are counted per rank, not placed one by one; this removes their symmetry.
+Users of the model add limits and an objective: large neighbourhood search minimises cycle cuts
+(`search.propose.cpsat`), the search for any plan that fits minimises the missing memory
+(`search.feasibility`), and the bound refutes targets (`search.bound.rank_targets`).
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Term = tuple[int, cp_model.IntVar]
 
 @dataclass(frozen=True)
 class RunVariables:
-    """Runs of shards of an option that are placed together and are all alike.
+    """Variables of equal runs; a run is the shards of an option that are placed together.
 
     Args:
-        runs: their positions in the option's placement.
-        alternatives: the ranks that a run may lie on.
-        counts: how many of them lie on each alternative, divided by ``each``.
-        each: above 1 where there is one alternative for all.
+        runs: positions of the runs in the option's placement.
+        alternatives: rank tuples that a run may lie on.
+        counts: number of runs on each alternative, divided by ``each``.
+        each: number of runs if they have a single alternative, else 1.
     """
 
     runs: Ranks
@@ -45,16 +44,16 @@ class RunVariables:
 
     @property
     def placed(self) -> Iterator[tuple[Ranks, cp_model.IntVar]]:
-        """Every alternative and how many runs lie there."""
+        """Alternatives with the variables of the runs on them."""
         return zip(self.alternatives, self.counts, strict=True)
 
 
 @dataclass(frozen=True)
 class OptionVariables:
-    """The variables of an option.
+    """Variables of an option.
 
     Args:
-        chosen: their sum says whether it is chosen.
+        chosen: variables whose sum is 1 if the option is chosen, else 0.
         width: shards of a run.
     """
 
@@ -64,23 +63,26 @@ class OptionVariables:
     units: list[RunVariables]
 
     def times(self, ranks: Ranks) -> list[list[int]]:
-        """The values of the counts in a placement."""
+        """Return the values of the counts in a placement."""
         width = self.width
         runs = [tuple(ranks[i : i + width]) for i in range(0, len(ranks), width)]
         return [
-            [sum(runs[i] == one for i in unit.runs) // unit.each for one in unit.alternatives]
+            [
+                sum(runs[i] == alternative for i in unit.runs) // unit.each
+                for alternative in unit.alternatives
+            ]
             for unit in self.units
         ]
 
 
 class PlacementModel:
-    """One option for every table, and a rank for every shard.
+    """CP-SAT model that chooses an option for every table and a rank for every shard.
 
     Args:
-        options: what every table may choose from; those that can lie nowhere are left out.
-        legal: where the shards of an option may lie; all that the ranks allow if None.
-        bytes_of: what its shards count of HBM and of host memory.
-        numbers: of these tables in the space; all of it if None.
+        options: options of every table; those without a legal placement are dropped.
+        legal: returns the legal placements of an option; all that the topology allows if None.
+        bytes_of: returns the bytes of its shards in HBM and in host memory.
+        numbers: positions of these tables in the space; all tables if None.
     """
 
     def __init__(
@@ -96,13 +98,15 @@ class PlacementModel:
         self.topology = topology
         self.legal = legal or (lambda option: option.legal_ranks(topology))
         self.model = cp_model.CpModel()
-        self.tables = [[p for o in some if (p := self._place(o))] for some in options]
+        self.tables = [
+            [p for o in table_options if (p := self._place(o))] for table_options in options
+        ]
         for placed in self.tables:
             self.model.add_exactly_one([x for p in placed for x in p.chosen])
 
     @property
     def placed(self) -> list[OptionVariables]:
-        """The options of all tables."""
+        """Options of all tables."""
         return [placed for table in self.tables for placed in table]
 
     def _place(self, option: Option) -> OptionVariables | None:
@@ -120,23 +124,23 @@ class PlacementModel:
             at = slice(run * width, (run + 1) * width)
             key = option.sizes[at], option.memory[at], alternatives
             alike.setdefault(key, []).append(run)
-        one = [model.new_bool_var("")]
+        is_chosen = [model.new_bool_var("")]
         units: list[RunVariables] = []
         for runs in alike.values():
             alternatives, count = legal.units[runs[0]], len(runs)
             if len(alternatives) == 1:
-                units.append(RunVariables(tuple(runs), alternatives, one, count))
+                units.append(RunVariables(tuple(runs), alternatives, is_chosen, count))
                 continue
             counts = [model.new_int_var(0, count, "") for _ in alternatives]
-            model.add(sum(counts) == count * one[0])
+            model.add(sum(counts) == count * is_chosen[0])
             units.append(RunVariables(tuple(runs), alternatives, counts, 1))
-        placed = OptionVariables(option, one, width, units)
+        placed = OptionVariables(option, is_chosen, width, units)
         if legal.same_group and self.topology.groups > 1:
             self._same_group(placed)
         return placed
 
     def _same_group(self, placed: OptionVariables) -> None:
-        """All its runs lie in one intra group."""
+        """Constrain all runs of an option to one intra group."""
         groups = [self.model.new_bool_var("") for _ in range(self.topology.groups)]
         self.model.add(sum(groups) == sum(placed.chosen))
         for unit in placed.units:
@@ -145,37 +149,37 @@ class PlacementModel:
                 self.model.add(count <= len(unit.runs) * here)
 
     def per_rank(self, value: Callable[[OptionVariables, int], int]) -> list[list[Term]]:
-        """What every rank has, if each shard puts a value there.
+        """Return the terms of every rank that sum a value over its shards.
 
         Args:
-            value: of a shard of an option; runs that are alike have those of the first.
+            value: returns the value of a shard of an option; equal runs get that of the first.
         """
-        found: list[list[Term]] = [[] for _ in range(self.topology.world_size)]
+        terms: list[list[Term]] = [[] for _ in range(self.topology.world_size)]
         for placed in self.placed:
             for unit in placed.units:
                 first = unit.runs[0] * placed.width
-                worth = [value(placed, first + i) * unit.each for i in range(placed.width)]
-                if not any(worth):
+                numbers = [value(placed, first + i) * unit.each for i in range(placed.width)]
+                if not any(numbers):
                     continue
                 for ranks, count in unit.placed:
-                    for rank, one in zip(ranks, worth, strict=True):
-                        found[rank].append((one, count))
-        return found
+                    for rank, number in zip(ranks, numbers, strict=True):
+                        terms[rank].append((number, count))
+        return terms
 
     def used(self, kind: int) -> list[list[Term]]:
-        """Bytes that every rank takes of a kind of memory (0: HBM, 1: DDR)."""
+        """Return the terms that sum each rank's bytes of a kind of memory (0: HBM, 1: DDR)."""
         sizes = {placed.option: self.bytes_of(placed.option)[kind] for placed in self.placed}
         return self.per_rank(lambda placed, shard: sizes[placed.option][shard])
 
     def limit_memory(self, caps: Array, kinds: Sequence[int] = (0, 1)) -> None:
-        """No rank takes more of these kinds than its bytes, ``[hbm or ddr, ranks]``."""
+        """Limit the bytes of every rank to caps, ``[hbm or ddr, ranks]``, for these kinds."""
         for kind in kinds:
             for terms, cap in zip(self.used(kind), caps[kind].tolist(), strict=True):
                 if terms:
                     self.model.add(weighted(terms) <= int(cap))
 
     def co_locate(self, space: Space) -> None:
-        """Tables of a group use the same ranks: a rank is either used by all of them or by none."""
+        """Constrain the tables of each co-located group to use the same ranks."""
         for group in space.co_locate:
             for rank in range(self.topology.world_size):
                 used = self.model.new_bool_var("")
@@ -192,7 +196,7 @@ class PlacementModel:
                     self.model.add(weighted(counts) <= most * used)
 
     def divide_right(self, space: Space) -> None:
-        """Rows of means are split only where those of all tables of the module are."""
+        """Allow row splits of mean pooling only if all tables of the module are split by rows."""
         for means, tables in space.means:
             split = self.model.new_bool_var("")
             for table in tables:
@@ -202,19 +206,19 @@ class PlacementModel:
                     elif table in means:
                         self.model.add(sum(placed.chosen) <= split)
 
-    def limit_moves(self, space: Space, others: int = 0) -> None:
-        """No more tables differ from the plan in use than may.
+    def limit_moves(self, space: Space, moved_outside: int = 0) -> None:
+        """Limit the tables that differ from the plan in use.
 
         Args:
-            others: that are not in the model, and differ.
+            moved_outside: number of differing tables that are not in the model.
         """
         if space.in_use is not None and space.in_use.is_limited:
-            least = len(self.tables) + others - space.in_use.max_moves
+            least = len(self.tables) + moved_outside - space.in_use.max_moves
             self.model.add(sum(self.stays(space)) >= least)
 
     def stays(self, space: Space) -> list[cp_model.IntVar]:
-        """A variable per table that may stay: if true, it does."""
-        found = []
+        """Make a variable for each table that can stay; true forces it to stay."""
+        variables = []
         for placed, table in zip(self.tables, self.numbers, strict=True):
             before = space.in_use.choices[table] if space.in_use else None
             same = [p for p in placed if before and p.option is before[0]]
@@ -222,37 +226,37 @@ class PlacementModel:
                 continue
             stay = self.model.new_bool_var("")
             self.model.add(sum(same[0].chosen) >= stay)
-            # wherever its shards are alike, any of them may lie on a rank
+            # equal shards are interchangeable: only their counts are fixed
             for unit, times in zip(same[0].units, same[0].times(before[1]), strict=True):
                 for count, value in zip(unit.counts, times, strict=True):
                     self.model.add(count == value).only_enforce_if(stay)
-            found.append(stay)
-        return found
+            variables.append(stay)
+        return variables
 
     def read(self, solver: cp_model.CpSolver, space: Space | None = None) -> Assignment:
-        """The plan that was found.
+        """Return the plan of the solution.
 
         Args:
-            space: shards that are alike stay where its plan in use has them.
+            space: space whose plan in use fixes the places of equal shards.
         """
-        found: list[Choice] = []
+        plan: list[Choice] = []
         for placed in self.placed:
             if not any(solver.boolean_value(x) for x in placed.chosen):
                 continue
             where: dict[int, Ranks] = {}
             for unit in placed.units:
                 ranks = [
-                    one
-                    for one, count in unit.placed
+                    alternative
+                    for alternative, count in unit.placed
                     for _ in range(unit.each * solver.value(count))
                 ]
                 where.update(zip(unit.runs, ranks, strict=True))
-            found.append(
+            plan.append(
                 (placed.option, tuple(rank for run in sorted(where) for rank in where[run]))
             )
-        return keep_shards_in_place(space.in_use if space else None, tuple(found))
+        return keep_shards_in_place(space.in_use if space else None, tuple(plan))
 
 
 def weighted(terms: Sequence[Term]) -> cp_model.LinearExprT:
-    """The sum of the terms."""
+    """Return the sum of the terms."""
     return cp_model.LinearExpr.weighted_sum([v for _, v in terms], [c for c, _ in terms])

@@ -1,8 +1,7 @@
-"""Shards x cost columns: what every shard of every option adds to its rank under cycle cuts.
+"""Costs of every shard under cycle cuts as an array ``[shards, columns]``.
 
 A cut is a constant, an even part, and a sum over segments of the maximum over the ranks
-(`search.model.cut_model.CycleCut`). Each segment is a column; segments that several cuts share are
-one.
+(`search.model.cut_model.CycleCut`). Each distinct segment is a column.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class ShardCosts(NamedTuple):
     """Costs of shards under some cuts, for compiled code.
 
     Args:
-        work: what a shard adds to each column of its rank, ``[shards, columns]`` in ms.
-        even: what an option adds to each cut wherever it lies, ``[options, cuts]`` in ms.
-        floors: what a rank takes that has any shard of a group, ``[columns, groups]`` in ms.
-        member: how often a cut has the maximum of a column, ``[cuts, columns]``.
-        constants: of the cuts in ms.
+        work: cost of a shard in each column of its rank, ``[shards, columns]`` in ms.
+        even: cost of an option in each cut, on any ranks, ``[options, cuts]`` in ms.
+        floors: cost of a rank with any shard of a group, ``[columns, groups]`` in ms.
+        member: number of segments of a cut in a column, ``[cuts, columns]``.
+        constants: constants of the cuts, ``[cuts]`` in ms.
     """
 
     work: Array
@@ -95,12 +94,12 @@ class ShardSpace(NamedTuple):
 
 
 class ShardModel:
-    """The options of every table as arrays.
+    """Options of every table as arrays.
 
     Args:
-        objective: counts the bytes that shards are placed within.
-        options: of every table; each can lie somewhere.
-        loads_of: of an option.
+        objective: objective with the memory limits of shards.
+        options: options of every table; each has a legal placement.
+        loads_of: returns the loads of an option.
         free: tables that may change.
     """
 
@@ -114,28 +113,28 @@ class ShardModel:
         self.options = [option for table in options for option in table]
         self.number = {id(option): i for i, option in enumerate(self.options)}
         self.world = objective.problem.topology.world_size
-        found = [loads_of(option) for option in self.options]
-        self.group = np.array([group for group, _ in found])
-        self.loads = np.concatenate([loads for _, loads in found])
-        counts = np.array([len(loads) for _, loads in found])
+        grouped_loads = [loads_of(option) for option in self.options]
+        self.group = np.array([group for group, _ in grouped_loads])
+        self.loads = np.concatenate([loads for _, loads in grouped_loads])
+        counts = np.array([len(loads) for _, loads in grouped_loads])
         self.group_of_shard = np.repeat(self.group, counts)
         self.first_shard = np.concatenate([[0], np.cumsum(counts)])
         self.groups = len(objective.scorer.groups)
         legal = [objective.legal(option) for option in self.options]
         placed = objective.placed
         self.pools: dict[tuple[tuple[int, ...], ...], int] = {}
-        pool = [self.pools.setdefault(one.units[0], len(self.pools)) for one in legal]
+        pool = [self.pools.setdefault(placements.units[0], len(self.pools)) for placements in legal]
         self.alternatives = [*self.pools]
         self.index = [{ranks: i for i, ranks in enumerate(pool)} for pool in self.alternatives]
-        units = np.array([len(one.units) for one in legal])
+        units = np.array([len(placements.units) for placements in legal])
         sizes = [len(table) for table in options]
         first = np.concatenate([[0], np.cumsum(sizes)])
         most = np.maximum.reduceat(units, first[:-1])
-        width = np.array([len(one[0]) for one in self.alternatives])
-        many = np.array([len(one) for one in self.alternatives])
+        width = np.array([len(ranks[0]) for ranks in self.alternatives])
+        many = np.array([len(ranks) for ranks in self.alternatives])
         at_rank = np.full((len(many), self.world), -1)
-        for row, one in enumerate(self.alternatives):
-            at_rank[row, [ranks[0] for ranks in one]] = np.arange(len(one))
+        for row, pool_ranks in enumerate(self.alternatives):
+            at_rank[row, [ranks[0] for ranks in pool_ranks]] = np.arange(len(pool_ranks))
         first_unit = np.concatenate([[0], np.cumsum(most)])
         tables = len(options)
         self.space = ShardSpace(
@@ -145,7 +144,7 @@ class ShardModel:
             first_shard=self.first_shard[:-1],
             units=units,
             group=self.group,
-            together=np.array([one.same_group and len(one.units) > 1 for one in legal]),
+            together=np.array([p.same_group and len(p.units) > 1 for p in legal]),
             pool=np.array(pool),
             first_rank=np.concatenate([[0], np.cumsum(many * width)[:-1]]),
             alternatives=many,
@@ -168,7 +167,7 @@ class ShardModel:
             self.space = self._near(in_use)
 
     def _near(self, in_use: ChoicesInUse) -> ShardSpace:
-        """The space with where tables lie, and how many may move."""
+        """Return the space with the places of the plan in use and the limits on moves."""
         space = self.space
         home = np.full(len(in_use.choices), -1)
         home_where = space.home_where.copy()
@@ -194,16 +193,16 @@ class ShardModel:
         )
 
     def _ends(self, option: int) -> list[tuple[int, ...]]:
-        """An option's first and last alternatives."""
+        """Return the ranks of an option with all units on the first or the last alternative."""
         units = self.alternatives[self.space.pool[option]]
         count = int(self.space.units[option])
         return [
-            tuple(rank for ranks in some for rank in ranks)
-            for some in ([units[0]] * count, [units[-1]] * count)
+            tuple(rank for ranks in places for rank in ranks)
+            for places in ([units[0]] * count, [units[-1]] * count)
         ]
 
     def _units(self, option: int, ranks: Sequence[int]) -> list[int]:
-        """Alternatives of an option's units."""
+        """Return the alternative of each unit of an option on these ranks."""
         pool = int(self.space.pool[option])
         width, index = int(self.space.width[pool]), self.index[pool]
         return [
@@ -212,7 +211,7 @@ class ShardModel:
         ]
 
     def numbers(self, plan: Assignment) -> tuple[Ints, Ints]:
-        """Option of every table, and alternative of every unit."""
+        """Return the option of every table and the alternative of every unit of a plan."""
         space = self.space
         chosen = np.array([self.number[id(option)] for option, _ in plan])
         where = np.zeros(space.first_unit[-1], dtype=np.int64)
@@ -222,29 +221,29 @@ class ShardModel:
         return chosen, where
 
     def plan(self, chosen: Ints, where: Ints) -> Assignment:
-        """The plan of these numbers."""
-        space, found = self.space, []
+        """Return the plan of these options and alternatives."""
+        space, plan = self.space, []
         for option, at in zip(chosen.tolist(), space.first_unit.tolist(), strict=False):
             units = self.alternatives[space.pool[option]]
-            some = where[at : at + space.units[option]].tolist()
-            ranks = tuple(rank for one in some for rank in units[one])
-            found.append((self.options[option], ranks))
-        return tuple(found)
+            numbers = where[at : at + space.units[option]].tolist()
+            ranks = tuple(rank for number in numbers for rank in units[number])
+            plan.append((self.options[option], ranks))
+        return tuple(plan)
 
     def costs(self, cuts: Sequence[CycleCut]) -> ShardCosts:
-        """What shards cost under some cuts."""
+        """Return the costs of all shards under some cuts."""
         size, count = self.groups * (COLUMNS + 1), sum(len(cut.segments) for cut in cuts)
-        found, columns = np.zeros((max(1, count), size)), 0
+        distinct, columns = np.zeros((max(1, count), size)), 0
         member = np.zeros((len(cuts), max(1, count)))
         for row, cut in enumerate(cuts):
             flat = cut.segments.reshape(-1, size - self.groups)
-            for one in np.concatenate([flat, cut.floors.reshape(-1, self.groups)], axis=1):
-                near = np.abs(found[:columns] - one) <= ALIKE * np.abs(one)
+            for segment in np.concatenate([flat, cut.floors.reshape(-1, self.groups)], axis=1):
+                near = np.abs(distinct[:columns] - segment) <= ALIKE * np.abs(segment)
                 same = np.flatnonzero(near.all(axis=1))
-                found[columns] = one
+                distinct[columns] = segment
                 member[row, same[0] if len(same) else columns] += 1.0
                 columns += not len(same)
-        slopes, floors = np.split(found[: max(1, columns)], [size - self.groups], axis=1)
+        slopes, floors = np.split(distinct[: max(1, columns)], [size - self.groups], axis=1)
         of_groups = slopes.reshape(-1, self.groups, COLUMNS)
         even_of = np.array([cut.even for cut in cuts]) / self.world
         work = np.empty((len(self.loads), len(slopes)))

@@ -1,3 +1,4 @@
-"""Candidates: annealed plans of the lowest sets of exchanges; on request CP-SAT's and Optuna's; any
-plan that fits where nothing else finds one. May import `state`, `bound` and what lies below.
+"""Proposers of candidates: annealing in the exchange sets of lowest bound; CP-SAT and Optuna on
+request; any plan that fits if nothing else finds one. May import `state`, `bound` and the layers
+below.
 """

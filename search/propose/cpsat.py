@@ -1,9 +1,9 @@
-"""Large neighbourhoods: all tables of a few ranks are placed anew, with their options (CP-SAT).
+"""Large neighbourhood search with CP-SAT: the tables of a few ranks are re-optimised.
 
 CP-SAT minimises the time of a plan under the cycle cuts known so far, where only tables of a few
-ranks may change. What it finds is scored on the full timeline, and its critical cycle joins the
-cuts (Benders 1962; large neighbourhood search: Shaw 1998). What the slowest of the free ranks takes
-is minimised, too, and the search also goes on from plans that are a little slower than the best
+ranks may change. Its plan is scored on the full timeline, and its critical cycle joins the cuts
+(Benders 1962; large neighbourhood search: Shaw 1998). The time of the slowest free rank is
+minimised, too, and the search also continues from plans that are a little slower than the best
 one (record-to-record travel: Dueck 1993).
 """
 
@@ -27,38 +27,40 @@ from search.state import State
 from search.surrogate import Surrogate
 
 SLOWER = 0.03
-"""Share by which a plan may be slower than the best one to go on from."""
+"""Fraction by which a plan may be slower than the best one to continue from it."""
 FREE, TABLES = (2, 5), (4, 24)
-"""Least and most ranks and tables of a neighbourhood: CP-SAT is not done with many where memory is
-full, and few cannot change much where it is not."""
+"""Range of ranks and of tables in a neighbourhood: CP-SAT cannot finish large ones where memory is
+full, and small ones change little where it is not."""
 CUTS = 8
-"""Cuts in a model: the last ones whose exchanges a plan of it has."""
+"""Number of cuts in a model: the latest ones whose exchanges its plans have."""
 TIME = 10
-"""Weight of the time, against the mean over the cuts of what the free ranks take."""
+"""Weight of the iteration time against the mean time of the free ranks over the cuts."""
 WORK, BUILDING = 0.3, 0.1
-"""Deterministic time of CP-SAT for one answer, about seconds on one core, and what building the
-model counts as."""
+"""Deterministic time of one CP-SAT solve, about seconds on one core, and the time counted for
+building its model."""
 
 
 def propose_by_cpsat(state: State) -> Iterator[Candidate]:
-    """Place parts of the best plan anew, or of any that fits; models of large problems would not be
-    solved."""
+    """Improve the best plan, or any that fits, by large neighbourhood search.
+
+    Large problems are skipped: their models would not be solved.
+    """
     tools = state.tools
     starts = list(state.incumbents[:1]) or rescue(tools)[0][:1]
-    late = tools.stop.part(tools.params.annealing_time)
+    time_is_up = tools.stop.part(tools.params.annealing_time)
     for start in starts if not tools.is_large else ():
         yield start
         plan, ms = Neighbourhoods(tools.objective, tools.surrogate, tools.seed).improve(
             start.assignment,
             tools.params.cpsat_work,
-            lambda best: tools.stop.reached(best, state.proven_ms) or late(),
+            lambda best: tools.stop.reached(best, state.proven_ms) or time_is_up(),
             lambda: tools.stop.remaining_s,
         )
         yield Candidate(plan, ms, "cpsat")
 
 
 class Neighbourhoods:
-    """Improves a plan by placing anew what lies on a few ranks, again and again."""
+    """Large neighbourhood search around a plan."""
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective, self.surrogate, self.seed = objective, surrogate, seed
@@ -76,10 +78,10 @@ class Neighbourhoods:
         """Return the best plan found and its predicted time in ms.
 
         Args:
-            start: fits, and so does the result.
+            start: plan that fits; the result fits, too.
             work: deterministic time of CP-SAT, about seconds on one core.
-            stop: asked after every neighbourhood with the best time so far.
-            seconds: wall time left.
+            stop: called after every neighbourhood with the best time so far.
+            seconds: returns the wall time left.
         """
         now = best = start
         best_ms = float(self.objective.score([start])[0])
@@ -101,12 +103,12 @@ class Neighbourhoods:
         return best, best_ms
 
     def _neighbourhood(self, plan: Assignment, cut: CycleCut) -> tuple[frozenset[int], list[int]]:
-        """Return ranks, one of them slow in some segment of a cut, and tables that lie there."""
+        """Draw ranks, one of them slowest in some segment of a cut, and tables on them."""
         times = np.einsum("sgc,grc->sr", cut.segments, self.surrogate.loads_on_ranks(plan))
         slow = times.argmax(axis=1).tolist() or range(self.world)
         first, size = self.random.choice(slow), min(self.random.randint(*FREE), self.world)
-        others = self.random.sample([r for r in range(self.world) if r != first], size - 1)
-        free = frozenset([first, *others])
+        other_ranks = self.random.sample([r for r in range(self.world) if r != first], size - 1)
+        free = frozenset([first, *other_ranks])
         tied = {table for group in self.objective.space.co_locate for table in group}
         tables = [t for t, (_, ranks) in enumerate(plan) if t not in tied and free & set(ranks)]
         self.random.shuffle(tables)
@@ -116,47 +118,51 @@ class Neighbourhoods:
     def find(
         self,
         base: Assignment,
-        known: Sequence[CycleCut],
+        cycle_cuts: Sequence[CycleCut],
         below_ms: float,
         free: frozenset[int],
         tables: Sequence[int],
         seconds: float,
         within: Objective,
     ) -> tuple[Assignment | None, float]:
-        """Return the best plan under the cuts, None if none was found that is as fast as asked for;
-        and the deterministic time that took.
+        """Solve one neighbourhood.
 
         Args:
-            base: the plan, from which the new one may differ.
+            base: plan to start from.
+            cycle_cuts: cuts known so far.
+            below_ms: time that the plan must not exceed.
             free: ranks whose tables may change.
-            tables: which tables may change, of those that have shards on these ranks.
+            tables: tables with shards on these ranks that may change.
             seconds: wall time left.
-            within: counts the bytes that shards are placed within.
+            within: objective with the memory limits of shards.
+
+        Returns:
+            The best plan under the cuts, None if none is fast enough; the deterministic time spent.
         """
         objective, shard_loads = self.objective, self.surrogate.shard_loads
         space = objective.space.beside([option for option, _ in base])
         groups = {shard_loads(option)[0] for option, _ in base} | {self.random.choice(self.groups)}
-        cuts = [cut for cut in known if cut.groups <= groups][-CUTS:]
+        cuts = [cut for cut in cycle_cuts if cut.groups <= groups][-CUTS:]
         if not cuts or not tables:
             return None, BUILDING
 
         def where(option: Option) -> AllowedPlacements:
-            """Ranks that are free, those that the table is on now, and whole hosts."""
-            legal, able = objective.legal(option), free.union(base[option.table][1])
-            units = [[a for a in u if able.issuperset(a) or len(a) > 1] for u in legal.units]
+            """Return placements on free ranks, on the table's present ranks, and on whole hosts."""
+            legal, ranks = objective.legal(option), free.union(base[option.table][1])
+            units = [[a for a in u if ranks.issuperset(a) or len(a) > 1] for u in legal.units]
             return AllowedPlacements(tuple(map(tuple, units)), legal.same_group)
 
         def loads_of(option: Option) -> OptionLoads:
             group, loads = shard_loads(option)
             return OptionLoads(group, loads.sum(axis=0) / self.world, loads)
 
-        others = [[o for o in space.options[t] if shard_loads(o)[0] in groups] for t in tables]
-        kept = [choice for t, choice in enumerate(base) if t not in set(tables)]
+        offered = [[o for o in space.options[t] if shard_loads(o)[0] in groups] for t in tables]
+        fixed = [choice for t, choice in enumerate(base) if t not in set(tables)]
         model = CutModel(
             objective.problem.topology,
-            [list(dict.fromkeys([base[t][0], *o])) for t, o in zip(tables, others, strict=True)],
+            [list(dict.fromkeys([base[t][0], *o])) for t, o in zip(tables, offered, strict=True)],
             loads_of,
-            self.surrogate.loads_on_ranks(kept),
+            self.surrogate.loads_on_ranks(fixed),
             below_ms,
             free=free,
             legal=where,
@@ -165,7 +171,7 @@ class Neighbourhoods:
         )
         if space.in_use is not None:
             model.limit_moves(space, len(set(space.in_use.moved(base)) - set(tables)))
-        model.limit_memory(within.caps - (within.memory(kept) if kept else 0.0))
+        model.limit_memory(within.caps - (within.memory(fixed) if fixed else 0.0))
         for cut in cuts:
             model.add_cut(cut)
         model.model.minimize(TIME * len(cuts) * model.time + sum(model.here))

@@ -1,4 +1,4 @@
-"""Any plan that fits, where nothing else has found one."""
+"""Search for any plan that fits, after all other stages found none."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from search.objective import Assignment, Objective
 from search.state import Tools
 
 PLACINGS = 4
-"""Plans whose shards fit that are tried until one also fits at its peak."""
+"""Number of plans whose shards fit that are tried until one also fits at its peak."""
 
 
 def rescue(tools: Tools) -> tuple[list[Candidate], Feasibility]:
-    """Find any plan that fits; the search for one has a second even when time is up.
+    """Find any plan that fits; the search gets a second even when time is up.
 
-    Where the bytes of a plan's shards fit, but its peak does not, it is placed again within less,
-    and the plan that lacks least is annealed until it fits.
+    If the shards of a plan fit but its peak does not, the tables are placed again within lower
+    caps, and the plan that lacks least is annealed until it fits.
     """
     within, params, stop = tools.objective, tools.params, tools.stop
     tried: list[Assignment] = []
     nearest: Feasibility | None = None
     for _ in range(PLACINGS):
         seconds = max(1.0, stop.remaining_s)
-        found = find_feasible(within, params.proof_work, tools.seed, seconds)
-        nearest = nearest or found  # caps that were lowered prove nothing
-        plan = found.assignment
+        feasibility = find_feasible(within, params.proof_work, tools.seed, seconds)
+        nearest = nearest or feasibility  # caps that were lowered prove nothing
+        plan = feasibility.assignment
         if plan is None:
             break
         if tools.objective.fits(plan):
@@ -49,5 +49,5 @@ def rescue(tools: Tools) -> tuple[list[Candidate], Feasibility]:
 
 
 def _lacking(objective: Objective, plan: Assignment) -> int:
-    """Bytes that all ranks lack at the peak of a plan."""
+    """Return the bytes that all ranks lack at the peak of a plan."""
     return sum(map(sum, objective.missing(plan)))

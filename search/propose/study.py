@@ -1,4 +1,4 @@
-"""An Optuna study over what shapes a plan: type mix, column widths, data-parallel size, weights.
+"""Optuna study over the shape of a plan: type mix, column widths, data-parallel size, weights.
 
 Each trial turns its parameters into one option per table; they are placed greedily and scored on
 the full timeline. The best plan is annealed.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import optuna
 
 PHASES = ("forward", "backward", "ids", "outputs")
-"""In the order of the surrogate's."""
+"""Phases in the order of the surrogate."""
 NEUTRAL = {"min_width": 32, "replica": 24.0, "peak": 0.2} | {f"weight_{p}": 0.0 for p in PHASES}
-"""The first trial, in which every type has its own cost."""
+"""Parameters of the first trial, without penalties."""
 FOUND_BY = "optuna"
 
 
 def propose_by_study(state: State) -> Iterator[Candidate]:
-    """Run a study; yield its plans and those that annealing its best one goes through."""
+    """Run a study; yield its plans and those from annealing its best one."""
     tools = state.tools
     objective, params = tools.objective, tools.params
     study = Study(objective, tools.surrogate, tools.seed)
@@ -46,7 +46,7 @@ def propose_by_study(state: State) -> Iterator[Candidate]:
 
 
 class Study:
-    """Proposes plans; `run` returns them with their predicted times, best first."""
+    """Optuna study that proposes plans."""
 
     def __init__(self, objective: Objective, surrogate: Surrogate, seed: int) -> None:
         self.objective = objective
@@ -58,10 +58,11 @@ class Study:
     def run(
         self, trials: int, stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[Assignment, float]]:
-        """Run this many trials.
+        """Run trials; return their plans with predicted times in ms, best first.
 
         Args:
-            stop: asked after every trial.
+            trials: number of trials.
+            stop: called after every trial.
         """
         import optuna
 
@@ -86,7 +87,7 @@ class Study:
         return sorted(plans.values(), key=lambda pair: pair[1])
 
     def _plan(self, trial: optuna.Trial) -> Assignment | None:
-        """The plan that a trial's parameters make; None if its options do not fit.
+        """Return the plan that a trial's parameters give; None if its options do not fit.
 
         ``weight`` of the phases, ``penalty`` on the cost of a type, ``min_width`` of column shards,
         ``replica``: bytes of the largest table that may be data-parallel, ``peak``: weight of the
@@ -112,5 +113,5 @@ class Study:
         def choose(options: Sequence[Option]) -> Option:
             return min(filter(is_allowed, options), key=cost, default=min(options, key=cost))
 
-        options = [choose(some) for some in self.objective.space.options]
+        options = [choose(table_options) for table_options in self.objective.space.options]
         return GreedyPartitioner(self.objective, self.surrogate, weights).place_all(options)

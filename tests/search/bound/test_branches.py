@@ -89,7 +89,8 @@ def test_no_plan_is_faster_than_a_cut_at_its_options(seed: int, alone: bool) -> 
     """Of its set, and of the family of all plans; also than cuts at the options of others."""
     objective = roomy_objective(seed)
     found = sets_with_plans(objective, seed)
-    family = ExchangeSet(found[0][0].known, np.arange(len(found[0][0].known.all)), frozenset())
+    all_choices = found[0][0].all_choices
+    family = ExchangeSet(all_choices, np.arange(len(all_choices.all)), frozenset())
     for _ in range(60):
         if family.refine()[1]:
             break
@@ -113,9 +114,9 @@ def holds(one: ExchangeSet, branch: Branch, plan: Assignment, outputs: np.ndarra
         outputs: of the busiest rank of every exchange.
     """
     chosen = chosen_in(one, plan) > 0
-    some = all((each & chosen).any() for each in branch.some)
+    some = all((each & chosen).any() for each in branch.one_of)
     sent = (branch.low <= outputs * (1 + 1e-9)) & (outputs <= branch.high * (1 + 1e-9))
-    return bool(branch.able[chosen].all() and some and sent.all())
+    return bool(branch.allowed[chosen].all() and some and sent.all())
 
 
 @pytest.mark.parametrize("seed", quick_first(4, range(24)))

@@ -234,7 +234,7 @@ def test_before_any_set_is_solved_those_with_what_the_optimum_uses_come_first() 
         steps += 1
     assert steps < 60
     assert bound._solved == []
-    wanted = bound._wanted
+    wanted = bound._exchange_shares
     assert sum(wanted.values()) == pytest.approx(len(tables))
     first, *_, last = bound.promising(len(bound.sets))
 

@@ -139,7 +139,7 @@ def test_every_set_stays_below_its_best_plan(seed: int, batch_size: int) -> None
     for one in bound.sets:
         every = sorted(one.exchanges)
         all_use = frozenset(e for e in every if rng.random() < 0.5)
-        for these in (one, ExchangeSet(one.known, one.index, all_use)):
+        for these in (one, ExchangeSet(one.all_choices, one.index, all_use)):
             for _ in range(60):
                 if these.refine()[1]:
                     break

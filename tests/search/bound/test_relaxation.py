@@ -97,7 +97,7 @@ def test_the_least_of_a_maximum_is_the_largest_shard_and_of_a_rank_nothing() -> 
     assert least_of(0, lambda load: load[..., Load.IDS].max(axis=-1, keepdims=True)) == 800.0
     assert least_of(1, lambda load: load[..., Load.IDS].mean(axis=-1, keepdims=True)) == 100.0
     assert least_of(2, lambda load: load[..., Load.IDS]) == 0.0
-    tops = [float(hull.x[-1]) for hull in hulls.known]
+    tops = [float(hull.x[-1]) for hull in hulls.in_order]
     assert tops == pytest.approx([16000.0, 16000.0, 16000.0]), "one rank may have all there is"
 
 

@@ -1,7 +1,7 @@
 """No plan is below what is proven, family by family, in cases so close that a small error shows.
 
-Each assertion here fails if the rent of memory is dropped, if a rank is thought to have 2 % more
-work than it has, or if hulls end at the mean load of a rank.
+Each assertion here fails if the dual price of memory is dropped, if a rank is thought to have 2 %
+more work than it has, or if hulls end at the mean load of a rank.
 """
 
 from __future__ import annotations
