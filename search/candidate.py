@@ -1,4 +1,4 @@
-"""Plans that the search knows of: with their predicted times, ranked, without repeats."""
+"""Candidate plans with predicted times, ranked, without repeats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from search.space.option import ChoicesInUse
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with its predicted iteration time and who found it."""
+    """Plan with its predicted iteration time and the searcher that found it."""
 
     assignment: Assignment
     iteration_ms: float
@@ -22,19 +22,18 @@ class Candidate:
 def rank_distinct(
     candidates: Sequence[Candidate], in_use: ChoicesInUse | None = None
 ) -> list[Candidate]:
-    """Best first, without plans that differ only by a renaming of ranks.
+    """Sort candidates, best first; drop plans that differ only by a renaming of ranks.
 
-    Of plans that are equally fast to six digits, the one that moves fewer tables of the plan in use
-    comes first, then the one with fewer shards.
+    Times that agree to six digits are ordered by moved tables of the plan in use, then by shards.
     """
-    seen: set[frozenset[object]] = set()
-    found = []
+    signatures: set[frozenset[object]] = set()
+    distinct = []
     for candidate in sorted(candidates, key=lambda c: _rank(c, in_use)):
         name = signature(candidate.assignment)
-        if name not in seen:
-            seen.add(name)
-            found.append(candidate)
-    return found
+        if name not in signatures:
+            signatures.add(name)
+            distinct.append(candidate)
+    return distinct
 
 
 def _rank(candidate: Candidate, in_use: ChoicesInUse | None) -> tuple[float, int, int, float]:
@@ -45,18 +44,18 @@ def _rank(candidate: Candidate, in_use: ChoicesInUse | None) -> tuple[float, int
 
 @lru_cache(maxsize=64)
 def signature(assignment: Assignment) -> frozenset[object]:
-    """Equal for plans that differ only by a renaming of ranks or of like shards of a table."""
+    """Return a key that ignores the names of ranks and the order of equal shards of a table."""
     on_rank: dict[int, list[object]] = {}
     for option, ranks in assignment:
         for rank, size in zip(ranks, option.sizes, strict=True):
-            held = (*option.way[:2], option.cache_load_factor, option.table, size)
-            on_rank.setdefault(rank, []).append(held)
-    counted = [frozenset(_count(held).items()) for held in on_rank.values()]
+            shard = (*option.way[:2], option.cache_load_factor, option.table, size)
+            on_rank.setdefault(rank, []).append(shard)
+    counted = [frozenset(_count(shard).items()) for shard in on_rank.values()]
     return frozenset(_count(counted).items())
 
 
 def _count(items: Sequence[object]) -> dict[object, int]:
-    found: dict[object, int] = {}
+    counts: dict[object, int] = {}
     for item in items:
-        found[item] = found.get(item, 0) + 1
-    return found
+        counts[item] = counts.get(item, 0) + 1
+    return counts

@@ -1,5 +1,4 @@
-"""From the plans that a search knows to the one it returns: by time alone, or over scenarios; of
-plans that tie the preferred one (`search.prefer`).
+"""Choice of the plan to return: by time, or over scenarios; among ties by `search.prefer`.
 
 Why: docs/decisions/0030-choosing-among-plans.md.
 """
@@ -25,19 +24,19 @@ from search.stop import Stop
 from search.surrogate import Surrogate
 
 TURNS = 2
-"""Searches over scenarios: what one finds may be the best of a scenario, by which the next one
-measures."""
+"""Number of searches over scenarios: a plan found by one may be the best of a scenario, against
+which the next one measures regret."""
 FOUND_BY = "search over scenarios"
 
 
 @dataclass(frozen=True)
 class ChosenPlans:
-    """The plans that are left to return, and why the first of them is.
+    """Plans to return, and the reasons for the first one.
 
     Args:
-        ranked: with their predicted times, best first.
-        ties: what tied with the best.
-        scenarios: how the best does in each.
+        ranked: plans with predicted times, best first.
+        ties: summary of the plans that tied with the best.
+        scenarios: times of the best plan in each scenario.
         passed_over: see `search.problem.Result`.
     """
 
@@ -58,21 +57,21 @@ def choose_plan(
 ) -> ChosenPlans:
     """Choose the best plan by the aim; of those that tie, the preferred one.
 
-    Where a plan is in use, every plan has its share of the move in all scenarios, so that staying
-    is compared with moving; ties are not looked at.
+    With a plan in use, every time includes the cost of the move per step, so that staying competes
+    with moving; ties are ignored.
 
     Args:
-        ranked: fastest first.
-        limit_ms: no slower plan ties with the fastest one.
-        tolerance: by which share plans that tie may be slower than the best.
-        params: scaled.
+        ranked: plans, fastest first.
+        limit_ms: time above which no plan ties with the fastest one.
+        tolerance: fraction by which ties may be slower than the best.
+        params: parameters scaled by the effort.
     """
     problem = nominal.problem
     scenarios = problem.scenarios or ()
     as_given: tuple[list[Candidate], TieSummary | None]
     if problem.in_use is None:
-        descent, late = _work(params.evaluations, nominal, params), stop.part(1.0)
-        work = params, descent, late
+        descent, time_is_up = _work(params.evaluations, nominal, params), stop.part(1.0)
+        work = params, descent, time_is_up
         as_given = prefer(nominal, nominal, surrogate, ranked, limit_ms, tolerance, *work)
     else:
         ranked = [rename_ranks(nominal, c) for c in ranked[: params.pool]]
@@ -88,13 +87,13 @@ def choose_plan(
     chosen, ties = as_given
     if not scenarios:
         return ChosenPlans(chosen, ties, ())
-    known = RatedPlans(ScenarioScorer(nominal, scenarios), _pool([*chosen, *ranked], params))
+    rated = RatedPlans(ScenarioScorer(nominal, scenarios), _pool([*chosen, *ranked], params))
     nothing = [0.0] * len(scenarios)
-    return ChosenPlans(chosen, ties, scenario_times(known, chosen[0].assignment, nothing))
+    return ChosenPlans(chosen, ties, scenario_times(rated, chosen[0].assignment, nothing))
 
 
 def _pool(ranked: Sequence[Candidate], params: SearchParams) -> list[Assignment]:
-    """The plans that are compared under scenarios."""
+    """Return the plans to compare under scenarios."""
     return [candidate.assignment for candidate in ranked][: params.pool]
 
 
@@ -107,61 +106,66 @@ def _over_scenarios(
     params: SearchParams,
     stop: Stop,
 ) -> ChosenPlans:
-    """Choose the best plan over the scenarios; where the stated errors cannot tell it apart from
-    the one that is preferred for the problem as given, that one."""
+    """Choose the best plan over the scenarios, or the nominal choice if the stated errors cannot
+    tell the two apart."""
     problem = nominal.problem
     aim, in_use, seed = problem.aim, problem.in_use, 0
     scorer = ScenarioScorer(nominal, problem.scenarios or ())
     likely = [as_given[0][0], *candidates_in_use(nominal), *ranked]
     plans = _pool([c for c in likely if nominal.fits(c.assignment)], params)
-    known = RatedPlans(scorer, plans, share_of_move(nominal))
+    rated_plans = RatedPlans(scorer, plans, share_of_move(nominal))
     ended = stop.part(params.annealing_time)
     over_all = _work(params.evaluations, nominal, params)
-    nominal.evaluations += known.improve(surrogate, over_all // TURNS, seed, ended)
+    nominal.evaluations += rated_plans.improve(surrogate, over_all // TURNS, seed, ended)
     for _ in range(TURNS):
-        objective = known.objective(nominal, aim)
-        measures = known.measure(aim)(known.times)
+        objective = rated_plans.objective(nominal, aim)
+        measures = rated_plans.measure(aim)(rated_plans.times)
         again = LocalSearch(objective, surrogate, seed)
-        reached, _ = again.improve(known.plans[int(measures.argmin())], over_all // TURNS, ended)
-        known.add([reached])
+        reached, _ = again.improve(
+            rated_plans.plans[int(measures.argmin())], over_all // TURNS, ended
+        )
+        rated_plans.add([reached])
         nominal.evaluations += objective.evaluations
-    measures = known.measure(aim)(known.times)
+    measures = rated_plans.measure(aim)(rated_plans.times)
     names = {c.assignment: c.found_by for c in [*as_given[0], *ranked]}
     rated = [
         Candidate(plan, measure, names.get(plan, FOUND_BY))
-        for plan, measure in zip(known.plans, measures.tolist(), strict=True)
+        for plan, measure in zip(rated_plans.plans, measures.tolist(), strict=True)
     ]
-    found, ties = rank_distinct(rated, nominal.space.in_use), None
+    best_first, ties = rank_distinct(rated, nominal.space.in_use), None
     if tolerance and in_use is None and not ended():
-        rating, limit = known.objective(nominal, aim), found[0].iteration_ms * (1 + tolerance)
+        rating, limit = (
+            rated_plans.objective(nominal, aim),
+            best_first[0].iteration_ms * (1 + tolerance),
+        )
         work = params, over_all // 4, ended
-        found, ties = prefer(rating, nominal, surrogate, found, limit, tolerance, *work)
-    best, usual = found[0], as_given[0][0].assignment
-    known.add([best.assignment])
+        best_first, ties = prefer(rating, nominal, surrogate, best_first, limit, tolerance, *work)
+    best, usual = best_first[0], as_given[0][0].assignment
+    rated_plans.add([best.assignment])
     passed_over = None
-    if best.assignment != usual and not known.is_better(best.assignment, usual, aim):
+    if best.assignment != usual and not rated_plans.is_better(best.assignment, usual, aim):
         passed_over, ties = best.iteration_ms, as_given[1]
         best = next(c for c in rated if c.assignment == usual)
-        found = [best, *(c for c in found if c.iteration_ms > best.iteration_ms)]
-    bounds = known.bounds(best.assignment, params.scenario_steps, ended)
-    times = scenario_times(known, best.assignment, bounds)
-    return ChosenPlans(_timed(nominal, found[: params.pool]), ties, times, passed_over)
+        best_first = [best, *(c for c in best_first if c.iteration_ms > best.iteration_ms)]
+    bounds = rated_plans.bounds(best.assignment, params.scenario_steps, ended)
+    times = scenario_times(rated_plans, best.assignment, bounds)
+    return ChosenPlans(_timed(nominal, best_first[: params.pool]), ties, times, passed_over)
 
 
-def _timed(nominal: Objective, found: Sequence[Candidate]) -> list[Candidate]:
-    """The same plans with their predicted times."""
-    times = nominal.score([c.assignment for c in found]).tolist()
-    return [replace(c, iteration_ms=ms) for c, ms in zip(found, times, strict=True)]
+def _timed(nominal: Objective, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the same plans with their predicted times."""
+    times = nominal.score([c.assignment for c in candidates]).tolist()
+    return [replace(c, iteration_ms=ms) for c, ms in zip(candidates, times, strict=True)]
 
 
 def _work(evaluations: int, objective: Objective, params: SearchParams) -> int:
-    """A budget of plans to score, smaller where a plan takes long to score."""
+    """Return the number of plans to score, reduced for large problems."""
     size = len(objective.space.options) * objective.problem.topology.world_size
     return max(1, round(evaluations * min(1.0, params.large / size)))
 
 
 def with_scenarios(problem: Problem) -> Problem:
-    """The problem with what else could be true, where that is left open.
+    """Return the problem with scenarios; draw them if it has none.
 
     Raises:
         InputError: the aim is unknown, or needs scenarios.

@@ -1,4 +1,4 @@
-"""What a plan is expected to save over a baseline, priced by the errors that its costs may have.
+"""Expected gain of a plan over a baseline under the errors that its costs may have.
 
 A search balances the ranks by the predicted costs, so every error of a cost makes some rank of the
 chosen plan the slowest one; a baseline that was not balanced by these costs has no such loss. The
@@ -42,7 +42,7 @@ LITTLE = 0.05
 
 @dataclass(frozen=True)
 class Stakes:
-    """What is at stake in the choice of a plan.
+    """Stakes in the choice of a plan.
 
     Args:
         plans: sane ones that were compared, the best one among them.
@@ -57,22 +57,22 @@ class Stakes:
 
 def stakes(problem: Problem, result: Result) -> Stakes | None:
     """Compares the sane plans of a search; None if there is only one."""
-    best, *others = (ranked.plan for ranked in result.plans)
+    best, *rivals = (ranked.plan for ranked in result.plans)
     slower = [ranked.iteration_ms for ranked in result.plans[1:]]
     for name, plan in result.baseline_plans.items():
         if name not in INSANE:
-            others.append(plan)
+            rivals.append(plan)
             slower.append(result.baselines[name])
-    if not others:
+    if not rivals:
         return None
     spread = max(slower) / result.best.iteration_ms - 1
     if spread > 2 * LITTLE:
-        return Stakes(1 + len(others), spread, matters=True)
-    _, times = drawn_times(problem, [best, *others])
+        return Stakes(1 + len(rivals), spread, matters=True)
+    _, times = drawn_times(problem, [best, *rivals])
     gains = 1 - times[0] / times[1:]
     mean, width = gains.mean(axis=1), Z_90 * gains.std(axis=1, ddof=1)
     alike = (mean <= NOTHING) | ((mean <= LITTLE) & (mean <= width))
-    return Stakes(1 + len(others), spread, matters=not bool(alike.all()))
+    return Stakes(1 + len(rivals), spread, matters=not bool(alike.all()))
 
 
 Array = NDArray[np.float64]
@@ -107,7 +107,7 @@ class ExpectedGain:
 
     @property
     def verdict(self) -> Literal["use", "measure", "keep"]:
-        """Whether to use the plan: yes where the whole interval is above `TOLERANCE`; the
+        """Verdict on the plan: use it where the whole interval is above `TOLERANCE`; the
         baseline's where the plan is not predicted to be faster by as much; else a measurement
         tells."""
         if self.interval[0] > TOLERANCE:

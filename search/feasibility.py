@@ -1,7 +1,7 @@
-"""Does any plan fit? Finds one where memory is tight, or proves that there is none.
+"""Feasibility: find a plan where memory is tight, or prove that there is none.
 
-CP-SAT places every table under caps that may be exceeded, and minimises by how much. Bytes are
-exact. Nothing exceeded is a plan; anything else says what is missing, and whether that is proven.
+CP-SAT places every table under soft caps and minimises the excess; bytes are exact. Zero excess is
+a plan; otherwise the excess tells what is missing, and whether that is proven.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from search.reproducible import reproducible_solver, run
 from search.space.option import Choice, Option, Space
 
 MAX_VARIABLES = 200_000
-"""Larger models are not built."""
+"""Number of variables above which a model is not built."""
 MOST_BYTES = 1 << 50
 SOLVED = (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """What is known.
+    """Outcome of a search for any plan that fits.
 
     Args:
         assignment: a plan whose shards fit, or None; its peak may not.
         missing: bytes ``(hbm, ddr)`` by which the best plan found exceeds each rank's caps.
-        proven: no plan fits; if False and there is no plan, none was found in the time given.
+        proven: True if no plan fits; if False without a plan, none was found in time.
     """
 
     assignment: Assignment | None
@@ -50,40 +50,39 @@ def find_feasible(
         time_limit_s: ceiling on wall time.
     """
     nothing = ((0, 0),) * objective.problem.topology.world_size
-    made = _MemoryModel.of(objective)
-    if made is None:
+    model = _MemoryModel.of(objective)
+    if model is None:
         return Feasibility(None, nothing, False)
-    over = [made.exceed(kind) for kind in range(2)]
-    made.model.minimize(sum(over[0]) + sum(over[1]))
-    status, solver = made.solve(work, seed, time_limit_s)
+    over = [model.exceed(kind) for kind in range(2)]
+    model.model.minimize(sum(over[0]) + sum(over[1]))
+    status, solver = model.solve(work, seed, time_limit_s)
     if status not in SOLVED:
         # constraints alone may exclude each other
         return Feasibility(None, nothing, status == cp_model.INFEASIBLE)
     missing = tuple((solver.value(hbm), solver.value(ddr)) for hbm, ddr in zip(*over, strict=True))
     if missing == nothing:
-        return Feasibility(made.read(solver, objective.space), missing, False)
+        return Feasibility(model.read(solver, objective.space), missing, False)
     return Feasibility(None, missing, solver.best_objective_bound > 0.5)
 
 
 def least_moves(
     objective: Objective, work: float, seed: int, time_limit_s: float = float("inf")
 ) -> tuple[int, int | None]:
-    """How many tables of the plan in use must move until a plan fits.
+    """Bound the number of tables of the plan in use that must move until a plan fits.
 
     Returns:
-        The least number that is not excluded, and the number of a plan found, None of none. They
-        are equal where the number is proven.
+        A lower bound, and the number of moves of the plan found or None; equal if it is proven.
     """
     space, in_use = objective.space, objective.space.in_use
     assert in_use is not None
     forced = sum(choice is None for choice in in_use.choices)
     free = replace(space, in_use=replace(in_use, max_moves=len(space.options)))
-    made = _MemoryModel.of(objective.over(free))
-    if made is None:
+    model = _MemoryModel.of(objective.over(free))
+    if model is None:
         return forced, None
-    made.limit_memory(made.caps)
-    made.model.minimize(len(space.options) - sum(made.stays(space)))
-    status, solver = made.solve(work, seed, time_limit_s)
+    model.limit_memory(model.caps)
+    model.model.minimize(len(space.options) - sum(model.stays(space)))
+    status, solver = model.solve(work, seed, time_limit_s)
     if status not in SOLVED:
         return forced, None
     least = math.ceil(solver.best_objective_bound - 0.5)
@@ -91,57 +90,59 @@ def least_moves(
 
 
 def can_fit(problem: Problem, space: Space, work: float) -> bool | None:
-    """Whether some plan of a space fits, None where that is not known.
+    """Return True if some plan of a space fits, False if none does, None if it is unknown.
 
     Args:
         work: deterministic time of CP-SAT, about seconds on one core.
     """
     topology = problem.topology
     # all tables in their smallest options against all memory of the ranks together
-    least = sum(min(sum(map(sum, option.bytes_of)) for option in some) for some in space.options)
+    least = sum(
+        min(sum(map(sum, option.bytes_of)) for option in options) for options in space.options
+    )
     if least > sum(topology.hbm_cap_bytes) + sum(topology.ddr_cap_bytes):
         return False
     objective = Objective(problem, space)
-    made = _MemoryModel.of(objective)
-    if made is None:
+    model = _MemoryModel.of(objective)
+    if model is None:
         return None
-    made.limit_memory(made.caps)
-    status, solver = made.solve(work)
+    model.limit_memory(model.caps)
+    status, solver = model.solve(work)
     if status == cp_model.INFEASIBLE:
         return False
-    return True if status in SOLVED and objective.fits(made.read(solver, space)) else None
+    return True if status in SOLVED and objective.fits(model.read(solver, space)) else None
 
 
 def least_extra_bytes(
     problem: Problem, space: Space, kind: int, work: float
 ) -> tuple[int | None, bool]:
-    """Bytes that every rank must have more of a kind (0: HBM, 1: DDR) until a plan fits.
+    """Find the extra bytes of a kind (0: HBM, 1: DDR) that every rank needs until a plan fits.
 
     Args:
         space: may hold options that the caps of this kind forbid.
 
     Returns:
-        Bytes that do, None if none were found, and whether fewer are proven not to.
+        Sufficient bytes or None if none were found; True if fewer are proven insufficient.
     """
     objective = Objective(problem, space)
-    made = _MemoryModel.of(objective)
-    if made is None:
+    model = _MemoryModel.of(objective)
+    if model is None:
         return None, False
-    made.limit_memory(made.caps, [1 - kind])
-    extra = made.model.new_int_var(0, MOST_BYTES, "")
-    for over in made.exceed(kind):
-        made.model.add(over <= extra)
-    made.model.minimize(extra)
-    status, solver = made.solve(work)
+    model.limit_memory(model.caps, [1 - kind])
+    extra = model.model.new_int_var(0, MOST_BYTES, "")
+    for over in model.exceed(kind):
+        model.model.add(over <= extra)
+    model.model.minimize(extra)
+    status, solver = model.solve(work)
     if status not in SOLVED:
         return None, False
-    plan, found = made.read(solver, space), round(solver.objective_value)
+    plan, extra_bytes = model.read(solver, space), round(solver.objective_value)
     short = max(missing[kind] for missing in objective.missing(plan))
-    return max(found, short), status == cp_model.OPTIMAL and short <= found
+    return max(extra_bytes, short), status == cp_model.OPTIMAL and short <= extra_bytes
 
 
 class _MemoryModel(PlacementModel):
-    """A model of memory alone, in bytes."""
+    """Placement model of memory alone, in bytes."""
 
     def __init__(self, objective: Objective, options: Sequence[Sequence[Option]]) -> None:
         super().__init__(objective.problem.topology, options, bytes_of=objective.bytes_of)
@@ -152,31 +153,31 @@ class _MemoryModel(PlacementModel):
 
     @classmethod
     def of(cls, objective: Objective) -> _MemoryModel | None:
-        """The model of the options that take least; None if it is too large."""
+        """Build the model of the options that take least memory; None if it is too large."""
         in_use = objective.space.in_use
         before = in_use.choices if in_use else (None,) * len(objective.space.options)
-        options = [_frugal(*one) for one in zip(objective.space.options, before, strict=True)]
+        options = [_frugal(*option) for option in zip(objective.space.options, before, strict=True)]
         return cls(objective, options) if model_size(objective, options) <= MAX_VARIABLES else None
 
     def exceed(self, kind: int) -> list[cp_model.IntVar]:
-        """By how many bytes a plan exceeds the cap of every rank."""
-        found = []
+        """Make a variable for the bytes by which each rank exceeds its cap."""
+        variables = []
         for terms, cap in zip(self.used(kind), self.caps[kind].tolist(), strict=True):
-            found.append(self.model.new_int_var(0, MOST_BYTES, ""))
-            self.model.add(weighted(terms) <= int(cap) + found[-1])
-        return found
+            variables.append(self.model.new_int_var(0, MOST_BYTES, ""))
+            self.model.add(weighted(terms) <= int(cap) + variables[-1])
+        return variables
 
     def solve(
         self, work: float, seed: int = 0, time_limit_s: float = float("inf")
     ) -> tuple[cp_model.CpSolverStatus, cp_model.CpSolver]:
-        """The status of the model, and what has its solution."""
+        """Solve the model; return the status and the solver with the solution."""
         solver = reproducible_solver(work, seed, time_limit_s)
         return run(solver, self.model), solver
 
 
 def _frugal(options: Sequence[Option], stays: Choice | None) -> list[Option]:
-    """Without options that another of the same placements beats in the memory of every shard; the
-    one that the plan in use has remains."""
+    """Drop options that another one with the same placements beats in the memory of every shard,
+    except the option of the plan in use."""
     return [
         option
         for option in options
@@ -193,5 +194,13 @@ def _beats(better: Option, worse: Option) -> bool:
 
 
 def model_size(objective: Objective, options: Sequence[Sequence[Option]]) -> int:
-    """Variables of a model, about."""
-    return int(np.sum([1 + len(objective.legal(o).units[0]) for some in options for o in some]))
+    """Estimate the number of variables of a model."""
+    return int(
+        np.sum(
+            [
+                1 + len(objective.legal(o).units[0])
+                for table_options in options
+                for o in table_options
+            ]
+        )
+    )

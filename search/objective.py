@@ -38,7 +38,7 @@ def apply(base: Assignment, change: Mapping[int, Choice]) -> Assignment:
 
 @dataclass(frozen=True)
 class PlacedOption:
-    """Where an option may lie.
+    """Legal places of an option.
 
     Args:
         memory: bytes, ``[shards, hbm or ddr]``.
@@ -118,12 +118,12 @@ class Objective:
         )
 
     def side_by_side(self, pieces: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """As `search.side_by_side.side_by_side`; what the pieces evaluate is counted here."""
-        known = self.evaluations
+        """Run `search.side_by_side.side_by_side` and count the evaluations of its pieces."""
+        evaluations = self.evaluations
         counted = [partial(self._counted, piece) for piece in pieces]
         for result, spent in side_by_side(counted, self.space.every_option):
-            known += spent
-            self.evaluations = known
+            evaluations += spent
+            self.evaluations = evaluations
             yield result
 
     def _counted(self, piece: Callable[[], T]) -> tuple[T, int]:
@@ -136,23 +136,23 @@ class Objective:
         return result, self.evaluations - before
 
     def numbers(self, assignment: Assignment) -> list[int]:
-        """What stands for an assignment where many plans are scored."""
+        """Return the scorer's numbers of an assignment's choices."""
         return [self.number(option, ranks) for option, ranks in assignment]
 
     def _number(self, option: Option, ranks: Ranks) -> int:
-        """What stands for a choice where many plans are scored."""
+        """Return the scorer's number of a choice."""
         return self.scorer.number(option.table, self.place(option, ranks))
 
     def _legal(self, option: Option) -> AllowedPlacements:
-        """Where the shards of an option may lie."""
+        """Return the legal ranks of an option's shards."""
         return option.legal_ranks(self.problem.topology)
 
     def _is_legal(self, option: Option, ranks: Ranks) -> bool:
-        """Whether the shards of an option may lie on these ranks."""
+        """Return True if the shards of an option may lie on these ranks."""
         return option.is_legal(ranks, self.problem.topology)
 
     def _placed(self, option: Option) -> PlacedOption:
-        """Where the shards of an option may lie, as arrays."""
+        """Return the legal ranks of an option's shards as arrays."""
         memory = np.array(self.bytes_of(option), dtype=np.float64).T
         legal = self.legal(option)
         single = all(unit and len(unit[0]) == 1 for unit in legal.units)
@@ -275,10 +275,10 @@ class Objective:
 
 
 class RatedObjective(Objective):
-    """What a search minimises in place of the predicted time.
+    """Objective with another measure in place of the predicted time.
 
     Args:
-        base: numbers the plans, and knows their memory.
+        base: objective that numbers the plans and computes their memory.
         rate: the measure.
     """
 

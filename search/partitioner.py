@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 class Costs(Protocol):
-    """What shards cost the ranks that they lie on; `search.surrogate.Surrogate` for one."""
+    """Costs of shards on their ranks; `search.surrogate.Surrogate` implements it."""
 
     def phases(self, option: Option) -> Array:
         """Cost of every shard by phases, ``[shards, PHASES]``."""
@@ -40,18 +40,18 @@ class GreedyPartitioner:
         self.alike = lru_cache(maxsize=1 << 16)(self._alike)
 
     def _units(self, option: Option) -> list[tuple[slice, NDArray[np.intp], Array]]:
-        """Of every run of shards that is placed together: which they are, the alternatives
-        ``[alternatives, shards]``, and their bytes ``[hbm or ddr, shards]``."""
+        """Return, for every run of shards placed together, its slice, the alternatives
+        ``[alternatives, shards]``, and its bytes ``[hbm or ddr, shards]``."""
         memory = np.array(self.objective.bytes_of(option))
         where: dict[int, NDArray[np.intp]] = {}
-        found, start = [], 0
+        units, start = [], 0
         for alternatives in self.objective.legal(option).units:
             shards = slice(start, start + len(alternatives[0]))
             # runs share their alternatives
             array = where.setdefault(id(alternatives), np.array(alternatives))
-            found.append((shards, array, memory[:, shards]))
+            units.append((shards, array, memory[:, shards]))
             start = shards.stop
-        return found
+        return units
 
     def _alike(self, option: Option) -> tuple[NDArray[np.intp], Array] | None:
         """The ranks that each shard may lie on, and bytes ``[hbm or ddr, 1]`` of each, if that is
@@ -76,9 +76,9 @@ class GreedyPartitioner:
             for keys in (work, memory)
         )
         for order, roomy in ((by_work, False), (by_memory, False), (by_memory, True)):
-            found = self.place_in_order(order, options, roomy=roomy)
-            if found is not None:
-                return found
+            placed = self.place_in_order(order, options, roomy=roomy)
+            if placed is not None:
+                return placed
         return None
 
     def place_in_order(
@@ -193,7 +193,7 @@ class GreedyPartitioner:
             return self._fill_alike(alike, phases, loads, used)
         loads, used = loads.copy(), used.copy()
         ranks: list[int] = []
-        taken = np.zeros(len(loads), dtype=bool)
+        is_taken = np.zeros(len(loads), dtype=bool)
         inside = None if pool is None else np.isin(np.arange(len(loads)), list(pool))
         for shard, where, memory in self.units(option):
             if inside is not None:
@@ -211,9 +211,9 @@ class GreedyPartitioner:
             if pool is None:
                 best = where[key.argmin()]
             else:
-                best = where[np.lexsort((key, taken[where].all(axis=1)))[0]]
+                best = where[np.lexsort((key, is_taken[where].all(axis=1)))[0]]
             ranks += best.tolist()
-            taken[best] = True
+            is_taken[best] = True
             loads[best] += phases[shard]
             used[:, best] += memory
         return tuple(ranks)
@@ -225,7 +225,7 @@ class GreedyPartitioner:
         loads: Array,
         used: Array,
     ) -> Ranks | None:
-        """As `_fill`, for shards that differ in nothing: each changes the key of one rank only."""
+        """Fill as `_fill` does, with equal shards: each changes the key of one rank only."""
         where, memory = alike
         more = phases[0] @ self.weights
         keys = (loads @ self.weights)[where] + more

@@ -1,8 +1,8 @@
-"""Plans that a search returns fit at the peak of an iteration.
+"""Check that the plans of a search fit at the peak of an iteration.
 
-A search simulates the peak of plans whose shards take much of the memory, and trusts that others
-fit (`search.objective`). What it returns is simulated in any case. Where its best plan does not fit
-then, it runs again and simulates all.
+A search simulates the peak of plans whose shards take much of the memory, and assumes that others
+fit (`search.objective`). Returned plans are always simulated. If the best one does not fit, the
+search runs again and simulates all plans.
 
 Why: docs/decisions/0014-memory.md.
 """
@@ -20,10 +20,10 @@ from search.stop import Stop
 def search_within_peak(
     problem: Problem, stop: Stop, search: Callable[[Problem], Result], top_k: int
 ) -> Result:
-    """The result of a search, without plans that do not fit at their peak.
+    """Return the result of a search without plans that do not fit at their peak.
 
     Args:
-        search: of a problem.
+        search: searches a problem.
 
     Raises:
         InfeasibleError: no plan was found that fits.
@@ -51,11 +51,11 @@ def search_within_peak(
 
 
 def _fitting(problem: Problem, result: Result, stop: Stop) -> list[RankedPlan]:
-    """The plans that fit at their peak; where time is up, the first one of them."""
-    found: list[RankedPlan] = []
+    """Return the plans that fit at their peak; only the first one once time is up."""
+    fitting: list[RankedPlan] = []
     for ranked in result.plans:
-        if found and stop.remaining_s <= 0:
+        if fitting and stop.remaining_s <= 0:
             break
         if problem.fits(ranked.plan):
-            found.append(ranked)
-    return found
+            fitting.append(ranked)
+    return fitting

@@ -1,4 +1,4 @@
-"""Of plans that the predictor cannot tell apart, the one that a practitioner would ship.
+"""Choice among plans that the predictor cannot tell apart: the one a practitioner would ship.
 
 Plans tie if they are predicted to be at most so much slower than the fastest one (`tolerance_of`).
 Where the host sets the pace thousands of plans do, and what their devices take alone must be within
@@ -51,7 +51,7 @@ RULES = ("memory", "sharding types", "shards", "balance")
 
 
 def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams) -> float:
-    """How much slower than the fastest plan another one may be predicted to be, as a share."""
+    """Return by what fraction a tied plan may be slower than the fastest one."""
     problem = objective.problem
     plan = objective.sharding_plan(fastest.assignment)
     found = predict(problem.workload, problem.topology, problem.hardware, plan)
@@ -133,7 +133,7 @@ class _Preference:
         self.by_rules = start
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
-        """What the devices of plans within the limit take alone, ``[plans]``."""
+        """Time of the devices alone of the plans within the limit, ``[plans]``."""
         if not plans:
             return np.zeros(0)
         numbers = np.array([self.nominal.numbers(plan) for plan in plans])
@@ -143,11 +143,11 @@ class _Preference:
         return found
 
     def shares(self, memory: Array) -> Array:
-        """What each rank has in use of a device's memory, ``[ranks]``."""
+        """Return the fraction of a device's memory in use on each rank, ``[ranks]``."""
         return np.asarray(memory[self.kind] / self.most_bytes)
 
     def fullest(self, plan: Assignment) -> float:
-        """What the fullest rank has in use of a device's memory."""
+        """Return the fraction of a device's memory in use on the fullest rank."""
         return float(self.shares(self.nominal.memory(plan)).max())
 
     def lateness(self, measures: Array, plans: Sequence[Assignment]) -> Array:
@@ -278,14 +278,14 @@ class _Preference:
             yield rule, [plans[i] for i in kept.tolist()]
 
     def _values(self, plans: Sequence[Assignment]) -> dict[str, Array]:
-        """What the rules compare, ``[plans]`` each."""
+        """Values that the rules compare, ``[plans]`` each."""
         shares = np.array([self.shares(self.nominal.memory(plan)) for plan in plans])
         types, pieces = np.array([simplicity(plan) for plan in plans], dtype=np.float64).T
         spread = shares.max(axis=1) - shares.min(axis=1)
         return dict(zip(RULES, (shares.max(axis=1), types, pieces, spread), strict=True))
 
     def ties(self, chosen: Candidate) -> TieSummary:
-        """What tied, and which rule decided between the chosen plan and the fastest one."""
+        """Summarise the ties and the rule that decided between the chosen and the fastest plan."""
         two = [self.by_rules, self.fastest.assignment]
         ways = [[(option.way[:4], ranks) for option, ranks in plan] for plan in two]
         decided = None

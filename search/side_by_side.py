@@ -192,7 +192,7 @@ def _passed_on(
 
 
 def _serve(piece: Callable[[], Any], shared: Sequence[object], pipe: Connection) -> NoReturn:
-    """What a process does: run its piece and send the result."""
+    """Run a piece in a child process and send the result."""
     ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
     gc.freeze()  # what the parent has is not looked through again, nor copied for that
     signal.signal(signal.SIGINT, _once)

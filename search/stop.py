@@ -1,4 +1,4 @@
-"""When a search ends: a deterministic amount of work, a gap, or (as a ceiling) the clock."""
+"""Stopping rule of a search: a deterministic amount of work, a gap, or a time limit."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class Stop:
         return max(0.0, self.time_limit_s * (1 - self.reserve) - self.elapsed_s)
 
     def part(self, share: float) -> Late:
-        """Whether a share of what is left now is spent, to be asked from now on. Steps that come
-        later have the rest; without a ceiling there is no end."""
+        """Return a test that is true once a share of the time left now is spent; never without a
+        time limit. Later steps have the rest."""
         end = self.elapsed_s + share * self.remaining_s
 
         def late(*_: object) -> bool:
@@ -145,8 +145,8 @@ class Stop:
         )
 
     def reached(self, best_ms: float | None = None, bound_ms: float | None = None) -> bool:
-        """Whether to end now; remembers why. Once out of time, the result depends on the machine,
-        so that stays the reason."""
+        """Return True if the search must end, and record why. ``time`` stays the reason once it is
+        up: the result then depends on the machine."""
         if self.reason == "time" or self.is_interrupted:
             return True
         if best_ms is not None and bound_ms is not None and self._is_closed(best_ms, bound_ms):

@@ -1,8 +1,8 @@
-"""The separable part of the predicted time: what placement can add up.
+"""Separable approximation of the predicted time, for placement.
 
-An iteration is seen as phases that end on the slowest rank: lookups forward, lookups backward, ids
-and outputs of every exchange. Shards add to the phases of their ranks; the surrogate is the sum of
-the phase maxima. It ranks candidates; the full timeline decides.
+An iteration is a sequence of phases that end on the slowest rank: lookups forward, lookups
+backward, ids and outputs of every exchange. Shards add to the phases of their ranks; the surrogate
+is the sum of the phase maxima. It ranks candidates; the full timeline decides.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Surrogate:
     def _phases(self, option: Option) -> Array:
         """Phase times of every shard, ``[shards, PHASES]`` in ms."""
         group, loads = self.shard_loads(option)
-        found = np.zeros((option.num_shards, PHASES))
-        found[:, FORWARD] = loads[:, Load.FORWARD_MS]
-        found[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
+        phases = np.zeros((option.num_shards, PHASES))
+        phases[:, FORWARD] = loads[:, Load.FORWARD_MS]
+        phases[:, BACKWARD] = loads[:, Load.BACKWARD_MS]
         if option.sharding_type is not ShardingType.DATA_PARALLEL:
             costs = self.objective.scorer.costs
-            found[:, BACKWARD] += costs.optimizer_ms(loads[:, Load.GRADIENTS])
+            phases[:, BACKWARD] += costs.optimizer_ms(loads[:, Load.GRADIENTS])
             if group not in self._rates:
                 self._rates[group] = self._measure_rates(group)
             ids_rate, output_rate = self._rates[group]
-            found[:, IDS] = ids_rate * INDEX_BYTES * loads[:, Load.IDS]
-            found[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
-        return found
+            phases[:, IDS] = ids_rate * INDEX_BYTES * loads[:, Load.IDS]
+            phases[:, OUTPUTS] = output_rate * OUTPUT_BYTES * loads[:, Load.OUTPUTS]
+        return phases
 
     def _shard_loads(self, option: Option) -> tuple[int, Array]:
         """Lookup group of an option and the load of every shard, ``[shards, COLUMNS]``."""
@@ -67,14 +67,14 @@ class Surrogate:
     def loads_on_ranks(self, choices: Sequence[Choice]) -> Array:
         """Summed loads of tables, ``[groups, ranks, COLUMNS]``."""
         world = self.problem.topology.world_size
-        found = np.zeros((len(self.objective.scorer.groups), world, COLUMNS))
+        on_ranks = np.zeros((len(self.objective.scorer.groups), world, COLUMNS))
         for option, ranks in choices:
             group, loads = self.shard_loads(option)
-            np.add.at(found[group], list(ranks), loads)
-        return found
+            np.add.at(on_ranks[group], list(ranks), loads)
+        return on_ranks
 
     def standing(self, choices: Sequence[Choice]) -> tuple[Array, Array]:
-        """What tables put on the ranks.
+        """Return the loads of tables on the ranks.
 
         Returns:
             Phase times ``[ranks, PHASES]`` in ms and bytes ``[hbm or ddr, ranks]``.
@@ -89,7 +89,7 @@ class Surrogate:
     def standing_without(
         self, assignment: Assignment, tables: Sequence[int]
     ) -> tuple[Array, Array]:
-        """As `standing`, of all tables but some; the sum over all is kept for the next time."""
+        """Return `standing` without some tables; the sum over all tables is cached."""
         if self._summed[0] is not assignment:
             self._summed = assignment, *self.standing(assignment)
         _, loads, used = self._summed

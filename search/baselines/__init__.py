@@ -1,1 +1,1 @@
-"""What other methods would choose: shown with every result, and starts of the search."""
+"""Plans of other methods: shown with every result, and starts of the search."""

@@ -1,4 +1,4 @@
-"""What other methods would choose: shown with every result, and starts of the search.
+"""Plans of other methods: shown with every result, and starts of the search.
 
 `torchrec` is TorchRec's default planner. The greedy rules place whole tables, largest first, on the
 least loaded rank: by size (rows x dim), by dim, by lookups (dim x pooling) and by both

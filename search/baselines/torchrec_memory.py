@@ -1,4 +1,4 @@
-"""What TorchRec's planner estimates that a shard needs: `EmbeddingStorageEstimator.estimate` and
+"""Memory of a shard as TorchRec's planner estimates it: `EmbeddingStorageEstimator.estimate` and
 `calculate_shard_storages` in planner/shard_estimators.py, re-derived and tested against them.
 
 `predictor.model.memory.ranks` says where FBGEMM allocates something else.

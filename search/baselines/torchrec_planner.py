@@ -132,7 +132,7 @@ class RankState:
 
     @contextmanager
     def undone_without_room(self) -> Iterator[None]:
-        """What is placed here is taken away again if a shard fits nowhere."""
+        """Undo the placements made in this context if a shard fits nowhere."""
         saved = self.hbm[:], self.ddr[:], self.perf[:], self.total[:]
         try:
             yield
@@ -417,7 +417,7 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class TorchRecPlan:
-    """What TorchRec's planner would answer.
+    """Answer of TorchRec's planner.
 
     Args:
         tables: in the workload's order.
@@ -509,7 +509,7 @@ def best_proposal(
     topology: Topology,
     stop: Callable[[], bool] = lambda: False,
 ) -> BestProposal:
-    """What TorchRec's default proposers and its greedy partitioner make of costed options.
+    """Run TorchRec's default proposers and its greedy partitioner on costed options.
 
     Args:
         tables: the options of every table, both in the order of TorchRec's enumeration.
@@ -541,7 +541,7 @@ class BestProposal:
         self._room = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
 
     def may_win(self, proposal: _Proposal) -> bool:
-        """Whether the bounds of a proposal leave it a chance."""
+        """Return True if the bounds of a proposal leave it a chance."""
         hbm, ddr, bound = proposal.bounds(self.topology.world_size)
         fits = hbm <= self._room[0] and ddr <= self._room[1]
         return fits and bound * (1 - SLACK) <= self.rating

@@ -66,7 +66,7 @@ def _overlaps(objective: Objective, assignment: Assignment) -> NDArray[np.int64]
     """Tables that both plans have alike on a rank, by rank of the new and of the plan in use; those
     counted by their share of the table."""
     world, in_use = objective.problem.topology.world_size, objective.space.in_use
-    found = np.zeros((world, world))
+    overlaps = np.zeros((world, world))
     assert in_use is not None
     for (option, ranks), before in zip(assignment, in_use.choices, strict=True):
         if before is None or before[0] is not option or len(objective.legal(option).units[0]) == 1:
@@ -74,8 +74,8 @@ def _overlaps(objective: Objective, assignment: Assignment) -> NDArray[np.int64]
         share = 1 / option.num_shards
         for new, size in zip(ranks, option.sizes, strict=True):
             for old, old_size in zip(before[1], option.sizes, strict=True):
-                found[new, old] += share if size == old_size else 0.0
-    return np.rint(found * 1e6).astype(np.int64)
+                overlaps[new, old] += share if size == old_size else 0.0
+    return np.rint(overlaps * 1e6).astype(np.int64)
 
 
 def _best_names(overlaps: NDArray[np.int64], topology: Topology) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""What a new plan moves of a plan in use, and how to move less."""
+"""Moves from a plan in use to a new plan, and ways to move less."""
 
 from __future__ import annotations
 

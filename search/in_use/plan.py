@@ -127,7 +127,7 @@ def option_in_use(index: int, plan: TablePlan, problem: Problem) -> Option:
 
 
 def find_broken_constraint(table: Table, plan: TablePlan) -> str:
-    """What the model says of a table that its sharding breaks, or an empty string."""
+    """Return the constraint of a table that its sharding breaks, or an empty string."""
     wants = table.constraints
     if wants.offered is None and plan.compute_kernel.is_hashed != (table.storage == "dynamicemb"):
         return f"storage is {table.storage}, which has no kernel {plan.compute_kernel}"

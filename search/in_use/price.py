@@ -1,4 +1,4 @@
-"""What it takes to change a running job from one plan to another, as TorchRec reshards.
+"""Price of changing a running job from one plan to another, as TorchRec reshards.
 
 TorchRec moves table by table: weights, then optimizer state, each first between hosts and then
 within them, from every rank that has a part of a shard to the rank that needs it; one batch of
@@ -67,7 +67,7 @@ def find_obstacles(
 def allowed_in_place(
     tables: Mapping[str, Table], plan: ShardingPlan
 ) -> Callable[[str, TablePlan], bool]:
-    """Whether TorchRec could change a table's sharding to another one in place, on whatever
+    """Return True if TorchRec could change a table's sharding to another one in place, on whatever
     distinct ranks, as `PlanInUse.allows` takes it.
 
     Args:
@@ -227,7 +227,7 @@ class MovePrice:
         return tuple(self.held[key]) != plan.shards
 
     def _table_traffic(self, key: str, after: TablePlan) -> tuple[_Traffic, _Traffic]:
-        """Of the weights and of the optimizer state of one table."""
+        """Return the traffic of the weights and of the optimizer state of one table."""
         table, before = self.tables[key], self.held[key]
         found = _Traffic(), _Traffic()
         for shard, memory in zip(

@@ -1,4 +1,4 @@
-"""What else could be true: the costs within their stated errors, the data of another window.
+"""Scenarios: costs within their stated errors, the data of another window.
 
 A scenario is an ordinary problem with a name and a weight. So the bound of a scenario is proved,
 and its best plan is searched, by the code that does so for the problem as given.
@@ -91,8 +91,10 @@ def _in_window(problem: Problem, workload: Workload) -> Problem:
 def given_scenarios(problem: Problem, given: Sequence[GivenFactors]) -> list[Scenario]:
     """Costs multiplied as given, group by group."""
     return [
-        Scenario(one.name, one.weight, replace(problem, errors=GivenErrors(one.factors)))
-        for one in given
+        Scenario(
+            scenario.name, scenario.weight, replace(problem, errors=GivenErrors(scenario.factors))
+        )
+        for scenario in given
     ]
 
 
@@ -119,7 +121,7 @@ class ScenarioScorer:
         self._passes = [(mine, *self._pass(objective, mine)) for mine in by_data.values()]
 
     def _pass(self, objective: Objective, mine: Sequence[int]) -> tuple[Objective, PerturbedScorer]:
-        """What numbers plans with the data of some scenarios, and what scores these."""
+        """Return the objective and scorer for plans with the data of some scenarios."""
         problem = replace(self.scenarios[mine[0]].problem, errors=None)
         errors = JoinedErrors(self.scenarios[i].problem.errors or no_errors() for i in mine)
         if problem.workload != objective.problem.workload:
@@ -127,7 +129,7 @@ class ScenarioScorer:
         return objective, problem.perturbed(objective.scorer, errors)
 
     def objective(self, index: int) -> Objective:
-        """What predicts plans in one scenario; it shares the loads of shards with the others."""
+        """Return the objective of one scenario; it shares the loads of shards with the others."""
         for mine, numbered, _ in self._passes:
             if index in mine:
                 loads = numbered.scorer.shards.without_errors
@@ -137,8 +139,8 @@ class ScenarioScorer:
 
     @property
     def weights(self) -> Array:
-        """Of the scenarios, ``[scenarios]``."""
-        return np.array([one.weight for one in self.scenarios])
+        """Weights of the scenarios, ``[scenarios]``."""
+        return np.array([scenario.weight for scenario in self.scenarios])
 
     def score(self, assignments: Sequence[Assignment]) -> Array:
         """Predicted iteration time in ms, ``[plans, scenarios]``."""

@@ -84,8 +84,8 @@ class RatedPlans:
         return self.plans[int(self.times[:, scenario].argmin())]
 
     def measure(self, aim: str) -> Callable[[Array], Array]:
-        """What an aim minimises, of times ``[plans, scenarios]``: the mean in ms, or one plus the
-        largest regret against the plans that are known by now."""
+        """Return the measure that an aim minimises, a function of times ``[plans, scenarios]``: the
+        mean in ms, or one plus the largest regret against the plans known by now."""
         if aim == MEAN:
             weights = self.scorer.weights
             return lambda times: np.asarray(times @ weights)
@@ -93,7 +93,7 @@ class RatedPlans:
         return lambda times: np.asarray((times / best).max(axis=1))
 
     def is_better(self, plan: Assignment, other: Assignment, aim: str) -> bool:
-        """Whether the stated errors can tell that a plan is better by an aim than another.
+        """Return True if a plan is better by an aim than another beyond the stated errors.
 
         Plans are chosen by a few draws, or by costs as predicted, and look best under these. So
         both are compared under draws that neither was chosen by, where regret is against the
@@ -108,7 +108,7 @@ class RatedPlans:
         return bool((mine < others).mean() >= SURE)
 
     def objective(self, nominal: Objective, aim: str) -> RatedObjective:
-        """What a search for an aim minimises."""
+        """Return the objective of a search for an aim."""
         measure = self.measure(aim)
         return RatedObjective(nominal, lambda plans: measure(self.score(plans)))
 
@@ -148,7 +148,7 @@ class RatedPlans:
             steps: refinements beyond the first ones, of those that prove least.
         """
         ours = self.times[self.plans.index(chosen)]
-        found = np.zeros(len(ours))
+        bounds_ms = np.zeros(len(ours))
         hulls: dict[int, KnownHulls] = {}
         bounds = []
         for index in range(len(ours)):
@@ -159,22 +159,22 @@ class RatedPlans:
             # errors of the costs are put on top of what hulls are of
             mine = hulls.setdefault(id(own.problem.workload), bounds[-1].choices.hulls)
             bounds[-1].choices.hulls = mine
-            found[index] = bounds[-1].solve(STEPS, self.best_ms[index])
+            bounds_ms[index] = bounds[-1].solve(STEPS, self.best_ms[index])
         for _ in range(steps // STEPS):
-            worst = int((ours / np.maximum(found, 1e-9)).argmax())
+            worst = int((ours / np.maximum(bounds_ms, 1e-9)).argmax())
             if stop():
                 break
-            before = found[worst]
-            found[worst] = bounds[worst].solve(STEPS, self.best_ms[worst])
-            if found[worst] <= before:
+            before = bounds_ms[worst]
+            bounds_ms[worst] = bounds[worst].solve(STEPS, self.best_ms[worst])
+            if bounds_ms[worst] <= before:
                 break
-        return found
+        return bounds_ms
 
 
 def scenario_times(
     known: RatedPlans, chosen: Assignment, bounds: Sequence[float] | Array
 ) -> tuple[ScenarioTimes, ...]:
-    """How a known plan does in every scenario."""
+    """Return the times of a known plan in every scenario."""
     ours = known.times[known.plans.index(chosen)].tolist()
     best, scenarios = known.best_ms.tolist(), known.scorer.scenarios
     return tuple(

@@ -392,7 +392,7 @@ def _cut(
 
 
 def _excluded(table: Table, device: str) -> list[tuple[str, str]]:
-    """What the constraints on types and kernels leave out, and why."""
+    """Return the options excluded by constraints on types and kernels, with the reasons."""
     wants, listed = table.constraints, listed_types(table, device)
     out: list[tuple[str, str]] = []
     if wants.sharding_types:

@@ -39,11 +39,11 @@ def deduplicate(space: Space, topology: Topology) -> Space:
         twin = _twin(option, topology)
         return twin is None or (twin[0], option.compute_kernel, twin[1]) not in there
 
-    kept = []
+    distinct = []
     for table in space.options:
         there = {(o.sharding_type, o.compute_kernel, o.column_width) for o in table}
-        kept.append(tuple(o for o in table if stays(o, there)))
-    return replace(space, options=tuple(kept))
+        distinct.append(tuple(o for o in table if stays(o, there)))
+    return replace(space, options=tuple(distinct))
 
 
 def _twin(option: Option, topology: Topology) -> tuple[ShardingType, int] | None:
@@ -85,15 +85,15 @@ def prune(space: Space, topology: Topology) -> Space:
     options: list[tuple[Option, ...]] = []
     for key, table in zip(space.keys, space.options, strict=True):
         reasons = [_misfit(option, topology) for option in table]
-        kept = tuple(o for o, reason in zip(table, reasons, strict=True) if not reason)
-        if not kept:
+        remaining = tuple(o for o, reason in zip(table, reasons, strict=True) if not reason)
+        if not remaining:
             raise_nothing_left(key, list(zip((o.label for o in table), reasons, strict=True)))
-        options.append(kept)
+        options.append(remaining)
     return replace(space, options=tuple(options))
 
 
 def fits_alone(option: Option, topology: Topology) -> bool:
-    """Whether an option can be placed on an empty cluster."""
+    """Return True if an option can be placed on an empty cluster."""
     return not _misfit(option, topology)
 
 
@@ -227,20 +227,22 @@ def drop_uvm(space: Space, topology: Topology, share: float = AMPLE) -> Space:
     Args:
         share: in (0, 1]; the default is where device memory is ample.
     """
-    kept = tuple(map(_on_device, space.options))
-    need = sum(min(sum(o.bytes_of[0]) for o in options) for options in kept)
-    return space if need > share * sum(topology.hbm_cap_bytes) else replace(space, options=kept)
+    remaining = tuple(map(_on_device, space.options))
+    need = sum(min(sum(o.bytes_of[0]) for o in options) for options in remaining)
+    return (
+        space if need > share * sum(topology.hbm_cap_bytes) else replace(space, options=remaining)
+    )
 
 
 def drop_uncached(space: Space) -> Space:
     """Without tables that every lookup reads from host memory past a cache, where a cache fits or
     device memory does; constraints that name no other kernel keep theirs."""
     uncached = ComputeKernel.FUSED_UVM
-    kept = tuple(
+    remaining = tuple(
         tuple(o for o in options if o.compute_kernel is not uncached) or options
         for options in space.options
     )
-    return replace(space, options=kept)
+    return replace(space, options=remaining)
 
 
 def _on_device(options: tuple[Option, ...]) -> tuple[Option, ...]:

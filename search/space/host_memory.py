@@ -1,4 +1,4 @@
-"""What there is to say of tables in host memory: why they are there, and what their caches take."""
+"""Notes on tables in host memory: why they are there, and what their caches take."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Size = tuple[int, int]
 
 
 class Partition(StrEnum):
-    """How shards are bound to ranks, by the values of TorchRec's `PartitionByType`."""
+    """Binding of shards to ranks, by the values of TorchRec's `PartitionByType`."""
 
     DEVICE = "device"
     HOST = "host"
@@ -95,7 +95,7 @@ class Option:
 
     @property
     def partition(self) -> Partition:
-        """How its shards are bound to ranks."""
+        """Binding of its shards to ranks."""
         return PARTITION[self.sharding_type]
 
     @property
@@ -115,7 +115,7 @@ class Option:
 
     @cached_property
     def way(self) -> tuple[object, ...]:
-        """What makes it different from the other options of its table."""
+        """Key that tells it apart from the other options of its table."""
         parameters = {"enforce_hbm": self.enforce_hbm}
         host = _host_memory(self.compute_kernel, self.cache_load_factor, parameters)
         return self.sharding_type, self.compute_kernel, self.sizes, self.offsets, *host
@@ -135,7 +135,7 @@ class Option:
         return f"{self.sharding_type.short}{width}/{self.compute_kernel}{share}"
 
     def legal_ranks(self, topology: Topology) -> AllowedPlacements:
-        """Where the shards may lie: partition, constraint ``ranks`` and groups taken together.
+        """Return the legal ranks of the shards by partition, constraint ``ranks`` and groups.
 
         After the partitioner of TorchRec (planner/partitioners.py, `GreedyPerfPartitioner`):
         `_device_partition`, `_cohost_partition`, `_uniform_partition`, `_multi_hosts_partition`.
@@ -224,7 +224,7 @@ Choice = tuple[Option, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ChoicesInUse:
-    """How a plan in use places every table, and how many of them may change.
+    """Choices of a plan in use for every table, and how many of them may change.
 
     Args:
         choices: per table; None where constraints forbid what the plan does, so that it must move.
@@ -299,14 +299,14 @@ class Space:
 
     def option_of(self, table: int, plan: TablePlan) -> Option | None:
         """The option that a table plan is a placement of, or None."""
-        wanted = (
+        key = (
             plan.sharding_type,
             plan.compute_kernel,
             tuple(s.size for s in plan.shards),
             tuple(s.offset for s in plan.shards),
             *_host_memory(plan.compute_kernel, plan.cache_load_factor, plan.parameters),
         )
-        return next((o for o in self.options[table] if o.way == wanted), None)
+        return next((o for o in self.options[table] if o.way == key), None)
 
     def divides_right(self, options: Sequence[Option]) -> bool:
         """TorchRec divides by the lengths of bags what is to be divided, and nothing else."""
