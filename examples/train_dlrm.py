@@ -143,10 +143,11 @@ class Trainer:
             debug=False,
         ).collective_plan(model, sharders, dist.GroupMember.WORLD)
         sharded = DistributedModelParallel(model, device=device, plan=self.plan, sharders=sharders)
-        # steps the MLPs, and the tables that the plan replicates
+        # steps the MLPs, and the tables that the plan replicates: where there are any, PyTorch does
+        # not choose `foreach` by itself
         dense = KeyedOptimizerWrapper(
             dict(in_backward_optimizer_filter(sharded.named_parameters())),
-            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=True),
         )
         optimizer = CombinedOptimizer([sharded.fused_optimizer, dense])
         self.pipeline = PIPELINES[given.pipeline](sharded, optimizer, device)

@@ -293,6 +293,9 @@ class Elementwise(Group):
     index_add_ns: NonNegative = 0.0
     """Time of an element that is added to a place given by index, where no rows are added
     (`indexing_backward_kernel_stride_1` of aten's Indexing.cu)."""
+    foreach_us: NonNegative = 0.0
+    """What one block of a foreach kernel takes for its 65,536 elements, such as those of a dense
+    optimizer, beyond the bytes of all: a model's few tensors are few blocks."""
     column_sum_us: NonNegative = 0.0
     """Shortest sum over the rows of a matrix; the next for each row: blocks walk down the rows."""
     column_sum_ns_per_row: NonNegative = 0.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def stats(
     data: list[Path],
-    data_format: Literal["tsv", "npy", "npz", "parquet", "torch", "inter"] | None = None,
+    data_format: Literal["tsv", "npy", "npz", "parquet", "torch", "inter", "csv"] | None = None,
     features: str | None = None,
     table_rows: str | None = None,
     model: Path | None = None,
@@ -34,12 +34,12 @@ def stats(
 
     Arguments:
         data (DATA...): Criteo TSV (also .gz), .npy, multi-hot .npz, Parquet, files of torch.save
-            (KeyedJaggedTensors, dlrm_datasets), or RecBole's .inter. Several files are read as one
-            data set.
+            (KeyedJaggedTensors, dlrm_datasets), RecBole's .inter, or .csv with a line of names, as
+            KuaiRand's logs. Several files are read as one data set.
 
     Data:
-        data_format (--format NAME): tsv, npy, npz, parquet, torch or inter; by default the file
-            name decides.
+        data_format (--format NAME): tsv, npy, npz, parquet, torch, inter or csv; by default the
+            file name decides.
         features (--features --columns A,B,...): Features to read, separated by commas; all by
             default.
         table_rows (N|FILE): Number of rows of every table, or a YAML or JSON file with 'feature:

@@ -9,19 +9,29 @@ DECIDES = 0.03
 """Share of an iteration that ranks wait from which on it is said."""
 
 
+def waiting_words(prediction: Prediction) -> str | None:
+    """How long ranks wait; None where that is hardly at all."""
+    waiting = prediction.breakdown.get(WAITING, 0.0)
+    share = waiting / prediction.iteration_ms
+    if share < DECIDES:
+        return None
+    return (
+        f"Ranks wait {ms(waiting)}, {percent(share)} of the iteration, for the one with the "
+        "longest batch"
+    )
+
+
 def uneven_words(prediction: Prediction, gap: float | None) -> str | None:
     """One line of an answer; None where ranks hardly wait, or another plan may gain more.
 
     Args:
         gap: how far the plan may be from optimal; None if no bound is known.
     """
-    waiting = prediction.breakdown.get(WAITING, 0.0)
-    share = waiting / prediction.iteration_ms
+    said = waiting_words(prediction)
     most = 1.0 if gap is None else gap / (1.0 + gap)
-    if share < max(DECIDES, most):
+    if said is None or prediction.breakdown[WAITING] < most * prediction.iteration_ms:
         return None
     return (
-        f"Ranks wait {ms(waiting)}, {percent(share)} of the iteration, for the one with the "
-        f"longest batch; another plan can gain {percent(most)} at most. Batches that are balanced "
-        "by the lengths of their samples end the wait."
+        f"{said}; another plan can gain {percent(most)} at most. Batches that are balanced by the "
+        "lengths of their samples end the wait."
     )

@@ -11,6 +11,7 @@ from predictor.iteration.critical_path import HOST, Segment
 from predictor.predict import Prediction
 from shardopt.api.setting import Setting
 from shardopt.explain.explanation import Explanation, PredictedPlan
+from shardopt.explain.uneven import waiting_words
 from shardopt.explain.waits import Wait, host_work
 from shardopt.formatting import ms, number, percent, phase_words, picked, plural
 from shardopt.report.advice import advice, advice_object
@@ -104,7 +105,10 @@ def in_words(explanation: Explanation) -> list[str]:
             f"the other ranks are idle for {ms(sum(others) / len(others))} on average."
         )
         sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
-        if not explanation.waits:
+        uneven = waiting_words(prediction)
+        if uneven is not None:
+            sentences.append(f"{uneven}.")
+        elif not explanation.waits:
             sentences.append(NO_WAITS)
     return [*sentences, *(f"{note}." for note in explanation.memory_notes)]
 

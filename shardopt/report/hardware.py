@@ -102,15 +102,25 @@ def profile_view(profile: HardwareProfile) -> View:
     report: list[Block] = [
         "",
         Line(f"{profile.name}  {profile.title}", "bold"),
-        f"{profile.hbm_gib:g} GiB HBM and {profile.ddr_gib:g} GiB host memory per rank, "
-        f"{plural(profile.gpus_per_host, 'GPU')} per host, NVLink domain of "
-        f"{profile.nvlink_domain}, {plural(profile.sms, 'SM')} per GPU",
+        _machine(profile),
         *(f"Whole iterations {text}" for text in iteration_words(profile)),
     ]
     mixed = len(set(profile.origins.values())) > 1
     for name, group in profile.groups.items():
         report += _group(name, group, f"from {profile.origins[name]}; " if mixed else "")
     return View(hardware_object(profile), report)
+
+
+def _machine(profile: HardwareProfile) -> str:
+    """Memory of a rank, and how ranks are put together."""
+    if profile.device == "cpu":
+        ranks = plural(profile.gpus_per_host, "rank")
+        return f"{profile.ddr_gib:g} GiB memory per rank, {ranks} per host"
+    return (
+        f"{profile.hbm_gib:g} GiB HBM and {profile.ddr_gib:g} GiB host memory per rank, "
+        f"{plural(profile.gpus_per_host, 'GPU')} per host, NVLink domain of "
+        f"{profile.nvlink_domain}, {plural(profile.sms, 'SM')} per GPU"
+    )
 
 
 def _group(name: str, group: Group, place: str) -> list[Block]:
@@ -125,7 +135,7 @@ def _group(name: str, group: Group, place: str) -> list[Block]:
     ]
     constants = [
         (key, _value(value))
-        for key, value in group.model_dump(mode="json").items()
+        for key, value in group.model_dump(mode="json", exclude_none=True).items()
         if key not in _NOT_CONSTANTS
     ]
     return [

@@ -6,6 +6,7 @@ and yields chunks of consecutive samples.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import math
 import zipfile
@@ -49,6 +50,7 @@ class DataFormat(StrEnum):
     PARQUET = "parquet"
     TORCH = "torch"
     INTER = "inter"
+    CSV = "csv"
 
 
 ENDINGS = {
@@ -62,6 +64,7 @@ ENDINGS = {
     ".pt": DataFormat.TORCH,
     ".pth": DataFormat.TORCH,
     ".inter": DataFormat.INTER,
+    ".csv": DataFormat.CSV,
 }
 """Formats by the last part of a file name, without ``.gz``."""
 GZIPPED = (DataFormat.TSV, DataFormat.TORCH)
@@ -159,6 +162,7 @@ def open_source(path: Path, data_format: DataFormat | None) -> Source:
         DataFormat.PARQUET: ParquetSource,
         DataFormat.TORCH: TensorSource,
         DataFormat.INTER: InterSource,
+        DataFormat.CSV: CsvSource,
     }
     return readers[data_format or format_of(path)](path)
 
@@ -540,18 +544,31 @@ class InterSource(Source):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.columns = self._columns()
+        self.features = [name for name, kind in self.columns if kind in ("token", "token_seq")]
+        self.times = [name for name, kind in self.columns if kind in self.when]
+
+    when: tuple[str, ...] = ("float",)
+    """Types of columns that may say when a sample was."""
+
+    def _columns(self) -> list[tuple[str, str]]:
+        """Name and type of each column."""
+        path = self.path
         with self._open() as stream:
             head = stream.readline().rstrip("\r\n")
         typed = [column.rpartition(":") for column in head.split("\t")]
-        self.columns = [(name, kind) for name, _, kind in typed]
-        for name, kind in self.columns:
+        columns = [(name, kind) for name, _, kind in typed]
+        for name, kind in columns:
             if not name or kind not in self.kinds:
                 raise InputError(
                     f"{path}:1: got the column '{name}:{kind}'; allowed: name:type with one of "
                     f"the types {', '.join(self.kinds)}, and tabs between columns"
                 )
-        self.features = [name for name, kind in self.columns if kind in ("token", "token_seq")]
-        self.times = [name for name, kind in self.columns if kind == "float"]
+        return columns
+
+    def _split(self, lines: Sequence[str]) -> list[list[str]]:
+        """The cells of each line."""
+        return [line.rstrip("\r\n").split("\t") for line in lines]
 
     def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
         with self._open() as stream:
@@ -568,7 +585,7 @@ class InterSource(Source):
             yield stream
 
     def _cells(self, lines: list[str], first: int) -> dict[str, list[str]]:
-        rows = [line.rstrip("\r\n").split("\t") for line in lines]
+        rows = self._split(lines)
         for number, row in enumerate(rows, start=first):
             if len(row) != len(self.columns):
                 raise InputError(
@@ -604,3 +621,33 @@ class InterSource(Source):
             if not fine:
                 raise InputError(f"{self.path}:{line}: {name}: got '{cell}'; allowed: numbers")
         return seconds(np.array(cells, dtype=np.float64))
+
+
+class CsvSource(InterSource):
+    """Comma-separated values with a line of names, one interaction a line, such as the logs of
+    KuaiRand (https://kuairand.com).
+
+    Columns are features where the first sample has a whole number, and may say when a sample was
+    where it has a number.
+    """
+
+    when = ("token", "float")
+
+    def _columns(self) -> list[tuple[str, str]]:
+        with self._open() as stream:
+            lines = [line for line in (stream.readline(), stream.readline()) if line]
+        if len(lines) < 2:
+            raise InputError(f"{self.path}: needs a line of column names and at least one sample")
+        names, cells = self._split(lines)
+        if all(map(str.isdigit, names)) or len({*names}) < len(names):
+            raise InputError(
+                f"{self.path}:1: got {lines[0].strip()[:60]!r}; the first line must name the "
+                "columns, each once"
+            )
+        return [
+            (name, "token" if cell.isascii() and cell.isdigit() else "float")
+            for name, cell in zip(names, cells, strict=False)
+        ]
+
+    def _split(self, lines: Sequence[str]) -> list[list[str]]:
+        return list(csv.reader(lines))

@@ -77,7 +77,10 @@ def dense_optimizer(
     """
     kind = DENSE_OPTIMIZERS[computed_dense(workload).optimizer]
     rest = dict(in_backward_optimizer_filter(model.named_parameters()))
-    made: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate)
+    # PyTorch's default steps one parameter after the other as soon as a table is replicated: its
+    # slice is no plain Parameter (`_default_to_fused_or_foreach` of torch.optim)
+    foreach = any(parameter.is_cuda for parameter in rest.values()) or None
+    made: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate, foreach=foreach)
     return made
 
 

@@ -72,6 +72,8 @@ ROW_COPIES = ("clone", "copy", "_to_copy", "contiguous")
 FOREACH_TENSORS = 110
 """Pointers that one launch of a foreach kernel takes (aten/src/ATen/native/cuda/
 MultiTensorApply.cuh: depth_to_max_tensors of one list; fewer of several, the sum is alike)."""
+FOREACH_CHUNK = 65_536
+"""Elements that one block of such a kernel steps through (kChunkSize there)."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class OpTimes:
             return OpCost(column_sums_ms(self.hardware, rows, size), kernels)
         apart = units.us(cost.floor_us + 1e-3 * _apart_on_gpu_ns(call, name, cost))
         ms = max(float(model(self.hardware, size)), 0.0 if made else apart)
-        ms += (kernels - 1) * units.us(cost.floor_us)
+        ms += (kernels - 1) * units.us(cost.floor_us) + kernels * _chunk_ms(call, cost)
         if name in INDEX_ADDS:
             ms += units.us(1e-3 * cost.index_add_ns) * gathered / 2
         return OpCost(ms, kernels, modelled=name in KNOWN)
@@ -253,6 +255,14 @@ def _apart_on_gpu_ns(call: OpCall, name: str, cost: Elementwise) -> float:
     return count * (each + cost.strided_input_ns * mixed * (len(inputs) - 1))
 
 
+def _chunk_ms(call: OpCall, cost: Elementwise) -> float:
+    """Of one launch over many tensors, what its longest block takes beyond the bytes of all."""
+    if not call.name.startswith("_foreach_") or not call.inputs:
+        return 0.0
+    longest = max(operand.elements for operand in call.inputs)
+    return units.us(cost.foreach_us) * min(1.0, longest / FOREACH_CHUNK)
+
+
 def _summed_rows(call: OpCall, name: str) -> int:
     """Rows of a matrix that an op sums over; 0 for other ops."""
     if name != "sum" or not call.outputs or not call.inputs or len(call.inputs[0].shape) < 2:
@@ -291,9 +301,9 @@ def is_foreach(call: OpCall) -> bool:
 
 
 class Product(NamedTuple):
-    """``count`` times ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
+    """``batch`` times ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
 
-    count: int
+    batch: int
     m: int
     n: int
     k: int

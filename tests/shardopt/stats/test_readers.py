@@ -12,7 +12,7 @@ import pytest
 from predictor.errors import InputError
 from shardopt.stats.collect import WHOLE, ReadOptions, TimeWindow, collect
 from shardopt.stats.counts import FeatureCounts
-from shardopt.stats.readers import DataFormat, format_of
+from shardopt.stats.readers import DataFormat, format_of, open_source
 
 RNG = np.random.default_rng(0)
 IDS = RNG.zipf(1.4, (300, 26)) % 5000
@@ -212,7 +212,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "text.npz": (lambda path: path.write_text("hello"), ["no .npz file"]),
     "uneven.npz": (lambda path: np.savez(path, a=IDS[:5], b=IDS), ["'a' has 5", "300 samples"]),
     "float.npz": (lambda path: np.savez(path, a=IDS / 2.0), ["a: holds float64"]),
-    "data.csv": (lambda path: path.write_text("1,2"), ["format", "tsv, npy"]),
+    "data.xyz": (lambda path: path.write_text("1,2"), ["format", "tsv, npy"]),
 }
 
 
@@ -270,6 +270,24 @@ def test_interactions_with_typed_columns(tmp_path: Path) -> None:
     same(found["user_id"], np.array([3, 4, 3]))
     same(found["seen"], np.array([1, 2, 7]))
     assert (found["seen"].samples, found["seen"].empty) == (3, 1)
+
+
+def test_comma_separated_logs_with_a_line_of_names(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user_id,video_id,time_ms,rate\n0,7,1649397604812,0.5\n3,9,1649397605812,1\n")
+    source = open_source(path, None)
+    assert (source.features, source.times[-2:]) == (
+        ["user_id", "video_id", "time_ms"],
+        ["time_ms", "rate"],
+    )
+    (chunk,) = source.chunks(["video_id"], 10, 0, time="time_ms")
+    assert chunk.bags["video_id"].ids.tolist() == [7, 9]
+    assert chunk.times is not None
+    assert chunk.times.tolist() == [1649397604.812, 1649397605.812]
+    for text, words in (("a,b\n", "at least one sample"), ("1,2\n3,4\n", "must name the columns")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=words):
+            open_source(path, None)
 
 
 @pytest.mark.parametrize(

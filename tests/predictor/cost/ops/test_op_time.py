@@ -10,6 +10,7 @@ from predictor import units
 from predictor.cost.elementwise import columns_ms, memory_ms
 from predictor.cost.gemm import attention_ms, batched_ms, gemm_ms
 from predictor.cost.ops.op_time import OpCost, OpTimes, fused_chains, outer_bytes
+from predictor.hardware.loader import load_hardware
 from predictor.model.op_calls import OpCall, Operand
 from tests.builders import hardware
 from tests.predictor.cost.ops.operands import tensor
@@ -171,3 +172,22 @@ def test_a_compilers_kernel_of_one_op_loads_vectors_where_atens_does_not() -> No
 def test_chains_that_share_nothing_are_kernels_of_their_own() -> None:
     calls = [op("relu", [1], 2), op("relu", [3], 4), op("mul", [2, 5], 6)]
     assert sorted(len(chain) for chain in fused_chains(calls)) == [1, 2]
+
+
+def test_a_foreach_kernel_takes_as_long_as_its_longest_block() -> None:
+    """A model's few tensors are few blocks, whose number its bytes do not tell."""
+    hw = load_hardware("h100-sxm")
+    times = OpTimes(hw, "fp32")
+
+    def step_us(elements: int) -> float:
+        given = tuple(Operand(i, 4 * elements, 0, (elements,), (1,), 4, "fp32") for i in range(2))
+        call = OpCall("_foreach_add_", given, given[:1], mutates=True)
+        return 1e3 * times.cost(call).ms
+
+    cost = hw.elementwise
+    assert step_us(64) == pytest.approx(cost.floor_us, rel=0.05)
+    assert step_us(2**16) == pytest.approx(cost.floor_us + cost.foreach_us, rel=0.1)
+    assert 19 < step_us(2**19) < 25, "20 to 25 us in 24 steps of two H100s and an H200"
+    assert step_us(2**23) - step_us(2**22) == pytest.approx(
+        12 * 2**22 / hw.streaming * 1e3, rel=0.1
+    )
