@@ -352,7 +352,7 @@ def _bus_mib(rows: CollectiveRows, op: str) -> Array:
 
 
 def _step_penalty(edges: Sequence[float], bus_mib: Array, time: Array) -> Array:
-    """``[edges - 1, edges]``: cost steps, relative to the time at the joint."""
+    """Return weights of cost steps relative to the time at the joint, ``[edges - 1, edges]``."""
     order = np.argsort(bus_mib)
     matrix = np.zeros((len(edges) - 1, len(edges)))
     for j, edge in enumerate(edges[1:]):

@@ -146,7 +146,7 @@ class CudaTimer(Timer):
     device = "cuda"
 
     def __init__(self, cuda: Any, buffer: Any) -> None:
-        """``cuda`` is ``torch.cuda``, ``buffer`` memory of a multiple of the L2."""
+        """Take ``torch.cuda`` as ``cuda``, and memory of a multiple of the L2 as ``buffer``."""
         self._cuda, self._buffer = cuda, buffer
         self.writes = 1
 

@@ -393,7 +393,7 @@ class NpzSource(Source):
         return head
 
     def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
-        """Arrays are read side by side, a chunk at a time."""
+        """Read the arrays side by side, a chunk at a time."""
         total = self.heads[read[0]][1].shape[0] if read else 0
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(self.path))
@@ -549,10 +549,10 @@ class InterSource(Source):
         self.times = [name for name, kind in self.columns if kind in self.when]
 
     when: tuple[str, ...] = ("float",)
-    """Types of columns that may say when a sample was."""
+    """Types of columns that may hold the time of a sample."""
 
     def _columns(self) -> list[tuple[str, str]]:
-        """Name and type of each column."""
+        """Read the name and type of each column."""
         path = self.path
         with self._open() as stream:
             head = stream.readline().rstrip("\r\n")
@@ -567,7 +567,7 @@ class InterSource(Source):
         return columns
 
     def _split(self, lines: Sequence[str]) -> list[list[str]]:
-        """The cells of each line."""
+        """Split each line into its cells."""
         return [line.rstrip("\r\n").split("\t") for line in lines]
 
     def _parts(self, read: Sequence[str], rows: int) -> Iterator[tuple[int, Any]]:
