@@ -561,8 +561,8 @@ def _check_batch(readers: Iterable[_Steps], batch_size: int) -> None:
         return  # the traces have no shapes to compare
     if traced != batch_size:
         raise InputError(
-            f"the traces have {traced} samples per rank, by the shapes of the loss; the model has "
-            f"{batch_size}; give the batch size of the traced job",
+            f"the traces are of {traced} samples per rank, by the shapes of the loss, but the "
+            f"model has {batch_size}; give the batch size of the traced job",
             inputs=("batch_size",),
         )
 
