@@ -38,17 +38,17 @@ SAME_MS = 5e-4
 NO_WAITS = "On the critical path no rank waits for another for more than 0.1 % of the iteration."
 
 
-def explain_view(setting: Setting, explanation: Explanation, told: Sequence[str] = ()) -> View:
-    """All forms of an explanation.
+def explain_view(setting: Setting, explanation: Explanation, notes: Sequence[str] = ()) -> View:
+    """Return all forms of an explanation.
 
     Args:
-        told: further notes, such as files that were written.
+        notes: further notes, such as files that were written.
     """
     return View(
         explain_object(explanation, setting.facts()),
         [setting_facts(setting), *report(explanation, setting.hardware.device)],
         headlines(explanation.plans),
-        [*setting.notes, *told],
+        [*setting.notes, *notes],
     )
 
 
@@ -58,18 +58,18 @@ def report(explanation: Explanation, device: str) -> list[Block]:
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
     """
-    given, prediction = explanation.given, explanation.given.prediction
+    predicted, prediction = explanation.given, explanation.given.prediction
     several = bool(explanation.others)
     return [
         "",
-        time_line(given),
-        *_proved(given),
+        time_line(predicted),
+        *_proved(predicted),
         *deciding_lines(explanation.deciding),
-        *doubts(prediction, given.name),
+        *doubts(prediction, predicted.name),
         *in_words(explanation),
         *advice(explanation.advised, device),
         *(side_by_side(explanation.plans) if several else ()),
-        Heading("Where the time goes", f"{given.name}, along its critical path"),
+        Heading("Where the time goes", f"{predicted.name}, along its critical path"),
         *breakdown(prediction),
         *critical_path(prediction),
         *ranks(prediction),
@@ -78,15 +78,15 @@ def report(explanation: Explanation, device: str) -> list[Block]:
     ]
 
 
-def _proved(given: PredictedPlan) -> list[str]:
-    """What is proved of the plan, where its file says so."""
-    if given.bound_ms is None:
+def _proved(predicted: PredictedPlan) -> list[str]:
+    """Say what is proved of the plan, where its file holds a bound."""
+    if predicted.bound_ms is None:
         return []
-    return [proved_text("this plan", given.prediction.iteration_ms, given.bound_ms)]
+    return [proved_text("this plan", predicted.prediction.iteration_ms, predicted.bound_ms)]
 
 
 def in_words(explanation: Explanation) -> list[str]:
-    """What to know first: the largest part, the busiest rank, which rank waits for which tables."""
+    """Say what to know first: the largest part, the busiest rank, which rank waits for what."""
     prediction = explanation.given.prediction
     phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
     share = percent(part / prediction.iteration_ms)
@@ -96,13 +96,13 @@ def in_words(explanation: Explanation) -> list[str]:
     loads = prediction.per_rank
     if len(loads) > 1:
         busiest = min(loads, key=lambda load: (load.idle_ms, load.rank))
-        others = [load.idle_ms for load in loads if load is not busiest]
-        alike = max(others) - busiest.idle_ms < SAME_MS
+        idle_ms = [load.idle_ms for load in loads if load is not busiest]
+        alike = max(idle_ms) - busiest.idle_ms < SAME_MS
         sentences.append(
             f"All ranks are equally busy; each is idle for {ms(busiest.idle_ms)}."
             if alike
             else f"Rank {busiest.rank} is the busiest (idle for {ms(busiest.idle_ms)}); "
-            f"the other ranks are idle for {ms(sum(others) / len(others))} on average."
+            f"the other ranks are idle for {ms(sum(idle_ms) / len(idle_ms))} on average."
         )
         sentences += [wait.words for wait in explanation.waits[:MAX_WAITS]]
         uneven = waiting_words(prediction)
@@ -114,7 +114,7 @@ def in_words(explanation: Explanation) -> list[str]:
 
 
 def _host_words(prediction: Prediction) -> list[str]:
-    """What the host does in an iteration, where GPUs wait for it."""
+    """Say what the host does in an iteration, where GPUs wait for it."""
     work = host_work(prediction.graph)
     if sum(work.values()) < SAME_MS:
         return []

@@ -75,17 +75,17 @@ def wrapped(module: Any) -> Any:
 
 
 def feature_processors(module: Any) -> Any:
-    """Of a module, or of the wrapper of its processors; None if there are none."""
+    """Return the processors of a module, or of their wrapper; None if there are none."""
     return getattr(module, "_feature_processors", None)
 
 
 def remaps_ids(module: Any) -> bool:
-    """Whether managed collisions remap a module's ids."""
+    """Tell if managed collisions remap a module's ids."""
     return hasattr(module, "_managed_collision_collection")
 
 
 def deduplicates_ids(sharder: Any) -> bool:
-    """Whether a sharder was asked to send distinct ids only."""
+    """Tell if a sharder sends distinct ids only."""
     # that of a managed-collision module wraps the sharder of the collection
     return bool(getattr(getattr(sharder, "_e_sharder", sharder), "_use_index_dedup", False))
 
@@ -104,7 +104,7 @@ def keep_optimizers(parameter: Any, other: Any) -> None:
 
 
 def constraints_of(enumerator: Any) -> Mapping[str, ParameterConstraints]:
-    """Those that an enumerator was given; custom ones may have none."""
+    """Return the constraints of an enumerator; custom ones may have none."""
     return getattr(enumerator, "_constraints", None) or {}
 
 
@@ -117,9 +117,16 @@ PIPELINES = {
 
 
 def pipeline_of(enumerator: Any) -> str | None:
-    """The train pipeline that a storage estimator of an enumerator was told of; None if none."""
-    told = [getattr(e, "_pipeline_type", None) for e in getattr(enumerator, "_estimators", ())]
-    return next((PIPELINES[of.value] for of in told if of and of.value in PIPELINES), None)
+    """Return the train pipeline that a storage estimator of an enumerator names; None if none."""
+    named = [getattr(e, "_pipeline_type", None) for e in getattr(enumerator, "_estimators", ())]
+    return next(
+        (
+            PIPELINES[pipeline.value]
+            for pipeline in named
+            if pipeline and pipeline.value in PIPELINES
+        ),
+        None,
+    )
 
 
 def describe_reservation(reservation: StorageReservation) -> str:
@@ -147,7 +154,7 @@ def shortest_timeout_s(group: Any) -> float | None:
 
 
 def dense_part_of(dmp: Any) -> Any:
-    """What a `DistributedModelParallel` wraps its module in."""
+    """Return the wrapper that a `DistributedModelParallel` has around its module."""
     return dmp._dmp_wrapped_module
 
 
