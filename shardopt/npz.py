@@ -33,7 +33,7 @@ _BAD_HEAD = (
 
 @dataclass(frozen=True)
 class Head:
-    """What an array is, as its file says."""
+    """Header of an array in its file."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -46,7 +46,7 @@ class Head:
 
     @property
     def order(self) -> Literal["C", "F"]:
-        """As NumPy names it."""
+        """Order of the axes as NumPy names it."""
         return "F" if self.fortran else "C"
 
 

@@ -54,7 +54,7 @@ class Ratio:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out 1."""
+        """Tell if the interval leaves out 1."""
         return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 
 
@@ -92,16 +92,16 @@ class Entrant:
     """A plan that is to be measured, and who found it.
 
     Args:
-        what: the plan does; two that do the same run once. The plan itself if None.
+        content: the plan compared with others: two alike run once. ``plan`` itself if None.
     """
 
     plan: Any
     found_by: str
-    what: Any = None
+    content: Any = None
 
     def same_as(self, other: Entrant) -> bool:
-        """Whether both do the same."""
-        ours, theirs = (e.plan if e.what is None else e.what for e in (self, other))
+        """Tell if both do the same."""
+        ours, theirs = (e.plan if e.content is None else e.content for e in (self, other))
         return bool(ours == theirs)
 
 
@@ -138,7 +138,7 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What was measured.
+    """Measured plans.
 
     Args:
         best: the fastest measured plan; never one that was slower than TorchRec's.
@@ -156,18 +156,18 @@ class Confirmation:
 
     @property
     def verdict(self) -> str:
-        """What the measurement says to do, in a sentence."""
-        best, took = self.best, ms(self.best.median_ms or 0.0)
+        """Recommendation of the measurement, in a sentence."""
+        best, time = self.best, ms(self.best.median_ms or 0.0)
         if best.name == TORCHREC or THEIRS in best.found_by:
-            return f"Keep TorchRec's plan: at {took} measured it is the fastest."
+            return f"Keep TorchRec's plan: at {time} measured it is the fastest."
         if self.gain is None:
             return (
-                f"Use {best.name}: at {took} it is the fastest measured; TorchRec's was not timed."
+                f"Use {best.name}: at {time} it is the fastest measured; TorchRec's was not timed."
             )
         value, low, high = self.gain
         if low is None or high is None:
             return (
-                f"{best.name[0].upper()}{best.name[1:]} was the fastest, {took}, by "
+                f"{best.name[0].upper()}{best.name[1:]} was the fastest, {time}, by "
                 f"{points(value)} %; too few rounds to be sure."
             )
         words = f"{points(value)} % ({points(low)} to {points(high)})"
@@ -183,8 +183,12 @@ class Confirmation:
         keys = ("found_by", "median_ms", "interval_ms", "dropped_after", "predicted_ms")
         return {
             "confirmed": [
-                {"plan": one.name, **{key: getattr(one, key) for key in keys}, "factor": one.factor}
-                for one in self.plans
+                {
+                    "plan": plan.name,
+                    **{key: getattr(plan, key) for key in keys},
+                    "factor": plan.factor,
+                }
+                for plan in self.plans
             ],
             "measured_gain": gain,
         }
@@ -252,11 +256,11 @@ class Race:
             The name under which each runs.
         """
         names = {}
-        for name, one in entrants.items():
-            same = next((n for n, e in self.entrants.items() if e.same_as(one)), None)
+        for name, new in entrants.items():
+            same = next((n for n, e in self.entrants.items() if e.same_as(new)), None)
             names[name] = same or name
-            by = one.found_by if same is None else f"{self.entrants[same].found_by}, {one.found_by}"
-            self.entrants[names[name]] = Entrant(one.plan, by, one.what)
+            by = new.found_by if same is None else f"{self.entrants[same].found_by}, {new.found_by}"
+            self.entrants[names[name]] = Entrant(new.plan, by, new.content)
             self.times.setdefault(names[name], {})
         self.theirs = names.get(TORCHREC, self.theirs)
         return names
@@ -292,7 +296,7 @@ class Race:
         return statistics.median(self.times[reference].values()) * ratio.value
 
     def interval_ms(self, name: str) -> tuple[float, float] | None:
-        """Of `median_ms`; that of the reference is of its own rounds."""
+        """Return the interval of `median_ms`; the reference's is of its own rounds."""
         reference = self.reference
         if reference in (None, name):
             return median_interval(sorted(self.times[name].values()))
@@ -333,15 +337,15 @@ class Race:
         """
         leader = self.leader
         confidence = 1 - (1 - CONFIDENCE) / max(1, (len(self.times) - 1) * looks)
-        found = []
+        slower_plans = []
         for name in self.left:
             ratio = None if leader in (None, name) else self.ratio(name, leader, confidence)
             if ratio is not None and ratio.interval is not None and ratio.interval[0] > 1:
-                found.append(name)
-        return found
+                slower_plans.append(name)
+        return slower_plans
 
     def confirmation(self) -> Confirmation:
-        """What was measured so far.
+        """Return the measurements so far.
 
         Raises:
             InputError: nothing.
@@ -352,14 +356,14 @@ class Race:
         plans = {
             name: Confirmed(
                 name,
-                one.plan,
-                one.found_by,
+                entrant.plan,
+                entrant.found_by,
                 self.median_ms(name),
                 self.interval_ms(name),
                 self.dropped.get(name),
                 self.why.get(name),
             )
-            for name, one in self.entrants.items()
+            for name, entrant in self.entrants.items()
         }
         interrupted = ("interrupted: the best plan measured so far",) if self.interrupted else ()
         return Confirmation(
@@ -464,8 +468,8 @@ def run_final(
         return
     # few rounds make the luckiest plan look the fastest
     ms = {name: race.median_ms(name) or math.inf for name in race.left}
-    known = [n for n in ms if ms[n] < ms[theirs] and race.interval_ms(n) is not None]
-    best = min(known, key=ms.__getitem__, default=leader)
+    faster = [n for n in ms if ms[n] < ms[theirs] and race.interval_ms(n) is not None]
+    best = min(faster, key=ms.__getitem__, default=leader)
     race.chosen, race.final = best, race.sessions + 1
     try:
         for i in range(FINAL_SESSIONS):

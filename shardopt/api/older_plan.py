@@ -77,7 +77,7 @@ def adapt_plan(
     tables = dict(zip(workload.keys, workload.tables, strict=True))
     old_plans = _known_tables(plan, workload, renamed, where)
     adapted: dict[str, TablePlan] = {}
-    held: dict[str, tuple[Shard, ...]] = {}
+    shards_now: dict[str, tuple[Shard, ...]] = {}
     changed: dict[str, list[str]] = defaultdict(list)
     for key, table in tables.items():
         old = old_plans.get(key)
@@ -96,15 +96,15 @@ def adapt_plan(
         if was != shape:
             changed["grown" if shape[0] > was[0] else "shrunk"].append(key)
         adapted[key] = old if was == shape else _resized(old, shape[0])
-        held[key] = old.shards
+        shards_now[key] = old.shards
     planned = {id(table) for table in old_plans.values()}
     dropped = [key for key, table in plan.tables.items() if id(table) not in planned]
     if dropped:
         changed["no longer in the model"] = dropped
     for key in [*changed["new"], *changed["of another width, so new"]]:
         adapted[key] = _on_emptiest_rank(tables, key, adapted, plan.world_size)
-        held[key] = ()
-    if not any(held.values()):
+        shards_now[key] = ()
+    if not any(shards_now.values()):
         names = ", ".join(list(tables)[:NAMED])
         raise PlanError(
             f"{where}: no table of it is in {workload.name}, which has {names}"
@@ -112,7 +112,7 @@ def adapt_plan(
         )
     notes = tuple(_note(words, keys) for words, keys in changed.items() if keys)
     ordered = {key: adapted[key] for key in tables}
-    return OlderPlan(replace(plan, tables=ordered), held, notes)
+    return OlderPlan(replace(plan, tables=ordered), shards_now, notes)
 
 
 def _known_tables(

@@ -41,12 +41,12 @@ class ScenarioSource:
 
     Args:
         draws: of the errors that the profile states.
-        given: by a file, in place of draws.
+        from_file: given by a file, in place of draws.
         windows: of data, besides; name -> workload.
     """
 
     draws: int = DRAWS
-    given: tuple[GivenFactors, ...] = ()
+    from_file: tuple[GivenFactors, ...] = ()
     windows: Mapping[str, Workload] = field(default_factory=dict)
 
     def of(self, problem: Problem) -> tuple[Scenario, ...]:
@@ -54,7 +54,7 @@ class ScenarioSource:
         return join_scenarios(
             window_scenarios(problem, self.windows) if self.windows else [],
             draw_scenarios(problem, self.draws) if self.draws else [],
-            given_scenarios(problem, self.given),
+            given_scenarios(problem, self.from_file),
         )
 
     def read_windows(self, read: Callable[[Workload], Workload]) -> dict[str, Workload]:

@@ -45,7 +45,7 @@ def explain(
     for path in (html, trace):
         check_writable(path)
     explanation = explain_plan(setting.problem(), predicted, setting.case())
-    explained, notes = explanation.given, []
+    explained, notes = explanation.subject, []
     if trace is not None:
         meta = {"plan": explained.name, "versions": versions()}
         write_json(trace, chrome_trace(explained.prediction, meta=meta))

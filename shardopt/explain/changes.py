@@ -64,7 +64,7 @@ class Changes:
     """
 
     tried: int
-    found: tuple[PlanChange, ...]
+    helpful: tuple[PlanChange, ...]
     reason: str = ""
 
     @property

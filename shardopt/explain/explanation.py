@@ -54,6 +54,7 @@ class Explanation:
     """Findings about one plan, and other plans to compare with.
 
     Args:
+        subject: the plan explained.
         waits: on the critical path, the longest first.
         advised: changes beside the plan.
         what_if: the same plan in another setting.
@@ -64,7 +65,7 @@ class Explanation:
         deciding: constants whose stated errors could make another plan the faster one.
     """
 
-    given: PredictedPlan
+    subject: PredictedPlan
     waits: Sequence[Wait]
     changes: Changes
     what_if: Sequence[WhatIf]
@@ -78,7 +79,7 @@ class Explanation:
     @property
     def plans(self) -> list[PredictedPlan]:
         """The plan, then the others."""
-        return [self.given, *self.others]
+        return [self.subject, *self.others]
 
 
 def explain_plan(
@@ -98,7 +99,7 @@ def explain_plan(
             f"{RIVAL}with this change: {c.words},": replace(
                 plan, tables={**plan.tables, **c.tables}
             )
-            for c in changes.found
+            for c in changes.helpful
         },
         **{f"{RIVAL}{other.name}": other.plan for other in other_plans},
     }

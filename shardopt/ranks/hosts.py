@@ -37,7 +37,7 @@ _serial = counter()
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two hosts; as fast in both directions at once."""
+    """Link between two hosts; as fast in both directions at once."""
 
     gbit_s: float
 
@@ -127,14 +127,14 @@ def shaped_hosts(link: Link) -> Iterator[list[Host]]:
 
 
 def _commands(hosts: list[Host], link: Link) -> list[list[str]]:
-    """What makes the hosts, in order."""
+    """Return the commands that make the hosts, in order."""
     first, second = hosts
     pair = ["ip", "-n", first.namespace, "link", "add", first.interface, "type", "veth"]
-    made = [["ip", "netns", "add", host.namespace] for host in hosts]
-    made.append([*pair, "peer", "name", second.interface, "netns", second.namespace])
+    commands = [["ip", "netns", "add", host.namespace] for host in hosts]
+    commands.append([*pair, "peer", "name", second.interface, "netns", second.namespace])
     for host in hosts:
         inside, own = ["ip", "-n", host.namespace], ["dev", host.interface]
-        made += [
+        commands += [
             # no address of IPv6, which gloo might choose before it is usable
             [*inside, "link", "set", *own, "addrgenmode", "none"],
             [*inside, "address", "add", f"{host.address}/24", *own],
@@ -142,7 +142,7 @@ def _commands(hosts: list[Host], link: Link) -> list[list[str]]:
             ["tc", "-n", host.namespace, "qdisc", "add", *own, "root", *_shaping(link)],
             [*inside, "link", "set", *own, "up"],
         ]
-    return made
+    return commands
 
 
 def _shaping(link: Link) -> list[str]:

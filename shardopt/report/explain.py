@@ -58,7 +58,7 @@ def report(explanation: Explanation, device: str) -> list[Block]:
     Args:
         device: ``cuda`` or ``cpu``, of the profile.
     """
-    predicted, prediction = explanation.given, explanation.given.prediction
+    predicted, prediction = explanation.subject, explanation.subject.prediction
     several = bool(explanation.others)
     return [
         "",
@@ -87,7 +87,7 @@ def _proved(predicted: PredictedPlan) -> list[str]:
 
 def in_words(explanation: Explanation) -> list[str]:
     """Say what to know first: the largest part, the busiest rank, which rank waits for what."""
-    prediction = explanation.given.prediction
+    prediction = explanation.subject.prediction
     phase, part = max(prediction.breakdown.items(), key=lambda item: item[1])
     share = percent(part / prediction.iteration_ms)
     sentences = [f"The largest part is {phase_words(phase)}: {ms(part)}, {share} of the iteration."]
@@ -164,16 +164,16 @@ def path_grid(path: Sequence[Segment]) -> list[Block]:
 
 def single_changes(explanation: Explanation) -> list[Block]:
     """The changes of the plan itself that help most, each alone."""
-    changes, before = explanation.changes, explanation.given.prediction.iteration_ms
+    changes, before = explanation.changes, explanation.subject.prediction.iteration_ms
     aside = "each alone; settings beside the plan stand under Advice"
     if explanation.advised is None:
         aside = "each alone"
     heading = Heading("Single changes of the plan", aside)
-    if not changes.found:
+    if not changes.helpful:
         return [heading, f"{changes.none_words}."]
     rows = [
         (c.words, number(c.saving_ms), percent(c.saving_ms / before), number(c.iteration_ms))
-        for c in changes.found
+        for c in changes.helpful
     ]
     return [
         heading,
@@ -184,7 +184,7 @@ def single_changes(explanation: Explanation) -> list[Block]:
 
 def what_if(explanation: Explanation) -> list[Block]:
     """The same plan with one thing changed that is not the plan."""
-    before = explanation.given.prediction.iteration_ms
+    before = explanation.subject.prediction.iteration_ms
     rows = [
         (
             item.change,
@@ -240,21 +240,23 @@ def explain_object(explanation: Explanation, facts: Mapping[str, Any]) -> dict[s
     """
     return {
         **facts,
-        "plan": explanation.given.name,
-        **prediction_object(explanation.given.prediction),
-        "lower_bound_ms": explanation.given.bound_ms,
-        "critical_path": path_object(explanation.given.prediction.critical_path),
-        "host_work": host_work(explanation.given.prediction.graph),
+        "plan": explanation.subject.name,
+        **prediction_object(explanation.subject.prediction),
+        "lower_bound_ms": explanation.subject.bound_ms,
+        "critical_path": path_object(explanation.subject.prediction.critical_path),
+        "host_work": host_work(explanation.subject.prediction.graph),
         "waits": [_wait_object(wait) for wait in explanation.waits],
         "changes": {
             "tried": explanation.changes.tried,
             "found": [
                 {
                     "change": change.words,
-                    "tables": tables_object(replace(explanation.given.plan, tables=change.tables)),
+                    "tables": tables_object(
+                        replace(explanation.subject.plan, tables=change.tables)
+                    ),
                     **picked(change, "iteration_ms", "saving_ms"),
                 }
-                for change in explanation.changes.found
+                for change in explanation.changes.helpful
             ],
         },
         **advice_object(explanation.advised),

@@ -28,14 +28,14 @@ class TorchRecsPlan:
         iteration_ms: predicted.
         misfit: by how much it does not fit by shardopt's count; empty where it fits.
         sound: TorchRec computes it right.
-        kept: it was returned, as the best plan found gains nothing.
+        returned: it was returned, as the best plan found gains nothing.
     """
 
     plan: ShardingPlan
     iteration_ms: float
     misfit: str = ""
     sound: bool = True
-    kept: bool = False
+    returned: bool = False
 
     @classmethod
     def rated(cls, plan: ShardingPlan, problem: Problem) -> TorchRecsPlan:

@@ -737,7 +737,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             free = self._objective == NOMINAL and self._confirm is None
             free = free and all(option.compute_kernel != CUSTOMIZED for option in theirs)
             if free and torchrecs.ties(result.best.iteration_ms):
-                self._keep(problem, result, theirs, replace(torchrecs, kept=True))
+                self._keep(problem, result, theirs, replace(torchrecs, returned=True))
                 return theirs, torchrecs.iteration_ms
         options = to_options(result.best.plan, problem.workload, space)
         self._enumerator.populate_estimates(options)

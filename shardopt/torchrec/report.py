@@ -42,7 +42,7 @@ class LastSearch:
         plan: as it was returned, with what callbacks changed.
         prediction: of that plan.
         changed: keys of the tables that callbacks changed.
-        left: tables that shardopt has no model for, and why; TorchRec placed them.
+        unpredicted: tables that shardopt has no model for, and why; TorchRec placed them.
         stand_in: the profile is of another machine, as nobody named one and none of this is known.
         torchrecs: the plan of TorchRec's own planner; None where it finds none, and where none was
             asked for.
@@ -55,7 +55,7 @@ class LastSearch:
     plan: ShardingPlan
     prediction: Prediction
     changed: tuple[str, ...] = ()
-    left: Mapping[TableKey, str] = field(default_factory=dict)
+    unpredicted: Mapping[TableKey, str] = field(default_factory=dict)
     stand_in: bool = False
     torchrecs: TorchRecsPlan | None = None
     constraint_costs: ConstraintCosts | None = None
@@ -108,8 +108,8 @@ def describe(last_search: LastSearch) -> str:
         f"{last_search.problem.hardware.name}{certainty}"
     ]
     parts += _comparison(last_search)
-    if last_search.left:
-        parts.append(f"without {plural(len(last_search.left), 'table')} left to TorchRec")
+    if last_search.unpredicted:
+        parts.append(f"without {plural(len(last_search.unpredicted), 'table')} left to TorchRec")
     if last_search.changed:
         parts.append(f"callbacks changed {listed(last_search.changed)}")
     return "; ".join([*parts, *(last_search.missing or [f"constants: {prediction.provenance}"])])
@@ -155,7 +155,7 @@ def _comparison(last_search: LastSearch) -> list[str]:
     ours, theirs = last_search.prediction.iteration_ms, last_search.torchrecs
     if theirs is None:
         parts = ["TorchRec's planner finds no plan that fits"]
-    elif theirs.kept:
+    elif theirs.returned:
         best = ms(last_search.result.best.iteration_ms)
         parts = [f"this is TorchRec's plan, as the best found, {best}, gains nothing"]
     elif theirs.misfit:

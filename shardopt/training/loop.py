@@ -80,8 +80,8 @@ def dense_optimizer(
     # PyTorch's default steps one parameter after the other as soon as a table is replicated: its
     # slice is no plain Parameter (`_default_to_fused_or_foreach` of torch.optim)
     foreach = any(parameter.is_cuda for parameter in rest.values()) or None
-    made: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate, foreach=foreach)
-    return made
+    built: torch.optim.Optimizer = kind(rest.values(), lr=learning_rate, foreach=foreach)
+    return built
 
 
 def set_matmul_precision(workload: Workload) -> None:

@@ -51,7 +51,7 @@ MAX_OTHERS = 4
 
 def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]) -> str:
     """The page: needs no network and no other file, readable without scripts; names are escaped."""
-    predicted, device = explanation.given, setting.hardware.device
+    predicted, device = explanation.subject, setting.hardware.device
     prediction = predicted.prediction
     head = node(
         "head",
@@ -94,7 +94,7 @@ def page(setting: Setting, explanation: Explanation, versions: Mapping[str, str]
 
 def _header(setting: Setting, explanation: Explanation) -> list[Element]:
     """The name, what is predicted for, the three answers, and what they rest on."""
-    predicted = explanation.given
+    predicted = explanation.subject
     answers = _time(predicted), _proved(explanation), _best_advice(explanation)
     (_, tables), *facts_below = setting_facts(setting).rows
     facts = node("div", grid(Grid((), [("model", tables), *facts_below])), class_="facts")
@@ -120,8 +120,8 @@ def _time(predicted: PredictedPlan) -> Element:
 
 def _proved(explanation: Explanation) -> Element:
     """Say how far the plan is from the best one at most, or what is known instead."""
-    predicted = explanation.given
-    bound, best = predicted.bound_ms, next(iter(explanation.changes.found), None)
+    predicted = explanation.subject
+    bound, best = predicted.bound_ms, next(iter(explanation.changes.helpful), None)
     tried = node("p", *prose(f"{explanation.changes.none_words}."), class_="dim")
     if best is not None:
         share = percent(best.saving_ms / predicted.prediction.iteration_ms)
@@ -155,7 +155,7 @@ def _best_advice(explanation: Explanation) -> Element:
 
 def _caveats(explanation: Explanation) -> Element:
     """Say what the prediction rests on; what may make it wrong is folded away below."""
-    predicted = explanation.given
+    predicted = explanation.subject
     based = prose(based_on(predicted.prediction))
     more = [
         *(f"{doubt}." for doubt in predicted.doubts),
@@ -175,7 +175,7 @@ def _caveats(explanation: Explanation) -> Element:
 
 def _breakdown(explanation: Explanation) -> Element:
     """The critical path as one bar, in words and by phase."""
-    prediction = explanation.given.prediction
+    prediction = explanation.subject.prediction
     parts = [
         (part, phase, f"{phase_words(phase)}\n{ms(part)}")
         for phase, part in prediction.breakdown.items()
@@ -183,7 +183,7 @@ def _breakdown(explanation: Explanation) -> Element:
     words = [node("li", *prose(sentence)) for sentence in in_words(explanation)]
     return section(
         "Where the time goes",
-        f"{explanation.given.name}, along its critical path",
+        f"{explanation.subject.name}, along its critical path",
         bar(Bar(parts, prediction.iteration_ms)),
         node("ul", *words),
         *map(element, breakdown(prediction)),
@@ -237,16 +237,16 @@ def _footer(setting: Setting, versions: Mapping[str, str]) -> Element:
 
 def plan_section(setting: Setting, explanation: Explanation) -> Element:
     """The table of the explained plan, which sorts and filters, and what differs in the others."""
-    predicted, others = explanation.given, explanation.others[:MAX_OTHERS]
+    predicted, further = explanation.subject, explanation.others[:MAX_OTHERS]
     workload = setting.workload
     columns = ["<table", ">rows", ">dim", ">ids/sample", "<type", "<kernel", ">shards", "~ranks"]
     columns += [
         ">weights",
         ">forward ms",
         ">backward ms",
-        *(f"~in {plan.name}" for plan in others),
+        *(f"~in {plan.name}" for plan in further),
     ]
-    differing = [_differing(predicted.plan, other.plan) for other in others]
+    differing = [_differing(predicted.plan, other.plan) for other in further]
     rows = []
     for key, table in zip(workload.keys, workload.tables, strict=True):
         row = _row(key, table, predicted.plan.tables[key], *explanation.table_times[key])
