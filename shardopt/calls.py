@@ -169,7 +169,7 @@ def plan(
         result_cache = ResultCache.of_user() if cache else None
         planned = answer.plan(request, cache=result_cache)
     if not isinstance(model, str | PathLike):
-        # the file that was written of the module is gone, so nobody can plan from it again
+        # the file written of the module is gone, so no plan can be made from it again
         made_by = planned.head[MADE]
         settings = {name: value for name, value in made_by["settings"].items() if name != "model"}
         planned = replace(planned, head={**planned.head, MADE: {**made_by, "settings": settings}})

@@ -241,7 +241,7 @@ def _open_stream(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _own_stream(there: os.stat_result) -> int | None:
-    """Which of stdout and stderr goes to a file."""
+    """Return the one of stdout and stderr that goes to a file."""
     for number in (1, 2):
         try:
             if os.path.samestat(there, os.fstat(number)):

@@ -69,7 +69,7 @@ def interval(bounds: tuple[float, float]) -> str:
 
 
 def percent(fraction: float) -> str:
-    """One decimal below ten per cent; never rounded down to zero, as zero is a claim."""
+    """Format with one decimal below ten per cent; never round down to zero, as zero is a claim."""
     value = 100 * fraction
     if 0 < value < 0.05:
         return "< 0.1 %"
@@ -174,7 +174,7 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def range_lines(costs: Iterable[OutOfRange]) -> list[str]:
-    """One short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
+    """Return a short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
     by_group: dict[str, list[str]] = {}
     for item in costs:
         by_group.setdefault(f"{item.group} of {item.profile}", []).append(_range_words(item))

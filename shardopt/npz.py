@@ -68,7 +68,7 @@ def read_head(stream: IO[bytes]) -> Head:
 
 
 def load_arrays(path: Path, most_bytes: int) -> dict[str, NDArray]:
-    """All arrays of an .npz file.
+    """Load all arrays of an .npz file.
 
     Raises:
         OSError: it cannot be read.

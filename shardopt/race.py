@@ -114,7 +114,7 @@ class Confirmed:
             too briefly.
         dropped_after: rounds after which it was out; None if it stayed.
         why: it was out, where it could not run.
-        predicted_ms, predicted_interval_ms: before it was measured; None where nobody predicted it.
+        predicted_ms, predicted_interval_ms: by the profile; None where it was not predicted.
     """
 
     name: str
@@ -309,8 +309,8 @@ class Race:
     def ratio(
         self, name: str, to: str, confidence: float = CONFIDENCE, since: int = 0
     ) -> Ratio | None:
-        """One plan's time over another's, over the rounds that both ran, from a session on; None
-        without any."""
+        """Return one plan's time over another's in the rounds that both ran, from a session on;
+        None without any."""
         ours, theirs = self.times[name], self.times[to]
         both = [key for key in ours if key in theirs and key[0] >= since]
         if not both:
@@ -400,7 +400,7 @@ class Race:
 
 
 def deadlines(now: float, minutes: float) -> tuple[float, float]:
-    """When to choose a plan, so that `FINAL_SHARE` of the minutes is left, and when to end."""
+    """Return the times to choose a plan, with `FINAL_SHARE` of the minutes left, and to end."""
     return now + 60 * (1 - FINAL_SHARE) * minutes, now + 60 * minutes
 
 

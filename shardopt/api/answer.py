@@ -366,7 +366,7 @@ def advise_only(inputs: Inputs, stop: Stop) -> Answer:
 
 
 def with_constraint_costs(answer: Answer, stop: Stop) -> Answer:
-    """The answer, with the price of the model's constraints; nothing where there is no time."""
+    """Add the price of the model's constraints to an answer; nothing where no time is left."""
     left_s = None
     if stop.time_limit_s is not None:
         left_s = stop.time_limit_s - stop.elapsed_s
@@ -387,7 +387,7 @@ def followed_up(answer: Answer, stop: Stop) -> Answer:
 
 
 def with_advice(answer: Answer, stop: Stop) -> Answer:
-    """The answer, with what to change beside its plan; nothing where there is no time for it."""
+    """Add advice on changes beside the plan to an answer; nothing where no time is left."""
     if stop.is_interrupted:
         return answer
     limit = stop.time_limit_s
@@ -429,7 +429,7 @@ def plan_head(setting: Setting, seed: int) -> dict[str, Any]:
 
 
 def made_by(inputs: Inputs) -> dict[str, Any]:
-    """All that makes a plan, for its file: whoever has the same makes the same bytes.
+    """Return all that makes a plan, for its file: the same inputs make the same bytes.
 
     Keys: ``settings``: `PlanRequest.settings`; ``inputs``: the SHA-256 of what was read, by what it
     is, so that files may lie anywhere; ``code``: of the three packages; ``versions``: of what the

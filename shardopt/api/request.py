@@ -62,8 +62,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlanRequest(Machine):
-    """All that decides the answer of ``shardopt plan``, by the names of its options, of which the
-    command line says what they are; None where one was left out."""
+    """Request of ``shardopt plan``: its options by their names, which the command line describes;
+    None for an option that was left out."""
 
     model: Path | None = None
     strict: bool = False
@@ -85,7 +85,7 @@ class PlanRequest(Machine):
 
     @property
     def searchers(self) -> tuple[str, ...]:
-        """Who proposes plans, as `search.solve.solve` takes them."""
+        """Searchers that propose plans, as `search.solve.solve` takes them."""
         return SEARCHERS if self.search == "all" else (self.search,)
 
     @property

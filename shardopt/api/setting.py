@@ -314,7 +314,7 @@ def check_machine(machine: Machine, *, needs_ranks: bool) -> None:
 def _hardware(
     machine: Machine, cluster: ClusterConfig | None, plan: ShardingPlan | None
 ) -> tuple[str, HardwareProfile, str]:
-    """Name or path of the profile, the profile, and who chose it."""
+    """Return the profile's name or path, the profile, and who chose it."""
     if machine.hardware is not None:
         return machine.hardware, load_hardware(machine.hardware), "given"
     from_cluster = hardware_of(cluster) if cluster is not None else None

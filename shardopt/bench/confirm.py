@@ -234,7 +234,7 @@ def take_part(
     """Take part in one session; the first rank reports its rounds, what it is at, and what failed.
 
     Args:
-        traced: plans of which no trace is to be recorded.
+        traced: plans that need no further trace.
     """
     led = LedSessions(job.workload, job.backend, folder, rank)
     led.joined.traced |= {*traced}
@@ -372,7 +372,7 @@ def confirm_answer(
     Args:
         count: how many of the best plans are measured.
         output: of the plan; what was learned is written beside it, with suffix ``.learned.yaml``.
-        rank: of torchrun, which is the first.
+        rank: the first rank of torchrun.
 
     Raises:
         InputError: see `confirm`.

@@ -173,7 +173,7 @@ def _round_problem(entry: Mapping[str, Any], rows: BenchRows, index: int) -> str
 
 
 def _is_number(value: object) -> bool:
-    """Not negative, and of a size that a load, a count or milliseconds have."""
+    """Tell if a value is a number >= 0 of a size that a load, a count or milliseconds have."""
     return isinstance(value, float | int) and 0 <= value < MOST
 
 

@@ -75,5 +75,5 @@ def reference_rounds(rows: BenchRows) -> dict[str, list[float]]:
 
 
 def flat(blocks: Sequence[Sequence[float]]) -> list[float]:
-    """One list of all."""
+    """Join lists into one."""
     return [sample for block in blocks for sample in block]

@@ -22,7 +22,7 @@ from shardopt.ranks.realtime import Runtime, hasten_gloo
 MIN_BLOCK = 6
 """Samples a block: with fewer no difference between two blocks could be significant."""
 MAX_ROUNDS = 12
-"""After so many rounds measuring starts anyway, and the verdict says that nothing settled."""
+"""Rounds of warm-up after which measuring starts even if times have not settled."""
 SIGNIFICANCE = 0.01
 
 

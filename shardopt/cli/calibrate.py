@@ -127,7 +127,7 @@ def _silent(_: str) -> None:
 
 
 def _ranks(ranks: int | None, join: Rank | None) -> int | None:
-    """World size, which torchrun knows; None where nobody says it."""
+    """Return the world size, torchrun's if there is one; None if none is given."""
     from predictor.errors import InputError
 
     if join is None:

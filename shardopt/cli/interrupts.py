@@ -115,7 +115,7 @@ def _sigterm_as_sigint(terminated: list[int]) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """Not where somebody else handles them, nor outside the main thread."""
+    """Return the signals to handle: none that others handle, and none outside the main thread."""
     if current_thread() is not main_thread():
         return []
     return [n for n, default in DEFAULTS.items() if signal.getsignal(n) in (default, end_at_once)]

@@ -132,7 +132,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     sys.stdout.write(to_json(data))
     sys.stdout.flush()
 

@@ -174,7 +174,7 @@ class ClusterConfig:
 
 
 def load_cluster(path: str | Path) -> ClusterConfig:
-    """The cluster that a file describes.
+    """Load the cluster that a file describes.
 
     Args:
         path: a YAML file with ``schema: 1``, ``hosts``, ``ranks_per_host``; optional are ``name``,
@@ -244,7 +244,7 @@ def load_cluster(path: str | Path) -> ClusterConfig:
 
 
 def _with_racks(section: ClusterSection, raw_hosts: list[Any]) -> ClusterSection:
-    """The hosts of racks, of which only numbers were given, in parts of the innermost level."""
+    """Place hosts that were given as numbers per rack into parts of the innermost level."""
     if not _of_racks(raw_hosts):
         return section
     levels = section.levels or [LevelSection(name=RACK, link="nvlink")]
@@ -459,7 +459,7 @@ def _caps(raw: object, key: str, ranks: int, problems: Problems) -> tuple[int, .
 
 
 def hardware_of(cluster: ClusterConfig) -> tuple[str, HardwareProfile] | None:
-    """Name or path of the cluster's profile, and the profile; None where the file leaves it open.
+    """Return the cluster's profile, after its name or path; None where the file names none.
 
     Where hosts differ, the slowest decides, and the name is that of the one with its kernels.
 

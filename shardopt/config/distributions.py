@@ -134,8 +134,8 @@ class DistributionReader:
         return None
 
     def pooling_ratio(self, raw: object, feature: str) -> float:
-        """By what the window's pooling factor differs from the first window's; 1 where the files do
-        not say."""
+        """Return the window's pooling factor over the first window's; 1 where the files do not
+        say."""
         if not isinstance(raw, dict) or "files" not in raw or not self.window:
             return 1.0
         name = str(raw.get("feature") or feature)

@@ -174,7 +174,7 @@ class _Reader:
         }
 
     def workload(self, window: int) -> Workload:
-        """That of a window, the first one's first.
+        """Return the workload of a window; ask for the first window first.
 
         Raises:
             InputError: every problem of its stats files, or the ops are of another batch.

@@ -144,7 +144,7 @@ class _Tables:
         self.first: list[tuple[int, dict[str, str]]] = []
 
     def add(self, line: int, row: dict[str, str]) -> None:
-        """One row: a feature, and its table when the row is the table's first."""
+        """Add a row: a feature, and its table when the row is the table's first."""
         if not row["name"]:
             self._wrong(line, "name", "the table has no name")
             return

@@ -59,7 +59,7 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
         "dense": dense_section(workload.dense),
         "tables": [_table(table) for table in workload.tables],
     }
-    # lists and mappings of scalars stand in a line: tables are what makes a model file long
+    # lists and mappings of scalars stand in a line, as tables make a model file long
     text: str = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
     return "".join(f"# {note}\n" for note in notes) + text
 
@@ -147,7 +147,7 @@ def _unusual(item: object, **usual: Any) -> dict[str, Any]:
 
 
 def _fields(source: object, *names: str) -> dict[str, Any]:
-    """Some attributes as YAML takes them, which knows neither tuples nor enums."""
+    """Return attributes as YAML takes them: it knows neither tuples nor enums."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple):

@@ -60,6 +60,7 @@ class Changes:
 
     Args:
         tried: changes that fit in memory and were scored.
+        helpful: those that save time, the most helpful first.
         reason: why nothing could be tried; empty otherwise.
     """
 
@@ -69,7 +70,7 @@ class Changes:
 
     @property
     def none_words(self) -> str:
-        """Why there is nothing to show, as a sentence without its full stop."""
+        """Reason for showing nothing, as a sentence without its full stop."""
         if self.reason:
             return f"No change of the plan was tried, as {self.reason}"
         tried = plural(self.tried, "single change")
@@ -106,7 +107,7 @@ def best_changes(problem: Problem, plan: ShardingPlan, prediction: Prediction) -
 
 
 def _why_none(problem: Problem, plan: ShardingPlan) -> str:
-    """Why a plan has no neighbour: memory, where there are some without its limits, or that its
+    """Say why a plan has no neighbour: memory, if it has some without memory limits; else its
     tables have no other sharding."""
     topology = problem.topology
     roomy = replace(

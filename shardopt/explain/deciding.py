@@ -261,7 +261,7 @@ def _gain(
 def _flip(
     gain: Callable[[float], float], least: float, gains: Array, step: int, logs: Array
 ) -> float:
-    """The factor from which on the other plan is the faster one.
+    """Find the factor at which the other plan becomes the faster one.
 
     Args:
         least: gain from which on it is.

@@ -177,7 +177,7 @@ def _wait(
 
 
 def _idle_ms(graph: Graph, step: Step, index: int, rank: int) -> float:
-    """From a rank's arrival at a collective to its start, without what the rank computes then."""
+    """Return the ms from a rank's arrival at a collective to its start, less those it computes."""
     first, last = step.ready[index, 0, rank], step.start[index, 0, rank]
     idle = float(last - first)
     for other, op in enumerate(graph.ops):

@@ -75,7 +75,7 @@ ChangedProblems = Iterator[tuple[str, str, Problem]]
 
 
 def _machines(problem: Problem) -> ChangedProblems:
-    """Each bandwidth, rate and host cost better by `STEP`."""
+    """Yield problems with one bandwidth, rate or host cost better by `STEP`."""
     hw, topology = problem.hardware, problem.topology
     more, faster = f"+{percent(STEP)}", 1 + STEP
     memory = "main memory bandwidth" if hw.inline else "HBM bandwidth"

@@ -204,14 +204,14 @@ class ReplanMonitor:
         self._any_move, self._effort, self._timeout_s = any_move, effort, timeout_seconds
 
     def step(self, features: Any) -> bool:
-        """To be called once a step, on every rank.
+        """Count a step; call it once a step, on every rank.
 
         Args:
             features: the ids of the step's batch: its KeyedJaggedTensor, or a mapping of several;
                 best those on the host, which need no copy from the device.
 
         Returns:
-            Whether a window has just closed, which is so on all ranks at once.
+            True if a window has just closed, on all ranks at once.
         """
         self.window.add(features)
         self.steps += 1

@@ -183,7 +183,7 @@ class _Messages:
         return getattr(dist, name)
 
     def batch_isend_irecv(self, ops: Sequence[Any]) -> list[Any]:
-        """One work for each op, in their order."""
+        """Send and receive; return one work for each op, in their order."""
         me = dist.get_rank()
         own = {op.tag: op.tensor for op in ops if op.peer == me and op.op is dist.isend}
         far = [op for op in ops if op.peer != me]

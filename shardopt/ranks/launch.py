@@ -228,8 +228,8 @@ def _watch(
 
 
 def _hung(pids: Sequence[int], silence_s: float, began: bool, folder: Path) -> RankDiedError:
-    """The error of ranks of which none reported anything for so long; it says what each does, as
-    one that computes while others wait may hang, and the end of what each wrote."""
+    """Return the error of ranks that were all silent for ``silence_s``. It says what each does, as
+    one that computes while others wait may hang, and how the log of each ends."""
     before = _stats(pids)
     time.sleep(SAMPLE_S)
     does = []

@@ -152,7 +152,7 @@ def prepare(rank: Rank, backend: str = "gloo", runtime: Runtime = Runtime.TUNED)
 
 
 def _pin(rank: Rank, *, gpu: bool) -> None:
-    """One core for a rank on CPUs; an even share of the cores for one with a GPU.
+    """Pin a rank on CPUs to one core, and one with a GPU to an even share of the cores.
 
     NCCL's threads and the autograd thread run while the main one does.
     """

@@ -41,7 +41,7 @@ def advice(advised: Advised | None, device: str) -> list[Block]:
 
 
 def none_saves(advised: Advised) -> str:
-    """That no setting helps."""
+    """Say that no setting helps."""
     if not advised.tried:
         return "No setting was priced."
     tried = plural(advised.tried, "setting")

@@ -15,7 +15,7 @@ _NOT_CONSTANTS = ("provenance", "rel_error", "law")
 
 
 def hardware_object(profile: HardwareProfile) -> dict[str, Any]:
-    """One profile for ``--json``.
+    """Return one profile for ``--json``.
 
     Keys: all of its file, and ``origins``: group -> what gives it. ``known_error`` (of whole
     iterations, a list) and ``provenance.error`` (of a group) hold ``suite``, ``rows``, ``n``, and
@@ -98,7 +98,7 @@ def iteration_words(profile: HardwareProfile) -> list[str]:
 
 
 def profile_view(profile: HardwareProfile) -> View:
-    """Every constant, with its unit in its name, group by group, and where it comes from."""
+    """Show every constant, with its unit in its name, group by group, and its source."""
     report: list[Block] = [
         "",
         Line(f"{profile.name}  {profile.title}", "bold"),

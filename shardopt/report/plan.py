@@ -240,7 +240,7 @@ _CUT = {
 
 
 def preferred_text(result: Result) -> str | None:
-    """Why the best plan is not the fastest one, where it is not."""
+    """Say why the best plan is not the fastest one, where it is not."""
     if result.fastest is None:
         return None
     slower = percent(result.best.iteration_ms / result.fastest.iteration_ms - 1)

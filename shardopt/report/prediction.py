@@ -57,7 +57,7 @@ _PARTS = {
 
 
 def prediction_object(prediction: Prediction) -> Object:
-    """One prediction.
+    """Return one prediction for ``--json``.
 
     Keys:
         iteration_ms: steady-state period of the training loop.
@@ -181,7 +181,7 @@ def dense_text(prediction: Prediction) -> str:
 
 
 def selected(prediction: Prediction, most: int) -> list[RankLoad]:
-    """All ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
+    """Select all ranks, or ``most`` of them: the busiest and the idlest, in order of rank."""
     loads = list(prediction.per_rank)
     if len(loads) <= most:
         return loads
@@ -279,7 +279,7 @@ def based_on(prediction: Prediction) -> str:
 
 
 def misfit_text(prediction: Prediction) -> str:
-    """Which ranks lack memory for the plan; empty when it fits."""
+    """Say which ranks lack memory for the plan; empty when it fits."""
     lacking = [rank for rank in prediction.memory if not rank.fits]
     if not lacking:
         return ""
@@ -330,7 +330,7 @@ def doubts(prediction: Prediction, name: str = "This plan") -> list[Line | str]:
 
 
 def predictions(plans: Sequence[PredictedPlan]) -> list[Block]:
-    """One plan in full, or several ranked, best first."""
+    """Show one plan in full, or several ranked, best first."""
     if len(plans) == 1:
         item = plans[0]
         return [

@@ -44,7 +44,7 @@ class LineProgress:
         sys.stderr.flush()
 
     def reading(self, path: Path, samples: int) -> None:
-        """Which file is read, and the samples so far, over all files."""
+        """Show the file that is read, and the samples so far, over all files."""
         self._progress.update(self._task, description=f"reading {path.name}: {samples:,} samples")
 
     def replaying(self, done: int, total: int, left_s: float) -> None:

@@ -63,7 +63,7 @@ with needs_torchrec():
 BATCHES = 16
 """Of the user's data, which are cycled through."""
 BLOCK = 6
-"""Steps of a plan in a round, after one that does not count; so many warm it up, too."""
+"""Steps of a plan in a round, after one that does not count, and in its warm-up."""
 STUCK = timedelta(minutes=5)
 """That a rank waits for another within a step."""
 LOOK_S = 0.2
@@ -258,7 +258,7 @@ class JoinedSessions:
         self.first = dist.get_rank() == 0
         self.talk = Talk()
         self.traced: set[str] = set()
-        """Plans of which no trace is to be recorded any more."""
+        """Plans that need no further trace."""
         self.report: Report = lambda message: None
         """Gets every round, and the name of the plan that this rank turns to."""
         self._groups = 0

@@ -184,7 +184,7 @@ class ShardCosts:
         self._rates: dict[LookupGroup, tuple[float, float, float]] = {}
 
     def shard_perfs(self, index: int, plan: TablePlan) -> list[Perf]:
-        """One `Perf` a shard of a table, wherever the shards lie."""
+        """Return a `Perf` for each shard of a table, whatever ranks the shards lie on."""
         group = group_of(self.workload.tables[index], plan, self.workload.train_pipeline)
         return [
             self._perf(group, self.shards.of_shard(index, plan, shard)) for shard in plan.shards

@@ -169,7 +169,7 @@ Searched = tuple[Problem, Result | None, OurPlan, TorchRecsPlan | None]
 """What was searched, its result, the plan before callbacks saw it, and TorchRec's."""
 
 SECONDS, TABLES = 5.0, 100
-"""A plan takes at most so long by default, up to so many tables, and longer in proportion."""
+"""Default limit in s of a plan, and the tables it is for; more tables take longer in proportion."""
 RESERVE = 0.15
 """Of a ceiling, for what follows the search."""
 

@@ -191,7 +191,7 @@ def trained_alike(
     theirs: Callable[[], Options | None],
     constraint: Callable[[str], ParameterConstraints],
 ) -> Options:
-    """Only options under which each table is stepped by what steps it under TorchRec's own plan.
+    """Keep the options that step each table by the optimizer that steps it under TorchRec's plan.
 
     A table of the dense kernel, as every replicated one is, leaves the optimizer that was fused
     into its backward, or that of the sharder's ``fused_params``: the training script's optimizer of

@@ -130,7 +130,7 @@ def pipeline_of(enumerator: Any) -> str | None:
 
 
 def describe_reservation(reservation: StorageReservation) -> str:
-    """In the words of TorchRec's own message where no plan fits."""
+    """Describe a reservation in the words of TorchRec's own message where no plan fits."""
     fixed = getattr(reservation, "_hbm_reserved_bytes", None)
     if fixed is not None:
         return f"Storage reservation: {round(bytes_to_gb(fixed), 3)} GB per device"

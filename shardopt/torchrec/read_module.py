@@ -72,7 +72,7 @@ class UserInputs(NamedTuple):
         known: a workload, read from a model file, with pooling factors and index distributions by
             feature, train pipeline and dense part; None where there is none.
         default_pooling_factor: of features for which nothing is given; None for TorchRec's 1,
-            which is said.
+            with a warning.
         strict: features for which nothing is given are an error.
         example_inputs: what the module's forward takes; None to make it from the features.
         device: type of the topology's devices.
@@ -92,7 +92,7 @@ class UserInputs(NamedTuple):
 
     @property
     def pipeline(self) -> str:
-        """That is predicted."""
+        """Train pipeline that is predicted."""
         if self.train_pipeline is not None:
             return self.train_pipeline.pipeline
         return "base" if self.known is None else self.known.train_pipeline
@@ -112,7 +112,7 @@ class UserInputs(NamedTuple):
         return any(t.stash_weights for t in tables if t.name == table.table)
 
     def constraint(self, table: str) -> ParameterConstraints:
-        """That of a table; one that asks for nothing if there is none."""
+        """Return the constraint of a table; an empty one if there is none."""
         return self.constraints.get(table) or ParameterConstraints()
 
     def known_features(self, table: str) -> dict[str, Feature]:
@@ -187,8 +187,8 @@ class OfferedTable:
 
     @property
     def optimizer(self) -> str:
-        """From the backward (`apply_optimizer_in_backward`), from a module that has one fused into
-        it (`FusedEmbeddingBagCollection`), else from the sharder's fused_params; its class where it
+        """Optimizer of the backward (`apply_optimizer_in_backward`) or fused into the module
+        (`FusedEmbeddingBagCollection`), else that of the sharder's fused_params; its class where it
         is none of `Optimizer`. FBGEMM's own default is plain SGD."""
         for kind in self._optimizer_classes():
             names = (n for n, k in SPARSE_OPTIMIZERS.items() if k.__name__ == kind.__name__)
@@ -207,7 +207,7 @@ class OfferedTable:
         return kinds if own is None else [*kinds, own()]
 
     def features_without_factors(self, inputs: UserInputs) -> list[str]:
-        """Features for which nobody gives a pooling factor."""
+        """List the features without a pooling factor from any source."""
         if self.config is None or self._given_factors(inputs) is not None:
             return []
         from_file = inputs.known_features(self.config.table)
@@ -462,7 +462,7 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
 
 
 def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) -> None:
-    """Say once for which features nobody gives a pooling factor, if no default is given.
+    """Say once which features have no pooling factor from any source, if no default is given.
 
     Raises:
         InputError: the same, if the inputs are strict.

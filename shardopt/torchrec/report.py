@@ -95,8 +95,8 @@ COMMUNICATION = (
 
 
 def describe(last_search: LastSearch) -> str:
-    """One line: predicted time, gain over TorchRec's plan, gap, and what it rests on; an interval
-    where nothing that it would have to span is missing."""
+    """Say in one line the predicted time, the gain over TorchRec's plan, the gap and their basis;
+    with an interval unless something that it must span is missing."""
     prediction, ranks = last_search.prediction, last_search.problem.topology.world_size
     certainty = (
         ""
@@ -173,7 +173,7 @@ def _comparison(last_search: LastSearch) -> list[str]:
 
 
 def short_of(memory: Sequence[RankMemory]) -> list[str]:
-    """By how much a plan that was accepted does not fit by shardopt's count."""
+    """Say by how much an accepted plan does not fit by shardopt's count."""
     short = [rank for rank in memory if not rank.fits]
     if not short:
         return []

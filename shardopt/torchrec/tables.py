@@ -65,8 +65,8 @@ class ModuleTable:
 def find_embedding_modules(
     module: nn.Module, path: str = ""
 ) -> Iterator[tuple[str, nn.Module, Any]]:
-    """Every embedding module in the order TorchRec walks them: its path, itself as it is sharded,
-    and the collection that has the configs."""
+    """Yield every embedding module in the order TorchRec walks them: its path, the module as it
+    is sharded, and the collection that has the configs."""
     inner = wrapped(module)
     if isinstance(inner, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface):
         yield path, module, inner
@@ -106,7 +106,7 @@ def configs_of(collection: Any) -> list[Any]:
 
 
 def find_tables(module: nn.Module) -> Iterator[ModuleTable]:
-    """Every table of every embedding module, in the order TorchRec walks them."""
+    """Yield every table of every embedding module, in the order TorchRec walks them."""
     for path, whole, inner in find_embedding_modules(module):
         pooled, (positions, _) = is_pooled(inner), feature_processors_of(whole)
         for config in configs_of(inner):

@@ -166,12 +166,12 @@ class Training:
         return other
 
     def step(self) -> None:
-        """One iteration: forward, backward with the fused updates, dense optimizer step."""
+        """Run an iteration: forward, backward with the fused updates, dense optimizer step."""
         self.pipeline.progress(self.batches)
 
 
 def _sharders(workload: Workload) -> list[Any]:
-    """With quantised collectives and distinct ids where the model asks for them."""
+    """Make the sharders, with quantised collectives and distinct ids where the model asks."""
     qcomm, dedup = workload.qcomm, any(table.index_dedup for table in workload.tables)
     codecs = None
     if (qcomm.forward, qcomm.backward) != ("fp32", "fp32"):

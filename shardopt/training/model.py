@@ -44,7 +44,7 @@ Collection: TypeAlias = (
 def embedding_modules(
     workload: Workload, device: torch.device
 ) -> tuple[dict[str, Collection], dict[str, list[tuple[str, int]]]]:
-    """Every embedding module by name, and key and width of each of its outputs.
+    """Build every embedding module, by name, and list the key and width of each of its outputs.
 
     Raises:
         InputError: a module or a table cannot be built, e.g. weighted beside unweighted tables.
@@ -158,7 +158,7 @@ class DLRM(nn.Module):
         return nn.functional.binary_cross_entropy_with_logits(logits, labels), logits
 
     def lookup(self, batch: Batch) -> list[torch.Tensor]:
-        """One `[batch, width]` tensor per table and feature, in the workload's order.
+        """Return one `[batch, width]` tensor per table and feature, in the workload's order.
 
         Taken by key: the order inside a KeyedTensor depends on the sharding plan.
         """

@@ -65,7 +65,7 @@ def like_example(example: Any, module: nn.Module, batch_size: int) -> Maker:
         if each.values().device.type != "meta":
             # counted while its lengths can be read, and kept by it
             each.length_per_key()
-    example_batch = _Seen(int(keyed[0].stride()) if keyed else batch_size)
+    example_batch = _ExampleBatch(int(keyed[0].stride()) if keyed else batch_size)
     tensors = dense_tensors(example)
     if not keyed and not any(example_batch.axis(tensor.shape) is not None for tensor in tensors):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors[:5]) or "no tensors"
@@ -109,12 +109,12 @@ def tensors_in(value: Any) -> list[Any]:
 
 
 def dense_tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in what forward is given, but for ids and their weights."""
+    """Return the plain tensors among forward's inputs; ids and their weights are left out."""
     return [tensor for tensor in tensors_in(value) if isinstance(tensor, torch.Tensor)]
 
 
-class _Seen:
-    """An example whose batch has so many samples."""
+class _ExampleBatch:
+    """Example inputs and the number of samples in their batch."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch

@@ -282,7 +282,7 @@ class Step:
         resident: parameters and buffers.
         state_bytes: of the optimizer.
         loss: how it was found in what the module gives back.
-        input_elements: of the tensors that forward is given, but for ids.
+        input_elements: of forward's input tensors, ids left out.
     """
 
     recording: Recording
