@@ -174,7 +174,7 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def range_lines(costs: Iterable[OutOfRange]) -> list[str]:
-    """Return a short line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
+    """Return a line per group: ``collectives.inter of h100-sxm: messages of 12.0 GiB, ...``."""
     by_group: dict[str, list[str]] = {}
     for item in costs:
         by_group.setdefault(f"{item.group} of {item.profile}", []).append(_range_words(item))

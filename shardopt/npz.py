@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from predictor.files import remember_input
 
 BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError)
-"""What reading a damaged file raises, beside OSError."""
+"""Errors of reading a damaged file, beside OSError."""
 # NumPy evaluates the head as a Python literal and looks its parts up unchecked
 _BAD_HEAD = (
     SyntaxError,

@@ -25,13 +25,14 @@ from shardopt.formatting import ms, points
 
 CONFIDENCE = 0.95
 MINUTES, PLANS = 3.0, 4
-"""That a measurement may take, and plans that it measures, unless asked for otherwise."""
+"""Default limit in minutes of a measurement, and the number of plans that it measures."""
 TORCHREC = "torchrec"
 """Name of the plan of TorchRec's planner."""
 THEIRS = "TorchRec's planner"
-"""Who found it."""
+"""Finder of TorchRec's plan."""
 FINAL_SHARE, FINAL_SESSIONS = 0.25, 2
-"""Of the time, for the rounds of the chosen plan and TorchRec's alone; each is built first once."""
+"""Share of the time for the chosen plan and TorchRec's alone, and its sessions; each plan is built
+first once."""
 SHORTEST_S = 15.0
 """A session is not worth its start below this time."""
 

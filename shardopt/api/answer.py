@@ -45,7 +45,7 @@ TOP_K = 3
 REPORTING, MOST_REPORTING = 0.2, 0.5
 """Shares of a time limit that are left to what follows the search: at least, and at most."""
 FREE_EFFORT, FREE_RESERVE = 0.3, 0.5
-"""Of the search without constraints: its effort, as a share of the search's own, and the share of
+"""Search without constraints: its effort, as a share of the search's own, and the share of
 the time left that is not its."""
 CUT = ("interrupted", "time")
 """Ends of a search that another run need not repeat; the plan file says so."""
@@ -311,7 +311,7 @@ def answer_of(
     stop = stop or Stop()
     problem = setting.problem()
     shards = ShardLoads(problem.workload, problem.topology, problem.hardware)
-    problem = replace(problem, loads=shards)  # that all of the below share
+    problem = replace(problem, loads=shards)  # shared by all of the below
     predictions: list[Prediction] = []
     last_s = 0.0
     for ranked in result.plans:

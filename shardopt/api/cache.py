@@ -34,7 +34,7 @@ from shardopt.version import __version__
 MOST_BYTES = 2**28
 ENDING = ".json"
 FINAL = ("work", "gap")
-"""How a search ends whose answer is the same wherever and whenever it runs."""
+"""Ends of a search whose answer is the same wherever and whenever it runs."""
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("predictor", "search", "shardopt")
 SOURCES = (".py", ".yaml")
@@ -74,7 +74,7 @@ class ResultCache:
         """
         try:
             key = digest(inputs, code_digest(), versions(), solver_versions())
-        except (TypeError, OSError):  # of unknown content, or the code cannot be read
+        except (TypeError, OSError):  # content is unknown, or the code cannot be read
             return search(), False
         cached = self._load(key)
         if cached is not None:
@@ -91,7 +91,7 @@ class ResultCache:
     def _load(self, key: str) -> Result | None:
         path = self._path(key)
         with suppress(OSError, ValueError, RecursionError):
-            # what lies there may be anything: a FIFO would be waited for
+            # anything may lie there: a FIFO would be waited for
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             with open(handle, "rb") as stream:
                 there = os.fstat(handle)

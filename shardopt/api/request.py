@@ -16,7 +16,7 @@ from shardopt.files import refuse_streams
 HORIZON = 10_000
 """Steps over which a move must pay for itself unless the request says otherwise."""
 SEARCHERS = ("annealing",)
-"""Of `all`: CP-SAT and Optuna gain nothing beside it."""
+"""Searchers of `all`: CP-SAT and Optuna gain nothing beside it."""
 MAX_SEED = 2**31 - 1
 MAX_TOP_K = 1000
 MADE = "made_by"
@@ -180,7 +180,7 @@ def read_request(
     elif "model" not in values:
         raise PlanError(f"{where}: does not say which model file it was made from; give MODEL")
     try:
-        # as JSON, in which a path is a text, and strictly, so that no text is a number
+        # in JSON a path is a text; strict, so that no text is a number
         request = TypeAdapter(PlanRequest).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]

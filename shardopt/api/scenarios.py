@@ -32,7 +32,7 @@ from shardopt.files import decode, read_bytes
 
 NONE = "none"
 ROUNDING = 1e-6
-"""By how much the sum of the weights may miss one."""
+"""Tolerance of the sum of the weights, which is one."""
 
 
 @dataclass(frozen=True)

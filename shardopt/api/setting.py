@@ -37,7 +37,7 @@ from shardopt.config.distributions import workloads_of_stats
 from shardopt.formatting import listed, range_lines
 
 ModelRead: TypeAlias = tuple[Workload, list[str], dict[str, Workload]]
-"""What `read_model` gives."""
+"""Result of `read_model`."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def resolve(
         leave_for_shards(window, installed, reserve, hardware.device, context)
         for window in windows.values() or [workload]
     ]
-    hbm, ddr = (  # what every window leaves: a plan must fit in all of them
+    hbm, ddr = (  # the least of all windows: a plan must fit in each
         tuple(map(min, zip(*(getattr(room, caps) for room in rooms), strict=True)))
         for caps in ("hbm_cap_bytes", "ddr_cap_bytes")
     )

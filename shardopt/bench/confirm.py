@@ -56,11 +56,11 @@ from shardopt.ranks.scratch import scratch_folder
 
 IN_USE = "in use"
 FIRST_SHARE = 0.6
-"""Of the time, for the plans of the first search."""
+"""Share of the time for the plans of the first search."""
 TURNS = 3
 """Searches at most, the first included."""
 SEARCH_S = 10.0
-"""That a search may take between measurements."""
+"""Limit in s on a search between measurements."""
 
 Say = Callable[[str], None]
 

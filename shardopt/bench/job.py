@@ -20,7 +20,7 @@ from shardopt.ranks.rank import available_cores, check_gpus
 from shardopt.ranks.realtime import Runtime
 
 RANK_BYTES = GIB // 2
-"""What a rank holds apart from tables: libraries, dense part, batches; 0.35 GiB is seen."""
+"""Memory of a rank beside tables: libraries, dense part, batches; 0.35 GiB is seen."""
 
 
 @dataclass(frozen=True)

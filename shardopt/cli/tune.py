@@ -29,7 +29,7 @@ MAX_VALUES = 64
 MAX_TRIALS = 1_000_000
 TRIALS = 24
 STUDY_DIGITS = 10
-"""Of the digest in the name of a study."""
+"""Digits of the digest in the name of a study."""
 SYNTAX = "A:B doubles from A to B, A:B:STEP goes in steps, A/B/C are these"
 
 
@@ -129,7 +129,7 @@ def _begin(setting: Setting, flags: TuneFlags, budget: Budget) -> tuple[Tuning, 
     goals = read_goals(flags.objectives, knobs)
     case = setting.case()
     grid = grid_of(case, knobs)
-    # what the trials are made for, on all of which workers must agree
+    # facts behind the trials; workers must agree on all of them
     facts = {
         "shardopt": __version__,
         **{key: value for key, value in setting.facts().items() if key != "model"},

@@ -38,7 +38,7 @@ MOST_LEVELS = 8
 MAX_GIB = 1e6
 
 RACK = "rack"
-"""What racks are called that only their numbers of hosts tell apart, where no level names them."""
+"""Level name for racks that are given only as numbers of hosts."""
 
 
 def _one_number(value: object) -> object:

@@ -48,9 +48,9 @@ LENGTHS = {
     "pooling_factor_max": (1e-300, 1e300),
     CORRELATION: (0.0, 1.0),
 }
-"""What stats files and features say of the ids of a sample, and what each can be."""
+"""Facts that stats files and features hold on the ids of a sample, and the range of each."""
 MOST_BYTES = 2**26
-"""Of a stats file; those of forty features have a few hundred kilobytes."""
+"""Largest stats file; those of forty features have a few hundred kilobytes."""
 
 
 @dataclass

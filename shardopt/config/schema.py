@@ -200,7 +200,7 @@ MAX_ROWS = 10**12
 MAX_WIDTH = 2**20
 MAX_COUNT = 10**9
 MAX_WINDOWS = 256
-"""Of data; each is read with the whole model."""
+"""Most windows of data; each is read with the whole model."""
 
 Rows = Annotated[int, whole(1, MAX_ROWS)]
 Width = Annotated[int, whole(1, MAX_WIDTH)]

@@ -140,7 +140,7 @@ class _Tables:
         self.raw: list[dict[str, Any]] = []
         self.index: dict[tuple[str, str], int] = {}
         self.modules: dict[str, str] = {}
-        """Of the latest table of a name, for rows that leave it empty."""
+        """Module of the latest table of a name, for rows that leave it empty."""
         self.first: list[tuple[int, dict[str, str]]] = []
 
     def add(self, line: int, row: dict[str, str]) -> None:

@@ -266,7 +266,7 @@ def apply_changes(source: Path, before: Workload, after: Workload, target: Path)
             for feature in features.value if isinstance(features, SequenceNode) and order else ():
                 edits += _replaced(feature, {"id_order": order}, text)
             edits += _replaced(node, changed_keys, text)
-    # what is added at one place stands from the innermost part to the outermost
+    # additions at one place stand from the innermost part to the outermost
     if isinstance(dense, MappingNode):
         changed = _changed(dense_section(before.dense), dense_section(after.dense))
         edits += _replaced(dense, changed, text)

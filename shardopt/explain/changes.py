@@ -31,7 +31,7 @@ RANKS_TRIED = 65_536
 FEWEST, MOST = 32, 4096
 """Fewest and most changes tried."""
 MOST_RANKS = 8192
-"""On more ranks no change is tried: one takes seconds there, and gains little."""
+"""Most ranks on which changes are tried: beyond, one takes seconds and gains little."""
 NO_LIMIT = 2**60
 """Bytes that no plan fills."""
 MAX_NAMED = 3

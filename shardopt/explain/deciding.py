@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 REACH = 2.0
 """Stated errors either way: nineteen times in twenty a constant is as near."""
 STEPS = np.linspace(-1, 1, 17)
-"""Of the reach, that are scored; the middle one is the profile as it is."""
+"""Scored points of the reach; the middle one is the profile as it is."""
 LEAST = 0.01
 """Gain below which another plan is no reason to measure."""
 ALIKE = 1e-3
@@ -47,7 +47,7 @@ ALIKE = 1e-3
 CLOSE = 2e-3
 """Share of a factor within which the place of a flip is found."""
 MOST_RANKS = 1024
-"""On more ranks other methods take seconds."""
+"""Most ranks for other methods: beyond, they take seconds."""
 RIVAL = "the plan "
 """Begins names that are words already."""
 LOOKUP_FREE = ("gemm", "elementwise", "overheads", "collectives")
@@ -61,7 +61,7 @@ MEASURED_ALONE = {
 }
 """Group of a profile -> what ``calibrate --only`` calls it; all others take a whole calibration."""
 SOON = {"overheads": " in less than a minute"}
-"""How long that takes, where it is known."""
+"""Time of the measuring command, where it is known."""
 
 
 @dataclass(frozen=True)

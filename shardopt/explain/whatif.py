@@ -29,7 +29,7 @@ from shardopt.formatting import percent
 STEP = 0.1
 """Bandwidths, rates and batches change by this fraction."""
 ALPHA_STEP = 0.1
-"""By how much the exponent of Zipf distributions changes."""
+"""Change of the exponent of Zipf distributions."""
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ with needs_torchrec():
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 SHARE = 0.003
-"""Of the time of a training loop, that counting may take."""
+"""Share of a training loop's time that counting may take."""
 LONGEST_STEP = 3.0
-"""Of the step before: what takes longer, as an evaluation does, is no time to count in."""
+"""Longest step that earns counting time, in lengths of the step before; an evaluation is longer."""
 MOST_IDS = 2**18
 """Distinct ids of a feature that are counted exactly in a window."""
 MOST_AT_ONCE = 2**16

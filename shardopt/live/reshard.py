@@ -141,7 +141,7 @@ def observed_workload(
 
 def _observed(feature: Feature, statistics: FeatureStats, arrays: Mapping[str, Any]) -> Feature:
     deviation, most = feature.pooling_factor_std, feature.pooling_factor_max
-    if feature.num_poolings == 1:  # of several poolings a sample, only their sum was seen
+    if feature.num_poolings == 1:  # with several poolings a sample, only their sum was counted
         deviation = statistics.pooling_factor_std if statistics.varies else None
         most = statistics.pooling_factor_max if statistics.varies else None
     return replace(

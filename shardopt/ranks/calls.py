@@ -22,7 +22,7 @@ class CallError(ShardoptError):
     """A call ended without an answer: it raised something unforeseen, or its process died."""
 
 
-class OutOfTime(ShardoptError):  # noqa: N818  # what happened, not a fault
+class OutOfTime(ShardoptError):  # noqa: N818  # an outcome, not a fault
     """A call did not end in its time."""
 
 

@@ -20,16 +20,16 @@ from pathlib import Path
 from predictor.errors import InputError
 
 NETNS = Path("/run/netns")
-"""Where iproute2 keeps the names."""
+"""Folder in which iproute2 keeps the names."""
 PREFIX = "shardopt"
 CLONE_NEWNET = 0x40000000
 LOWEST_GBIT_S, HIGHEST_GBIT_S = 0.001, 100.0
 BURST_S = 0.25e-3
-"""What an idle link lets through at once; wakers of the queue come late by some 0.1 ms."""
+"""Burst in s that an idle link lets through at once; the queue wakes some 0.1 ms late."""
 MIN_BURST_BYTES = 8 * 2**10
 """A packet beyond the burst is dropped, and an Ethernet frame has 1.5 kB."""
 QUEUE_BYTES = 32 * 2**20
-"""More than TCP hands down before it waits, so that the link drops nothing."""
+"""Length of the queue: more than TCP hands down before it waits, so nothing is dropped."""
 HOSTS = 2
 
 _serial = counter()

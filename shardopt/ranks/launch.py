@@ -31,13 +31,13 @@ from shardopt.ranks.scratch import scratch_folder
 from shardopt.ranks.worker import JOB
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""Where the three packages lie; ranks import them from there."""
+"""Folder of the three packages, from which ranks import them."""
 GRACE_S = 5.0
-"""How long the other ranks may take to end, or to say what is wrong, once a rank has died."""
+"""Time in s for the other ranks to end, or to say what is wrong, once a rank has died."""
 POLL_S = 0.2
 START_S = 300.0
-"""At least so long ranks may import, join and build before their first report: on a loaded machine
-that takes minutes, whatever silence is too long later."""
+"""Least time in s that ranks may import, join and build before their first report: on a loaded
+machine that takes minutes, however short a silence is allowed later."""
 SAMPLE_S = 1.0
 STATES = {"T": "is stopped by a signal", "t": "is stopped by a debugger", "D": "waits for a device"}
 """State of a process in /proc/PID/stat that shows why it does not answer (man 5 proc)."""

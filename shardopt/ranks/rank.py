@@ -24,7 +24,7 @@ TEARDOWN_S = 0.3
 """gloo's threads may abort a process that exits right after its last collective."""
 
 PATIENCE = timedelta(hours=1)
-"""That ranks wait for the first, which searches in between."""
+"""Time that ranks wait for the first, which searches in between."""
 
 Report = Callable[[Any], None]
 """Sends something that can be pickled to the process that started the ranks."""

@@ -37,7 +37,7 @@ from shardopt.report.blocks import Bar, Block, Cell, Grid, Heading, Legend, Line
 Object = dict[str, Any]
 
 MAX_RANKS = 8
-"""More ranks than this are shown by their busiest and idlest."""
+"""Most ranks shown; of more, only the busiest and the idlest."""
 MAX_COLUMNS = 6
 """Plans whose breakdowns stand side by side."""
 MAX_MODULES = 6
@@ -50,7 +50,7 @@ _PARTS = {
     "dense_forward": "dense and other",
     "idle": "idle",
 }
-"""What a rank's compute stream does, as the bars show it."""
+"""Work of a rank's compute stream, as the bars show it."""
 
 
 # --- JSON ---------------------------------------------------------------------------------------

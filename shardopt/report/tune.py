@@ -110,7 +110,7 @@ def _trials(report: TuneReport) -> list[Block]:
     for trial in shown:
         values, ms = trial.values, trial.iteration_ms
         member = members.get(trial.number)
-        if member is not None:  # what is said of the best setting below is said here, too
+        if member is not None:  # the figures of the best setting below
             values, ms = member.values, member.result.best.iteration_ms
         marks = ["as given"] * (trial is as_given) + ["searched again"] * (member is not None)
         name = f"{trial.number}{' (' + ', '.join(marks) + ')' if marks else ''}"

@@ -20,7 +20,7 @@ ADVICE_ON_WAITING = (
     "than the search needs (timeout_seconds limits the search)"
 )
 SHARE = 0.25
-"""Of a group's timeout, that the first rank may search: the others wait in a broadcast, for which
+"""Share of a group's timeout that the first rank may search: the others wait in a broadcast, and
 the group would give them up. 150 s of NCCL's 10 minutes, 450 s of gloo's 30."""
 SHORTEST_S = 600.0
 """Timeout of a group that does not tell its own: the shortest default, NCCL's."""
@@ -100,7 +100,7 @@ def on_first_rank(plan: Callable[[], T], group: Any = None) -> T:
     group = group or dist.group.WORLD
     if dist.get_world_size(group) == 1:
         return plan()
-    if dist.get_backend(group) == "gloo":  # which alone can tell who is missing
+    if dist.get_backend(group) == "gloo":  # the only backend that tells who is missing
         # before the search, and not after it; left out, the timeout would be torch's default of 30
         # minutes, whatever the group's own is
         try:

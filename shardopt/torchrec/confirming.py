@@ -61,11 +61,11 @@ with needs_torchrec():
     from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 BATCHES = 16
-"""Of the user's data, which are cycled through."""
+"""Batches of the user's data to cycle through."""
 BLOCK = 6
 """Steps of a plan in a round, after one that does not count, and in its warm-up."""
 STUCK = timedelta(minutes=5)
-"""That a rank waits for another within a step."""
+"""Time that a rank waits for another within a step."""
 LOOK_S = 0.2
 """Between looks for a rank that has failed."""
 

@@ -298,7 +298,7 @@ def write_fields(sharding: ParameterSharding, where: str) -> dict[str, Any]:
         PlanError: a value that JSON cannot hold and nothing here knows, or a subclass.
     """
     if type(sharding) is not ParameterSharding:
-        # what a subclass does, no field tells: dynamicemb's bring lookups of their own
+        # no field tells what a subclass does: dynamicemb's bring lookups of their own
         raise PlanError(
             f"{where} has a {type(sharding).__name__}, which a shardopt plan would turn into a "
             "plain ParameterSharding; take the table out of the plan and the module that are "

@@ -62,6 +62,6 @@ def _write_report(
             "w", prefix="shardopt-failure-", suffix=".txt", delete=False, encoding="utf-8"
         ) as file:
             file.write(text)
-    except Exception:  # what failed may fail again
+    except Exception:  # the same failure may strike again
         return None
     return Path(file.name)

@@ -166,12 +166,12 @@ def or_torchrecs(begin: Begin) -> Begin:
 
 
 Searched = tuple[Problem, Result | None, OurPlan, TorchRecsPlan | None]
-"""What was searched, its result, the plan before callbacks saw it, and TorchRec's."""
+"""Problem, result of the search, plan before callbacks saw it, and TorchRec's plan."""
 
 SECONDS, TABLES = 5.0, 100
 """Default limit in s of a plan, and the tables it is for; more tables take longer in proportion."""
 RESERVE = 0.15
-"""Of a ceiling, for what follows the search."""
+"""Share of a ceiling for the steps after the search."""
 
 
 def plans_alone() -> bool:
@@ -539,7 +539,7 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
         try:
             plan = super().plan(module, sharders)
         except PlannerError as error:
-            if isinstance(failure, PlannerError):  # which says more
+            if isinstance(failure, PlannerError):  # it says more
                 raise failure from error
             raise
         finally:

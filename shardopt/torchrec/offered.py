@@ -246,7 +246,7 @@ STEPPED_BY = {
     "are stepped by the script's dense optimizer",
     True: "in modules with an optimizer of their own, are stepped by that",
 }
-"""Whether a module has an optimizer of its own -> what is said of its tables."""
+"""Module has an optimizer of its own -> words on its tables."""
 
 
 def tell_dense(placed: Sequence[ShardingOption]) -> None:

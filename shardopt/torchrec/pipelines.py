@@ -59,7 +59,7 @@ KNOWN = {
     ),
     "StagedTrainPipeline": Assumed("base", "what its stages run ahead"),
 }
-"""By class of TorchRec."""
+"""Price model by class of TorchRec."""
 
 
 def priced_as(pipeline: Any) -> Assumed:

@@ -64,7 +64,7 @@ TOUCHED = (
 )
 
 WRAPPED = ("_embedding_bag_collection", "_embedding_module")
-"""Where modules that TorchRec shards as a whole hold the child that has the tables."""
+"""Attributes in which modules that TorchRec shards as a whole hold the child with the tables."""
 
 
 def wrapped(module: Any) -> Any:
@@ -86,7 +86,7 @@ def remaps_ids(module: Any) -> bool:
 
 def deduplicates_ids(sharder: Any) -> bool:
     """Tell if a sharder sends distinct ids only."""
-    # that of a managed-collision module wraps the sharder of the collection
+    # a managed-collision module's sharder wraps the sharder of the collection
     return bool(getattr(getattr(sharder, "_e_sharder", sharder), "_use_index_dedup", False))
 
 

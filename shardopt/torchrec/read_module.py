@@ -225,7 +225,7 @@ class OfferedTable:
         problem = self.why_not_predicted()
         if problem or config is None:
             raise InputError(f"{where}: {problem}, which shardopt does not predict")
-        # as in `create_sharding_infos_by_sharding`: the config's, where shardopt knows that
+        # the config's type if shardopt knows it, as in `create_sharding_infos_by_sharding`
         supported = config.data_type in DATA_TYPES.values()
         return Table(
             name=option.name,
@@ -281,7 +281,7 @@ class OfferedTable:
         sizes = _list(wants.batch_sizes, count) or [inputs.batch_size] * count
         batches = [size / inputs.batch_size for size in sizes]
         if factors is not None and count != len(names):
-            # what TorchRec counts: it never looks at how many features the table has
+            # count as TorchRec does: it never looks at how many features the table has
             # (docs/decisions/0034-hook.md)
             weights = zip(factors, poolings or [1.0] * count, batches, strict=True)
             share = sum(math.prod(of_feature) for of_feature in weights) / len(names)
@@ -404,7 +404,7 @@ def read_workload(
         logger.warning("%s", note)
     names = {o.name for o in options} | {t.table for t in find_tables(module)}
     unknown = sorted(inputs.constraints.keys() - names)
-    if unknown:  # which TorchRec ignores
+    if unknown:  # TorchRec ignores them
         logger.warning(
             "constraints are given for %s, which this module does not have: %s",
             plural(len(unknown), "table"),

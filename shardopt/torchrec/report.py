@@ -29,7 +29,7 @@ with needs_torchrec():
     from torchrec.distributed.planner.types import Stats
 
 table_log = logging.getLogger(EmbeddingStats.__module__)
-"""Where TorchRec writes its table."""
+"""Logger to which TorchRec writes its table."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ OPENED = 2
 COMPUTE = "compute"
 """The lane that stands for a rank."""
 MAX_SPANS = 8000
-"""More would make a browser pause; the longest are drawn."""
+"""Most bars that are drawn, the longest: more would make a browser pause."""
 LANE_PX = 18
 LABELLED = 0.004
 """Bars of at least this share of the iteration carry their name, where it fits."""

@@ -118,7 +118,7 @@ Event = OpCall | Gradient | Lookup | LookupBackward
 Parts = tuple[list[Event], list[Event], list[Event]]
 Made = tuple[tuple[Size, ...], tuple[SizedOperand, ...], tuple[tuple[SizedEvent, ...], ...]]
 BATCH_STEPS = (0, 192, 576, 1344)
-"""What is added to the batch size; multiples of 64, so that what divides the batch divides it."""
+"""Additions to the batch size; multiples of 64, so that divisors of the batch divide them."""
 MOST_IDS = 100_000
 
 

@@ -256,7 +256,7 @@ def from_features(module: nn.Module, features: Mapping[str, Sequence[str]]) -> M
     def make(numbers: Numbers) -> Arguments:
         return Arguments((), {name: made(name, kind, numbers) for name, kind in arguments.items()})
 
-    make(Numbers(1, dict.fromkeys(every, 1)))  # so that what cannot be made is told at once
+    make(Numbers(1, dict.fromkeys(every, 1)))  # fail early where an input cannot be made
     return make
 
 

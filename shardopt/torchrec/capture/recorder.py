@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         # foreach and fused ops give nothing back, but write into their lists
         outputs = self.operands(_written(func, args, kwargs) if result is None else result)
-        # what a lookup's backward was the last to read is gone after the op that follows it
+        # memory that a lookup's backward read last is freed after the op that follows it
         mutates = func._schema.is_mutable
         call = OpCall(_name(func, op, args, kwargs), inputs, outputs, self.gone, mutates, path)
         self.gone = ()
