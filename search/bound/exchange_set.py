@@ -290,6 +290,7 @@ class ExchangeSet:
         above = np.where(between, (steps + 1) * units, sent)
         gain = dearer * (above - sent)
         number = int(np.argmax(gain))
+        parts: list[Branch] | None
         if gain[number] > most:
             parts = self._at_outputs(branch, number, float(steps[number] * units[number]), above)
         elif tall is not None:

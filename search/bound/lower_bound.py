@@ -149,6 +149,7 @@ class LowerBound:
                 heapq.heappush(self._open, (before, number, node))
                 raise
             bound, self._refined = max(bound, before), self._refined + 1
+            parts: list[Node] | None
             if not done and bound < limit_ms:
                 heapq.heappush(self._open, (bound, number, node))
                 parts = []
@@ -156,7 +157,7 @@ class LowerBound:
                 parts = None
             elif one.is_exact:
                 branches = one.halves(node.branch, limit_ms) if peaks else None
-                parts = branches and [Node(one, branch) for branch in branches]
+                parts = None if branches is None else [Node(one, each) for each in branches]
             else:
                 self._wanted = self._wanted or one.exchange_shares()
                 parts = [Node(self._known(part)) for part in one.parts()]

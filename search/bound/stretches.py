@@ -99,12 +99,6 @@ class CutTimes:
         whole = self.constant + float(self.weights @ shares)
         return whole + float(self.excess(shares, first, least).sum())
 
-    @cached_property
-    def most(self) -> Array:
-        """Largest excess and largest peak of any plan, ``[2, stretches]``."""
-        peak = self.peak.max(axis=1)
-        return np.stack([peak + self.even.sum(axis=1) + self.floor, peak])
-
 
 class OptionTimes:
     """Times of the options of a set of exchanges under any cut.
