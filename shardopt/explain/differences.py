@@ -20,7 +20,7 @@ class TableDiff:
 
     @property
     def what(self) -> tuple[str, ...]:
-        """Those of ``type``, ``kernel``, ``split``, ``ranks`` and ``parameters`` that differ."""
+        """Differing parts: ``type``, ``kernel``, ``split``, ``ranks``, ``parameters``."""
         a, b = self.a, self.b
         if a is None or b is None:
             return ("tables",)
