@@ -80,15 +80,15 @@ def entrants(
         theirs, _, _ = server.call(None, ask_torchrec, *inputs)
     except CallError as error:
         raise InputError(f"TorchRec's planner failed: {error}") from None
-    entrants_by_name = {
+    by_name = {
         f"plan {i + 1}": Entrant(ranked_plan.plan, ranked_plan.found_by, ranked_plan.plan.tables)
         for i, ranked_plan in enumerate(best)
     }
     if in_use is not None:
-        entrants_by_name[IN_USE] = Entrant(in_use, IN_USE, in_use.tables)
+        by_name[IN_USE] = Entrant(in_use, IN_USE, in_use.tables)
     if theirs is not None:
-        entrants_by_name[TORCHREC] = Entrant(theirs, THEIRS, theirs.tables)
-    return entrants_by_name
+        by_name[TORCHREC] = Entrant(theirs, THEIRS, theirs.tables)
+    return by_name
 
 
 def confirm(
@@ -394,8 +394,8 @@ def confirm_answer(
     first = measured.best
     predicted = setting.predict(first.plan).iteration_ms
     ranked = RankedPlan(first.plan, predicted, f"{first.found_by}, measured")
-    slower = [r for r in result.plans if r.plan.tables != first.plan.tables]
-    result = replace(result, plans=(ranked, *slower))
+    rest = [r for r in result.plans if r.plan.tables != first.plan.tables]
+    result = replace(result, plans=(ranked, *rest))
     if learned is not None and output is not None:
         path = output.with_suffix(".learned.yaml")
         text = overlay_text(learned, setting.hardware_name, path.resolve().parent)

@@ -315,10 +315,8 @@ class JoinedSessions:
                 for index in itertools.count():
                     turns = random.Random(f"{session} {index}").sample(order, len(order))
                     by_rank = do({name: blocks[name] for name in turns})
-                    key, ms = (
-                        (session, index),
-                        {n: max(ms_of[n] for ms_of in by_rank) for n in order},
-                    )
+                    key = (session, index)
+                    ms = {name: max(times[name] for times in by_rank) for name in order}
                     race.add(key, ms)
                     self.report({"kind": "round", "key": key, "ms": ms})
                     if self.now() >= until:
