@@ -66,12 +66,12 @@ def generate(
         scale=scales,
         tables=None if tables is None else load_tables(tables, plan),
     )
-    ranks, done = len(benchmark.programs), benchmark.ops_total - benchmark.left
+    ranks, done = len(benchmark.programs), benchmark.ops_total - benchmark.ops_left_out
     return View(
         {
             "ranks": ranks,
             "ops_total": benchmark.ops_total,
-            "ops_left_out": benchmark.left,
+            "ops_left_out": benchmark.ops_left_out,
             "notes": list(benchmark.notes),
         },
         [f"{done:,} of {benchmark.ops_total:,} ops on {plural(ranks, 'rank')}"],
