@@ -189,7 +189,7 @@ def _measure(
     """Times of all plans, in sessions that begin with one after the other."""
     race, names = Race(), list(every)
     # a plan that is there twice runs twice: that is the noise
-    race.enter({n: Entrant(plan, n, what=n) for n, plan in every.items()})
+    race.enter({n: Entrant(plan, n, content=n) for n, plan in every.items()})
     began, seconds = time.time(), 60 * given.measure_minutes
     with scratch_folder() as folder:
         sessions = StartedSessions(setting, folder, link=link, traced=False)

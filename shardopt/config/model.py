@@ -130,8 +130,8 @@ class _Reader:
         self.distributions = DistributionReader(directory, problems)
         top = check(ModelSection, raw, (), problems)
         if batch_size is None and raw.get("batch_size") is None:
-            what = "missing; give the samples per rank and iteration"
-            problems.add(("batch_size",), what, inputs=("batch_size",))
+            advice = "missing; give the samples per rank and iteration"
+            problems.add(("batch_size",), advice, inputs=("batch_size",))
         self.groups = None
         if top is not None and top.replica_groups is not None:
             try:
@@ -174,7 +174,7 @@ class _Reader:
         }
 
     def workload(self, window: int) -> Workload:
-        """That of a window, the first one's first.
+        """Return the workload of a window; ask for the first window first.
 
         Raises:
             InputError: every problem of its stats files, or the ops are of another batch.
@@ -218,13 +218,13 @@ class _Reader:
 
     def _feature(self, section: FeatureSection, distribution: Distribution) -> Feature:
         values = section.values()
-        given = values.pop("index_distribution")
-        mean = section.pooling_factor * self.distributions.pooling_ratio(given, section.name)
+        raw = values.pop("index_distribution")
+        mean = section.pooling_factor * self.distributions.pooling_ratio(raw, section.name)
         values["pooling_factor"] = mean
         measured = isinstance(distribution, Empirical | EmpiricalByRange)
         if measured:
-            known = self.distributions.lengths(given, section.name, mean)
-            values |= {k: v for k, v in known.items() if values[k] is None}
+            lengths = self.distributions.lengths(raw, section.name, mean)
+            values |= {k: v for k, v in lengths.items() if values[k] is None}
         values["length_correlation"] = values["length_correlation"] or 0.0
         return Feature(**values, distribution=distribution)
 
@@ -240,24 +240,24 @@ def _features(tables: Sequence[Any]) -> Iterator[tuple[KeyPath, str, dict[str, A
 
 def _check_names(tables: Sequence[Any], problems: Problems) -> None:
     """Names of tables are unique in their modules, those of features in their tables."""
-    known: list[tuple[str, KeyPath, str, dict[str, Any]]] = [
+    named: list[tuple[str, KeyPath, str, dict[str, Any]]] = [
         ("table", ("tables", i), str(table.get("module") or "ebc"), table)
         for i, table in enumerate(tables)
         if isinstance(table, dict)
     ]
-    known += [("feature", *found) for found in _features(tables)]
+    named += [("feature", *feature) for feature in _features(tables)]
     first: dict[tuple[object, ...], KeyPath] = {}
-    for what, path, module, raw in known:
+    for kind, path, module, raw in named:
         name, at = raw.get("name"), (*path, "name")
         # several tables may read one feature, but each of them once
-        key = (what, module, path[1] if what == "feature" else None, name)
+        key = (kind, module, path[1] if kind == "feature" else None, name)
         if not isinstance(name, str) or first.setdefault(key, at) == at:
             continue
         problems.add(
             at,
-            f"duplicate {what} '{name}' in module '{module}', first at "
+            f"duplicate {kind} '{name}' in module '{module}', first at "
             f"{problems.place(first[key])}; rename one or put it into another "
-            f"{'table' if what == 'feature' else 'module'}",
+            f"{'table' if kind == 'feature' else 'module'}",
         )
 
 
@@ -379,31 +379,31 @@ def check_consistency(
     problems.notes.extend(
         f"{problems.file}: module '{module}' mixes tables with and without pooling, weights or "
         "index_dedup, which TorchRec keeps in modules of their own; give each kind a 'module'"
-        for module, found in kinds.items()
-        if len(found) > 1
+        for module, rough in kinds.items()
+        if len(rough) > 1
     )
-    found = variable_batches(tables) + rough_lookups(tables)
-    problems.notes.extend(f"{problems.file}: {what}" for what in found)
+    rough = variable_batches(tables) + rough_lookups(tables)
+    problems.notes.extend(f"{problems.file}: {note}" for note in rough)
 
 
 def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:
-    """How far the prices of dynamicemb and key-value tables can be trusted, a sentence each; none
-    without them."""
-    found = []
+    """Say how far the prices of dynamicemb and key-value tables can be trusted, a sentence each;
+    nothing without them."""
+    notes = []
     hashed = [f"'{table.name}'" for table in tables if table.storage == "dynamicemb"]
     if hashed:
-        found.append(
+        notes.append(
             f"lookups in dynamicemb ({listed(hashed)}) are priced with constants derived from "
             "public rows, good to a factor of 2; rows that are new, and admission, are not priced"
         )
     stored = [f"'{table.name}'" for table in tables if _may_be_stored(table.constraints)]
     if stored:
-        found.append(
+        notes.append(
             f"key-value tables ({listed(stored)}) are priced with TorchRec's bandwidth of an "
             "SSD and derived constants, good to a factor of 5; eviction by score or age, "
             "and what the store takes of the host, are not priced"
         )
-    return found
+    return notes
 
 
 def _may_be_stored(wants: Any) -> bool:
@@ -412,8 +412,7 @@ def _may_be_stored(wants: Any) -> bool:
 
 
 def variable_batches(tables: Sequence[Table | TableSection]) -> list[str]:
-    """What is not priced of features with a batch of their own (VBE), in a sentence; none if there
-    are none."""
+    """Say what is not priced of features with a batch of their own (VBE); nothing without them."""
     names = [f.name for t in tables for f in t.features if f.num_poolings != 1]
     if not names:
         return []
@@ -429,7 +428,7 @@ def _one_dim(tables: Sequence[TableSection], dense: DenseArch, problems: Problem
     if not tables:
         return
     width, first = dense.bottom_mlp[-1], tables[0]
-    odd = next((of for of in tables if of.embedding_dim != first.embedding_dim), None)
+    odd = next((table for table in tables if table.embedding_dim != first.embedding_dim), None)
     if odd is not None:
         problems.add(
             ("dense", "interaction"),
