@@ -1,4 +1,4 @@
-"""What every stage of the search brings: the same search without it, instance by instance.
+"""Contribution of each stage of the search: the same search without it, on each instance.
 
 A stage that proposes plans is judged by the predicted time of the best plan without it, of plans
 that tie the fastest, and the bound is left out. A stage of the bound is judged by what is proven
@@ -36,10 +36,10 @@ from shardopt.measure.store import RowKind, RowsFile
 ABLATION = "ablation.csv"
 """File of its rows beside those of the planners."""
 WHOLE = "all"
-"""The search with all that it has."""
+"""Name of the run with every stage."""
 CPSAT, OPTUNA = "with cpsat", "with optuna"
 Change = tuple[object, str, object]
-"""An object, the name in it, and what it has there without a stage."""
+"""Object, attribute, and the attribute's value without a stage."""
 
 
 def _nothing(*_: Any, **__: Any) -> list[Any]:
@@ -52,12 +52,12 @@ PROPOSING: Mapping[str, Sequence[Change]] = {
     CPSAT: [],
     OPTUNA: [],
 }
-"""What is changed without a stage that proposes plans; the last two come on top."""
+"""Proposing stage -> changes that disable it; the last two are not in the default and are added."""
 BOUNDING: Mapping[str, Sequence[Change]] = {
     "peaks": [(ExchangeSet, "halves", lambda *_: None)],
     "placing": [(lower_bound, "SMALL", 0)],
 }
-"""The same for stages of the bound."""
+"""Bounding stage -> changes that disable it."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class AblationRow:
 
     Args:
         without: the stage; `WHOLE` where none is left out.
-        iteration_ms: of the best plan that is known; None where none was found.
-        found_by: who found it.
-        bound_ms: what is proven; None where the bound was not asked for.
+        iteration_ms: of the best plan; None where none was found.
+        found_by: stage that found it.
+        bound_ms: proven lower bound; None where it was not computed.
         seconds: of processor time.
     """
 
@@ -107,22 +107,22 @@ ABLATION_ROWS = RowKind(
 def ablate(
     instances: Sequence[Instance], rows: Path, effort: float, say: Callable[[str], None]
 ) -> list[AblationRow]:
-    """Run the instances that are not among the rows yet, and write each as soon as it is known.
+    """Run the instances that are not among the rows yet, and write each row once it is known.
 
     Args:
-        say: a line for each row.
+        say: receives a line for each row.
 
     Raises:
         InputError: the rows cannot be read or written.
         InfeasibleError: no plan of an instance is found with all stages.
     """
     file = RowsFile(rows, ABLATION_ROWS)
-    known = {(row.instance, row.without) for row in file.rows}
+    finished = {(row.instance, row.without) for row in file.rows}
     for instance in instances:
-        if all((instance.name, name) in known for name in (WHOLE, *PROPOSING, *BOUNDING)):
+        if all((instance.name, name) in finished for name in (WHOLE, *PROPOSING, *BOUNDING)):
             continue
         for row in _rows(instance, effort):
-            if (row.instance, row.without) not in known:
+            if (row.instance, row.without) not in finished:
                 file.append(row)
             bound = "" if row.bound_ms is None else f", bound {row.bound_ms:.4g}"
             best = "no plan" if row.iteration_ms is None else f"{row.iteration_ms:.5g} ms"
@@ -131,14 +131,14 @@ def ablate(
 
 
 def _rows(instance: Instance, effort: float) -> Iterator[AblationRow]:
-    """The rows of an instance. Every run has the problem anew, with nothing priced yet."""
-    found, space, seconds = _searched(problem_of(instance), (), effort)
-    best = found.iteration_ms, found.found_by
-    bound_ms, more = _bounded(problem_of(instance), space, (), found.iteration_ms, effort)
+    """Yield the rows of an instance; every run starts from a new problem with empty caches."""
+    whole, space, seconds = _searched(problem_of(instance), (), effort)
+    best = whole.iteration_ms, whole.found_by
+    bound_ms, more = _bounded(problem_of(instance), space, (), whole.iteration_ms, effort)
     yield AblationRow(instance.name, WHOLE, *best, bound_ms, seconds + more)
     for name, changes in BOUNDING.items():
         problem = problem_of(instance)
-        bound_ms, seconds = _bounded(problem, space, changes, found.iteration_ms, effort)
+        bound_ms, seconds = _bounded(problem, space, changes, whole.iteration_ms, effort)
         yield AblationRow(instance.name, name, *best, bound_ms, seconds)
     for name, changes in PROPOSING.items():
         proposers = (*SEARCHERS, *(name.split()[1:] if name in (CPSAT, OPTUNA) else ()))
@@ -156,9 +156,9 @@ def _rows(instance: Instance, effort: float) -> Iterator[AblationRow]:
 def _searched(
     problem: Problem, changes: Sequence[Change], effort: float, proposers: Sequence[str] = SEARCHERS
 ) -> tuple[RankedPlan, Space, float]:
-    """The fastest plan that is found, the space of its options, and the processor's seconds.
+    """Return the fastest plan, the space it was found in, and seconds of processor time.
 
-    Plans in host memory are looked at only where no other fits.
+    Plans in host memory are compared only where no other fits.
     """
     spaces: list[Space] = []
 
@@ -170,7 +170,7 @@ def _searched(
     with _changed(
         *changes,
         (SpaceSearcher, "_tighten", untightened),
-        (spine, "_compare_host_memory", lambda found, *_: (found, "")),
+        (spine, "_compare_host_memory", lambda best, *_: (best, "")),
     ):
         result = spine.solve(problem, Stop(effort), 0, searchers=proposers, tolerance=0.0)
     return result.fastest or result.best, spaces[-1], time.process_time() - start
@@ -179,7 +179,7 @@ def _searched(
 def _bounded(
     problem: Problem, space: Space, changes: Sequence[Change], best_ms: float, effort: float
 ) -> tuple[float, float]:
-    """What is proven, and the processor's seconds."""
+    """Return the proven lower bound in ms and seconds of processor time."""
     start, steps = time.process_time(), Stop(effort).work(SearchParams.bound_steps)
     with _changed(*changes):
         bound = LowerBound(problem, space, problem.scorer, effort)
