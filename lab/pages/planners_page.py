@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.pages.tables import table_head
 from lab.planners.ablation import BOUNDING, PROPOSING, WHOLE, AblationRow
 from lab.planners.rows import (
     OURS,
@@ -211,7 +212,7 @@ def summary(fields: Fields) -> Iterator[str]:
     yield "### Time to a plan at least as good as TorchRec's\n"
     yield from _speed_words(fields)
     yield "### Plans that fit\n"
-    yield from _table_head("planner", "instances", "no plan that fits (a)", "no plan that fits (b)")
+    yield from table_head("planner", "instances", "no plan that fits (a)", "no plan that fits (b)")
     for name in _planners(fields):
         ran = sum(name in field for field in fields.values())
         a, b = (len(without_plan(fields, name, value)) for value in (time_ms, rated_ms))
@@ -219,16 +220,11 @@ def summary(fields: Fields) -> Iterator[str]:
     yield ""
 
 
-def _table_head(*columns: str) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield "|" + "---|" * len(columns)
-
-
 def _against(fields: Fields, ours: Sequence[str], value: Value) -> Iterator[str]:
     """Yield a line for every planner that is not ours, random plans last."""
     rivals = [name for name in _planners(fields) if name not in OURS]
     worse: set[str] = set()
-    yield from _table_head(
+    yield from table_head(
         *("against", "instances", "better", "equal", "worse", "median gain", "least", "most"),
         "only us",
     )
@@ -295,7 +291,7 @@ def _speed_words(fields: Fields) -> Iterator[str]:
         f"{percent(MUCH)} or more is found after {_middle_and_most(better)}.\n"
     )
     columns = ("instance", "torchrec s", "as good after s", "share", "better after s", "share")
-    yield from _table_head(*columns)
+    yield from table_head(*columns)
     for match in matches:
         cells = [
             cell
@@ -323,7 +319,7 @@ def _by_instance(fields: Fields) -> Iterator[str]:
         columns = [n for n in names if n in ours or n not in OURS]
         yield f"## Every instance: {title}\n"
         yield "A dash means that no plan fits, an empty cell that the planner was not run.\n"
-        yield from _table_head("instance", "bound", *columns)
+        yield from table_head("instance", "bound", *columns)
         for name, field in fields.items():
             bound = field[ours[-1]].bound_ms if ours[-1] in field else None
             cells = [
@@ -334,7 +330,7 @@ def _by_instance(fields: Fields) -> Iterator[str]:
             yield f"| {name} | {shown} | {' | '.join(cells)} |"
         yield ""
     yield "## Every instance: who found shardopt's plan, and seconds of each stage\n"
-    yield from _table_head("instance", "gap", "found by", "seconds", "stages")
+    yield from table_head("instance", "gap", "found by", "seconds", "stages")
     for name, field in fields.items():
         if (row := field.get(SHARDOPT)) is not None and (ms := row.time_ms) and row.bound_ms:
             stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in row.stages)
@@ -342,7 +338,7 @@ def _by_instance(fields: Fields) -> Iterator[str]:
             yield f"| {name} | {gap} | {row.found_by} | {row.seconds:.1f} | {stages} |"
     yield ""
     yield "## Every instance: seconds\n"
-    yield from _table_head("instance", *names)
+    yield from table_head("instance", *names)
     for name, field in fields.items():
         yield f"| {name} | {' | '.join(_seconds(field.get(n)) for n in names)} |"
     yield "\n(cut): ended at its limit; (killed): without an answer.\n"
@@ -366,16 +362,16 @@ def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
         "default stages, so its row shows what it adds. Plans are compared by predicted time "
         "alone, in device memory.\n"
     )
-    yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
+    yield from table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
     for name in PROPOSING:
         yield f"| {_lost(name, {i: _slower(stages, name) for i, stages in by_instance.items()})} |"
     yield "\nFor a stage of the bound, the table shows how much lower the bound is without it.\n"
-    yield from _table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
+    yield from table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
     for name in BOUNDING:
         yield f"| {_lost(name, {i: _lower(stages, name) for i, stages in by_instance.items()})} |"
     yield ""
     columns = [*PROPOSING, *BOUNDING]
-    yield from _table_head("instance", "ms", "found by", "gap", *columns)
+    yield from table_head("instance", "ms", "found by", "gap", *columns)
     for instance, stages in by_instance.items():
         ms, bound_ms = _times(stages[WHOLE])
         lost = [_slower(stages, name) for name in PROPOSING] + [_lower(stages, n) for n in BOUNDING]
