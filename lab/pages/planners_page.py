@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.pages.tables import table_head
-from lab.planners.ablation import BOUNDING, PROPOSING, WHOLE, AblationRow
+from lab.planners.ablation import CHANGES, WHOLE, AblationRow
 from lab.planners.rows import (
     OURS,
     RANDOM,
@@ -346,35 +346,29 @@ def _by_instance(fields: Fields) -> Iterator[str]:
 
 def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     """Yield the loss without each stage."""
-    every = {WHOLE, *PROPOSING, *BOUNDING}
+    names = [name for name in CHANGES if name != WHOLE]
     groups = grouped(rows, lambda row: row.instance)
     by_instance = {name: {row.without: row for row in mine} for name, mine in groups.items()}
     by_instance = {
-        name: stages for name, stages in by_instance.items() if every <= stages.keys()
-    }  # complete ones
+        name: stages for name, stages in by_instance.items() if CHANGES.keys() <= stages.keys()
+    }
     if not by_instance:
         return
     yield "## What each stage brings\n"
     yield (
         f"From `python -m lab ablate` on {len(by_instance)} instances; those of "
-        "configs/bench/search/fresh.yaml are new to the search. For a stage that proposes plans, "
-        "the table shows how much slower the best plan is without it. Optuna is not among the "
-        "default stages, so its row shows what it adds. Plans are compared by predicted time "
-        "alone, in device memory.\n"
+        "configs/bench/search/fresh.yaml are new to the search. The table shows how much slower "
+        "the best plan is without a stage. CP-SAT and Optuna are not among the default stages, so "
+        "their rows show what they add. Plans are compared by predicted time alone.\n"
     )
     yield from table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
-    for name in PROPOSING:
+    for name in names:
         yield f"| {_lost(name, {i: _slower(stages, name) for i, stages in by_instance.items()})} |"
-    yield "\nFor a stage of the bound, the table shows how much lower the bound is without it.\n"
-    yield from table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
-    for name in BOUNDING:
-        yield f"| {_lost(name, {i: _lower(stages, name) for i, stages in by_instance.items()})} |"
     yield ""
-    columns = [*PROPOSING, *BOUNDING]
-    yield from table_head("instance", "ms", "found by", "gap", *columns)
+    yield from table_head("instance", "ms", "found by", "gap", *names)
     for instance, stages in by_instance.items():
         ms, bound_ms = _times(stages[WHOLE])
-        lost = [_slower(stages, name) for name in PROPOSING] + [_lower(stages, n) for n in BOUNDING]
+        lost = [_slower(stages, name) for name in names]
         cells = [
             "no plan" if value is None else f"{100 * value:.2f}" if abs(value) > SMALL else ""
             for value in lost
@@ -397,11 +391,6 @@ def _slower(stages: Mapping[str, AblationRow], name: str) -> float | None:
     """Return the relative slowdown without a stage; None where no plan was found."""
     without_ms = stages[name].iteration_ms
     return None if without_ms is None else without_ms / _times(stages[WHOLE])[0] - 1
-
-
-def _lower(stages: Mapping[str, AblationRow], name: str) -> float:
-    """Return by how much the bound is lower without one of its stages, relative."""
-    return _times(stages[WHOLE])[1] / _times(stages[name])[1] - 1
 
 
 def _lost(name: str, lost: Mapping[str, float | None]) -> str:

@@ -212,7 +212,7 @@ class Advisor:
         """What each step gives by itself, on all cores."""
         count = min(usable_cores(), max(1, len(every)))
 
-        def predicted_of(some: Sequence[Step]) -> list[tuple[ShardingPlan, float] | str]:
+        def predicted_of(some: Sequence[Step]) -> list[tuple[ShardingPlan, float, int] | str]:
             return [self._predicted([step], self.plan) for step in some]
 
         pieces = [partial(predicted_of, every[i::count]) for i in range(count)]
@@ -232,9 +232,9 @@ class Advisor:
 
     def _predicted(
         self, chosen: Sequence[Step], plan: ShardingPlan
-    ) -> tuple[ShardingPlan, float] | str:
-        """A plan under these steps, the given one where it fits, and its time in ms; or why there
-        is none."""
+    ) -> tuple[ShardingPlan, float, int] | str:
+        """A plan under these steps, the given one where it fits, its time in ms and what the
+        fullest rank reserves; or why there is none."""
         if self.pricing_late():
             return NO_TIME
         try:
@@ -243,15 +243,18 @@ class Advisor:
             if kept is None:
                 return "no plan with it was found that fits"
             candidate = match_plan(problem.workload, problem.topology, kept)
-            return kept, float(problem.scorer.score([candidate])[0])
+            ms = float(problem.scorer.score([candidate])[0])
+            return kept, ms, _memory(problem, kept)
         except ShardoptError as error:
             return str(error)
 
-    def _advice(self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float) -> Advice:
+    def _advice(
+        self, chosen: Sequence[Step], case: Case, plan: ShardingPlan, ms: float, memory: int
+    ) -> Advice:
         before = self.iteration_ms / self.case.workload.batch_size
         gain = 1 - ms / case.workload.batch_size / before
         costs = dict.fromkeys(cost for step in chosen for cost in step.costs)
-        more = _memory(case.problem(), plan) - self.memory if gain > TOLERANCE else 0
+        more = memory - self.memory if gain > TOLERANCE else 0
         if more >= NAMED_BYTES:
             costs[f"{format_bytes(more)} more on the fullest rank"] = None
         return Advice(tuple(chosen), case, plan, ms, gain, tuple(costs), plan is self.plan)
@@ -279,7 +282,8 @@ class Advisor:
         better, ms = search.improve(start, evaluations, lambda _: self.pricing_late())
         if ms >= one.iteration_ms * (1 - TOLERANCE):
             return one
-        return self._advice(one.steps, one.case, objective.sharding_plan(better), ms)
+        plan = objective.sharding_plan(better)
+        return self._advice(one.steps, one.case, plan, ms, _memory(problem, plan))
 
     def _together(self, best: Sequence[Advice]) -> Advice | None:
         """The best pair, and what else helps beside it or in place of a part of it."""

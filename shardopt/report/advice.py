@@ -42,6 +42,8 @@ def advice(advised: Advised | None, device: str) -> list[Block]:
 
 def none_saves(advised: Advised) -> str:
     """That no setting helps."""
+    if not advised.tried:
+        return "No setting was priced."
     tried = plural(advised.tried, "setting")
     return f"None of the {tried} tried saves {percent(TOLERANCE)} or more."
 
