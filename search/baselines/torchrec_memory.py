@@ -36,12 +36,14 @@ def torchrec_memory(
     """Memory of every shard of a table, as `predictor.model.memory.ranks.shard_memory`."""
     clf = cache_load_factor or DEFAULT_CACHE_LOAD_FACTOR
     cached = kernel is ComputeKernel.FUSED_UVM_CACHING
-    multiplier = _optimizer_multiplier(table)
+    multiplier = _optimizer_multiplier(table) if workload.training else 0.0
     found = []
     for size in sizes:
-        weights = size[0] * size[1] * table.element_bytes
+        weights = size[0] * table.row_bytes(size[1])
         state = math.ceil(weights * multiplier)
         inputs, outputs = _io_bytes(table, workload, topology, sharding_type, size, len(sizes))
+        if not workload.training:
+            inputs = outputs = 0  # `calculate_pipeline_io_cost`
         if device == "cpu":
             io = inputs + outputs
             found.append(ShardMemory(0, weights + state + io, state, io))
