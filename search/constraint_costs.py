@@ -93,7 +93,7 @@ def price_constraints(
     if free is None:
         return None
     try:
-        best = solve(free, stop, seed, top_k=1, scenarios=()).best
+        best = solve(replace(free, scenarios=()), stop, seed, top_k=1).best
     except InfeasibleError:
         return None
     gain = 1 - best.iteration_ms / iteration_ms

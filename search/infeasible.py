@@ -15,11 +15,11 @@ from predictor.errors import InfeasibleError, InputError
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import format_bytes
-from search.in_use.plan import PlanInUse, find_misfits
+from search.feasibility import Feasibility, can_fit, least_extra_bytes, least_moves
+from search.in_use.plan import find_misfits
 from search.objective import Objective
+from search.params import SearchParams
 from search.problem import Problem
-from search.propose.feasibility import Feasibility, can_fit, least_extra_bytes, least_moves
-from search.propose.searchers import FEASIBILITY_WORK
 from search.space.enumerate import enumerate_space
 from search.space.filters import deduplicate, prune
 from search.space.option import Space
@@ -263,17 +263,16 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
 def explain_no_plan(
     objective: Objective,
     nearest: Feasibility,
-    in_use: PlanInUse | None,
+    params: SearchParams,
     stop: Stop,
     seed: int,
 ) -> InfeasibleError:
     """The error of a search without a plan: too few moves are allowed, or memory is short."""
     limit = objective.space.in_use
-    if in_use is not None and limit is not None and limit.max_moves < len(limit.choices):
-        work = FEASIBILITY_WORK * max(1.0, stop.effort)
-        least, found = least_moves(objective, work, seed, max(1.0, stop.remaining_s))
+    if limit is not None and limit.max_moves < len(limit.choices):
+        least, found = least_moves(objective, params.proof_work, seed, max(1.0, stop.remaining_s))
         if found is not None:
-            why = find_misfits(objective.space, objective.problem, in_use)
+            why = find_misfits(objective)
             return InfeasibleError(_too_few(limit.max_moves, least, found, why), ("max_moves",))
     return explain_infeasible(objective.problem, missing_memory(objective, nearest), stop)
 

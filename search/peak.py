@@ -47,7 +47,7 @@ def search_within_peak(
     fastest = result.fastest
     if fastest is not None and not problem.fits(fastest.plan):
         fastest = None
-    return replace(result, plans=tuple(plans[:top_k]), stopped_by=stop.reason, fastest=fastest)
+    return replace(result, plans=tuple(plans[:top_k]), fastest=fastest)
 
 
 def _fitting(problem: Problem, result: Result, stop: Stop) -> list[RankedPlan]:

@@ -26,23 +26,17 @@ from predictor.predict import predict
 from search.candidate import Candidate, signature
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective, RatedObjective, apply
+from search.params import SearchParams
 from search.problem import TieSummary
 from search.space.option import Choice, Option
+from search.surrogate import Surrogate
 
 Array = NDArray[np.float64]
 
-OF_ERROR = 0.2
-"""Share of the predicted time's stated error within which plans tie."""
-TOLERANCE, MOST_TOLERANCE = 0.005, 0.02
-"""The least and the most that may be; the first is also what a gain must exceed to be one."""
-ALIKE = 0.02
-"""Share of a GPU's memory by which the fullest GPUs of plans that are alike may differ."""
+TOLERANCE, MOST_TOLERANCE = SearchParams.least_tie, SearchParams.most_tie
+"""The least and the most share by which plans tie; the first is also what a gain must exceed."""
 NO_TIME = 1e-6
 """What the host's times are multiplied by to see what the devices take alone."""
-KNOWN = 256
-"""Plans of the search that are looked at, those with the least memory first."""
-DESCENT = 3000
-"""Plans scored, at effort 1, by each of the local searches."""
 NORM = 16
 """Of the ranks' memory, in place of its maximum: it is smooth where that is flat."""
 LATE = 1e3
@@ -54,33 +48,33 @@ UNSCORED = 8
 FOUND_AMONG_TIES = "chosen among ties"
 DEVICE_TIME = "device time"
 RULES = ("memory", "sharding types", "shards", "balance")
-APART = dict(zip(RULES, (ALIKE, 0.0, 0.0, ALIKE), strict=True))
-"""By how much plans that are alike by a rule may differ."""
 
 
-def tolerance_of(objective: Objective, fastest: Candidate) -> float:
+def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams) -> float:
     """How much slower than the fastest plan another one may be predicted to be, as a share."""
     problem = objective.problem
     plan = objective.sharding_plan(fastest.assignment)
     found = predict(problem.workload, problem.topology, problem.hardware, plan)
     error = found.interval_ms[1] / found.iteration_ms - 1
-    return min(MOST_TOLERANCE, max(TOLERANCE, OF_ERROR * error))
+    return min(params.most_tie, max(params.least_tie, params.tie_of_error * error))
 
 
 def prefer(
-    search: LocalSearch,
+    objective: Objective,
     nominal: Objective,
+    surrogate: Surrogate,
     ranked: Sequence[Candidate],
     limit: float,
     tolerance: float,
-    descent: int = DESCENT,
+    params: SearchParams,
+    descent: int,
     ended: Callable[..., bool] = lambda *_: False,
 ) -> tuple[list[Candidate], TieSummary]:
-    """The preferred plan, then those of the others that are not better; and what tied.
+    """Return the preferred plan, then those of the others that are not better; and what tied.
 
     Args:
-        search: has visited plans.
-        nominal: predicts the times of plans; the search may minimise another measure.
+        objective: what the search minimises.
+        nominal: predicts the times of plans.
         ranked: best first by what the search minimises, which candidates have for their time.
         limit: no plan beyond it ties, by what the search minimises.
         tolerance: by which share the devices' time may be longer than the least, where the host
@@ -88,7 +82,7 @@ def prefer(
         descent: plans to score by each of the local searches.
         ended: whether the time for that is up.
     """
-    preference = _Preference(search, nominal, ranked[0], limit, tolerance)
+    preference = _Preference(objective, nominal, surrogate, ranked, limit, tolerance, params)
     chosen = preference.choose(descent, ended)
     name = signature(chosen.assignment)
     worse = [c for c in ranked if c.iteration_ms >= chosen.iteration_ms]
@@ -97,41 +91,45 @@ def prefer(
 
 
 class _Preference:
-    """Chooses among the plans that a search knows of, and more that are found from these.
+    """Chooses among the plans that are known, and more that are found from these.
 
     Attributes:
         tied: plans that tie, with what the search minimises.
         by_rules: the preferred one, before its caches take the memory left over.
         near: plans within the limit, whose devices may take too long.
         device_range_ms: what their devices take alone, as far as that was looked at.
+        apart: by how much plans that are alike by a rule may differ.
         device_limit: the most that the devices of a plan that ties take alone, in ms.
         kind: of memory, that is scarce: 0 for HBM, 1 for host memory.
     """
 
     def __init__(
         self,
-        search: LocalSearch,
+        objective: Objective,
         nominal: Objective,
-        fastest: Candidate,
+        surrogate: Surrogate,
+        ranked: Sequence[Candidate],
         limit: float,
         tolerance: float,
+        params: SearchParams,
     ) -> None:
-        self.search = search
-        self.nominal = nominal
-        self.fastest = fastest
+        self.objective, self.nominal, self.surrogate = objective, nominal, surrogate
+        self.ranked, self.fastest, self.params = ranked, ranked[0], params
+        alike = params.alike
+        self.apart = dict(zip(RULES, (alike, 0.0, 0.0, alike), strict=True))
         self.limit, self.tolerance = limit, tolerance
         self.kind = int(nominal.problem.hardware.device == "cpu")
         self.most_bytes = max(1.0, float(nominal.caps[self.kind].max()))
         alone = GivenErrors({OVERHEADS: NO_TIME})
         self.alone = nominal.problem.perturbed(nominal.scorer, alone)
-        start = fastest.assignment
+        start = self.fastest.assignment
         self.near = {start}
         self.device_range_ms = np.inf, 0.0
         self.host_bound = bool(
-            self.device_ms([start])[0] < nominal.score([start])[0] * (1 - TOLERANCE)
+            self.device_ms([start])[0] < nominal.score([start])[0] * (1 - params.least_tie)
         )
         self.device_limit = np.inf
-        self.tied = {start: fastest.iteration_ms}
+        self.tied = {start: self.fastest.iteration_ms}
         self.by_rules = start
 
     def device_ms(self, plans: Sequence[Assignment]) -> Array:
@@ -168,7 +166,7 @@ class _Preference:
 
     def choose(self, descent: int, ended: Callable[..., bool]) -> Candidate:
         """The preferred plan; the fastest one where none is better."""
-        self._add(self.search.visited)
+        self._add({c.assignment: c.iteration_ms for c in self.ranked})
         if self.host_bound:
             self._limit_devices(descent, ended)
         least = min(self.tied, key=lambda plan: (self.fullest(plan), self.tied[plan]))
@@ -185,14 +183,14 @@ class _Preference:
     def _add(self, found: Mapping[Assignment, float]) -> None:
         """Take in plans that tie, those with the least memory if they are many."""
         near = [plan for plan, measure in found.items() if measure <= self.limit]
-        for plan in sorted(near, key=self.fullest)[:KNOWN]:
+        for plan in sorted(near, key=self.fullest)[: self.params.pool]:
             self.tied.setdefault(plan, found[plan])
         self.near.update(near)
 
     def _limit_devices(self, descent: int, ended: Callable[..., bool]) -> None:
         """Look for the plan within the limit whose devices take least; those that take much longer
         do not tie."""
-        objective = self.search.objective
+        objective = self.objective
 
         def rate(plans: Sequence[Assignment]) -> Array:
             near = np.flatnonzero(objective.score(plans) <= self.limit).tolist()
@@ -203,7 +201,7 @@ class _Preference:
             return found
 
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
-        search = LocalSearch(RatedObjective(self.nominal, rate), self.search.surrogate, descent)
+        search = LocalSearch(RatedObjective(self.nominal, rate), self.surrogate, descent)
         search.improve(min(times, key=times.__getitem__), descent, ended)
         times.update(search.visited)
         self.device_limit = min(times.values()) * (1 + self.tolerance)
@@ -214,10 +212,10 @@ class _Preference:
         self, objective: TiedPlans, start: Assignment, evaluations: int, ended: Callable[..., bool]
     ) -> None:
         """Look for plans that tie and are better by another measure."""
-        search = MemorySearch(objective, self.search.surrogate, seed=evaluations)
+        search = MemorySearch(objective, self.surrogate, seed=evaluations)
         search.improve(start, evaluations, ended)
         reached = [plan for plan, worth in search.visited.items() if worth < LATE]
-        measures = self.search.objective.score(reached).tolist()
+        measures = self.objective.score(reached).tolist()
         self.tied.update(zip(reached, measures, strict=True))
 
     def _table_wise(self, plan: Assignment) -> Assignment:
@@ -231,7 +229,7 @@ class _Preference:
             return kinds.get(ShardingType.TABLE_WISE, option) if option.num_shards == 1 else option
 
         found = tuple((whole(option), ranks) for option, ranks in plan)
-        measures = self.search.objective.score([found])
+        measures = self.objective.score([found])
         if found == plan or self.lateness(measures, [found])[0] > 1:
             return plan
         self.tied[found] = float(measures[0])
@@ -249,7 +247,7 @@ class _Preference:
                 if larger is option:
                     break
                 filled = apply(plan, {table: (larger, ranks)})
-                measures = self.search.objective.score([filled])
+                measures = self.objective.score([filled])
                 if self.nominal.fits(filled) and self.lateness(measures, [filled])[0] <= 1:
                     plan, self.tied[filled] = filled, float(measures[0])
                     break
@@ -275,7 +273,7 @@ class _Preference:
         values = self._values(plans)
         kept = np.arange(len(plans))
         for rule in RULES:
-            least = values[rule][kept].min() + APART[rule]
+            least = values[rule][kept].min() + self.apart[rule]
             kept = kept[values[rule][kept] <= least]
             yield rule, [plans[i] for i in kept.tolist()]
 
@@ -324,7 +322,8 @@ class TiedPlans(Objective):
 
     Args:
         worth: of a plan and its memory ``[hbm or ddr, ranks]``; the least is best.
-        fullest: share of a device's memory that no rank may exceed by more than `ALIKE`.
+        fullest: share of a device's memory that no rank may exceed by more than what is
+            alike.
     """
 
     def __init__(
@@ -337,14 +336,14 @@ class TiedPlans(Objective):
         super().__init__(nominal.problem, nominal.space)
         self.preference, self.worth = preference, worth
         if fullest is not None:
-            most = (fullest + ALIKE) * preference.most_bytes
+            most = (fullest + preference.params.alike) * preference.most_bytes
             self.caps[preference.kind] = np.minimum(self.caps[preference.kind], most)
 
     def score(self, assignments: Sequence[Assignment]) -> Array:
         """The worth of each."""
         self.evaluations += len(assignments)
         worth = np.array([self.worth(plan, self.memory(plan)) for plan in assignments])
-        measures = self.preference.search.objective.score(assignments)
+        measures = self.preference.objective.score(assignments)
         late = self.preference.lateness(measures, assignments)
         return np.where(late <= 1, worth, LATE + late)
 
@@ -364,7 +363,7 @@ class TiedPlans(Objective):
         better = np.flatnonzero(worth < now).tolist()
         self.evaluations += len(better) + (len(plans) - len(better)) // UNSCORED
         some = [changes[i] for i in better]
-        measures = self.preference.search.objective.score_neighbours(base, some)
+        measures = self.preference.objective.score_neighbours(base, some)
         late = self.preference.lateness(measures, [plans[i] for i in better])
         found[better] = np.where(late <= 1, worth[better], LATE + late)
         return found

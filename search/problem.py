@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -17,16 +17,65 @@ from predictor.iteration.perturbed import PerturbedScorer
 from predictor.iteration.plan_scorer import PlanScorer
 from predictor.model.memory.peak import PeakMemory
 from predictor.model.memory.ranks import RankMemory, fits, plan_memory
-from predictor.model.plan import Shard, ShardingPlan
+from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Workload
+
+NOMINAL, MEAN, REGRET = "nominal", "mean", "regret"
+AIMS = (NOMINAL, MEAN, REGRET)
+
+
+@dataclass(frozen=True)
+class PlanInUse:
+    """A plan in use that the search starts from.
+
+    Args:
+        plan: fits the problem's model and world size.
+        max_moves: tables that may change, >= 0; None for all of them.
+        max_bytes: that may reach ranks which do not hold them, >= 0; None for any number.
+        horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
+        allows: whether the table of a key may change to a sharding, on whatever ranks; a table
+            that may not even keep its own elsewhere stays where it is. None: to any.
+        held: key -> shards as they lie now, where these are not the plan's; see `MovePrice`.
+    """
+
+    plan: ShardingPlan
+    max_moves: int | None = None
+    max_bytes: float | None = None
+    horizon: int | None = None
+    allows: Callable[[str, TablePlan], bool] | None = None
+    held: Mapping[str, tuple[Shard, ...]] | None = None
+
+    @property
+    def new(self) -> frozenset[str]:
+        """Keys of the tables that no rank holds yet."""
+        return frozenset(key for key, shards in (self.held or {}).items() if not shards)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One thing that could be true.
+
+    Args:
+        weight: > 0; those of all scenarios sum to one.
+        problem: with the tables and ranks of the problem as given.
+    """
+
+    name: str
+    weight: float
+    problem: Problem
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to plan: the model, the ranks with the memory left for shards, and the costs.
+    """What to plan: the model with its constraints, the ranks with the memory left for shards, the
+    costs, the plan in use, and what the new one is to be good at.
 
     Args:
+        in_use: a plan in use, near which the search stays if it limits the moves. If it allows
+            none, that plan is rated against the bound of all plans.
+        aim: one of `AIMS`: the nominal time, the mean over the scenarios, or the largest regret.
+        scenarios: what else could be true; None for draws of the errors that the profile states.
         errors: one draw of the costs' errors, which every cost then has; None for none.
         loads: those of the shards of another problem that has the same but for the errors; None to
             compute them.
@@ -37,6 +86,11 @@ class Problem:
     workload: Workload
     topology: Topology
     hardware: HardwareProfile
+    in_use: PlanInUse | None = field(default=None, repr=False, kw_only=True)
+    aim: str = field(default=NOMINAL, kw_only=True)
+    scenarios: tuple[Scenario, ...] | None = field(
+        default=None, compare=False, repr=False, kw_only=True
+    )
     errors: CostErrors | None = field(default=None, compare=False, repr=False, kw_only=True)
     loads: ShardLoads | None = field(default=None, compare=False, repr=False, kw_only=True)
     thorough: bool = field(default=False, compare=False, repr=False, kw_only=True)
@@ -107,7 +161,7 @@ class RatedPlanInUse:
         max_moves: tables that could change; None for all.
         max_bytes: that could move; None for any number.
         horizon: steps over which a move had to pay for itself; None where moves counted nothing.
-        held: as of `search.in_use.plan.PlanInUse`.
+        held: as of `PlanInUse`.
     """
 
     plan: ShardingPlan
@@ -210,7 +264,7 @@ class Result:
     in_use: RatedPlanInUse | None = None
     fastest: RankedPlan | None = None
     bound_notes: tuple[str, ...] = ()
-    aim: str = "nominal"
+    aim: str = NOMINAL
     ties: TieSummary | None = None
     scenarios: tuple[ScenarioTimes, ...] = ()
     passed_over: float | None = None

@@ -52,6 +52,7 @@ class Stop:
 
     def __post_init__(self) -> None:
         self._start = self.clock() if self.started is None else self.started
+        self._cut_short = False
         if not 0 < self.effort <= MOST_EFFORT:
             raise InputError(
                 f"effort is {self.effort:g}; it must be above 0 and at most {MOST_EFFORT:g} "
@@ -109,7 +110,25 @@ class Stop:
         """Whether a share of what is left now is spent, to be asked from now on. Steps that come
         later have the rest; without a ceiling there is no end."""
         end = self.elapsed_s + share * self.remaining_s
-        return lambda *_: self.is_interrupted or self.elapsed_s >= end
+
+        def late(*_: object) -> bool:
+            over = self.elapsed_s >= end
+            self._cut_short = self._cut_short or over
+            return over or self.is_interrupted
+
+        return late
+
+    def stopped_by(self, best_ms: float, bound_ms: float) -> str:
+        """``interrupted``; ``time`` where the clock cut any stage short, so that the result depends
+        on the machine; ``gap`` where that is closed; else ``work``."""
+        if self.is_interrupted:
+            return INTERRUPTED
+        if self._cut_short or self.reason == "time" or self.remaining_s <= 0:
+            return "time"
+        return "gap" if self._is_closed(best_ms, bound_ms) else self.reason
+
+    def _is_closed(self, best_ms: float, bound_ms: float) -> bool:
+        return best_ms - bound_ms <= max(self.gap, CLOSED) * bound_ms
 
     def check_start(self) -> None:
         """To be called while no plan is known yet.
@@ -130,11 +149,7 @@ class Stop:
         so that stays the reason."""
         if self.reason == "time" or self.is_interrupted:
             return True
-        if (
-            best_ms is not None
-            and bound_ms is not None
-            and best_ms - bound_ms <= max(self.gap, CLOSED) * bound_ms
-        ):
+        if best_ms is not None and bound_ms is not None and self._is_closed(best_ms, bound_ms):
             self.reason = "gap"
             return True
         if self.remaining_s <= 0:

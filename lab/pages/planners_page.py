@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.planners.ablation import BOUNDING, PROPOSING, WHOLE, AblationRow
+from lab.planners.ablation import CHANGES, WHOLE, AblationRow
 from lab.planners.rows import (
     OURS,
     RANDOM,
@@ -333,33 +333,27 @@ def _by_instance(fields: Fields) -> Iterator[str]:
 
 def _ablation(rows: Sequence[AblationRow]) -> Iterator[str]:
     """What is lost without each stage."""
-    every = {WHOLE, *PROPOSING, *BOUNDING}
+    names = [name for name in CHANGES if name != WHOLE]
     found = grouped(rows, lambda row: row.instance)
     of = {name: {row.without: row for row in mine} for name, mine in found.items()}
-    of = {name: one for name, one in of.items() if every <= one.keys()}  # others are not done
+    of = {name: one for name, one in of.items() if CHANGES.keys() <= one.keys()}
     if not of:
         return
     yield "## What each stage brings\n"
     yield (
         f"From `python -m lab ablate` on {len(of)} instances; those of "
-        "configs/bench/search/fresh.yaml are new to the search. For a stage that proposes plans, "
-        "the table shows how much slower the best plan is without it. Optuna is not among the "
-        "default stages, so its row shows what it adds. Plans are compared by predicted time "
-        "alone, in device memory.\n"
+        "configs/bench/search/fresh.yaml are new to the search. The table shows how much slower "
+        "the best plan is without a stage. CP-SAT and Optuna are not among the default stages, so "
+        "their rows show what they add. Plans are compared by predicted time alone.\n"
     )
     yield from _table_head("without", "median", "mean", "most", "on", "slower by 0.3 %")
-    for name in PROPOSING:
+    for name in names:
         yield f"| {_lost(name, {i: _slower(one, name) for i, one in of.items()})} |"
-    yield "\nFor a stage of the bound, the table shows how much lower the bound is without it.\n"
-    yield from _table_head("without", "median", "mean", "most", "on", "lower by 0.3 %")
-    for name in BOUNDING:
-        yield f"| {_lost(name, {i: _lower(one, name) for i, one in of.items()})} |"
     yield ""
-    columns = [*PROPOSING, *BOUNDING]
-    yield from _table_head("instance", "ms", "found by", "gap", *columns)
+    yield from _table_head("instance", "ms", "found by", "gap", *names)
     for instance, one in of.items():
         ms, bound_ms = _times(one[WHOLE])
-        lost = [_slower(one, name) for name in PROPOSING] + [_lower(one, n) for n in BOUNDING]
+        lost = [_slower(one, name) for name in names]
         cells = [
             "no plan" if value is None else f"{100 * value:.2f}" if abs(value) > SMALL else ""
             for value in lost
@@ -382,11 +376,6 @@ def _slower(of: Mapping[str, AblationRow], name: str) -> float | None:
     """By how much the plan is slower without a stage; None where there is none."""
     found = of[name].iteration_ms
     return None if found is None else found / _times(of[WHOLE])[0] - 1
-
-
-def _lower(of: Mapping[str, AblationRow], name: str) -> float:
-    """By how much less is proven without a stage of the bound."""
-    return _times(of[WHOLE])[1] / _times(of[name])[1] - 1
 
 
 def _lost(name: str, lost: Mapping[str, float | None]) -> str:

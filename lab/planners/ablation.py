@@ -1,35 +1,24 @@
-"""What every stage of the search brings: the same search without it, instance by instance.
+"""What every stage of the search brings: the same search with other parameters, instance by
+instance.
 
-A stage that proposes plans is judged by the predicted time of the best plan without it, of plans
-that tie the fastest, and the bound is left out. A stage of the bound is judged by what is proven
-without it below the best plan of the whole search. Work is counted in steps and deterministic time,
-so the figures are the same on any machine, but for the seconds.
+A stage is judged by the predicted time of the best plan, of plans that tie the fastest, and by what
+is proven below it. Work is counted in steps and deterministic time, so the figures are the same on
+any machine, but for the seconds.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 from lab.planners.instances import Instance, problem_of
 from predictor.csv_rows import Row as Cells
 from predictor.csv_rows import number
 from predictor.errors import InfeasibleError
-from search import solve as spine
-from search.bound import lower_bound
-from search.bound.exchange_set import ExchangeSet
-from search.bound.lower_bound import LowerBound
-from search.params import SearchParams
-from search.problem import Problem, RankedPlan
-from search.propose.annealed import AnnealedPlans
-from search.propose.searchers import SEARCHERS
-from search.solve import SpaceSearcher
-from search.space.option import Space
+from search.params import DEFAULT, SearchParams
+from search.solve import SEARCHERS, solve
 from search.stop import Stop
 from shardopt.measure.store import RowKind, RowsFile
 
@@ -37,27 +26,27 @@ ABLATION = "ablation.csv"
 """File of its rows beside those of the planners."""
 WHOLE = "all"
 """The search with all that it has."""
-CPSAT, OPTUNA = "with cpsat", "with optuna"
-Change = tuple[object, str, object]
-"""An object, the name in it, and what it has there without a stage."""
 
 
-def _nothing(*_: Any, **__: Any) -> list[Any]:
-    return []
+@dataclass(frozen=True)
+class Change:
+    """Searchers and parameters of a search that lacks a stage, or has one more."""
+
+    searchers: Sequence[str] = SEARCHERS
+    params: SearchParams = DEFAULT
 
 
-PROPOSING: Mapping[str, Sequence[Change]] = {
-    "annealing": [(AnnealedPlans, "propose", _nothing)],
-    "local search": [(SpaceSearcher, "_improve", _nothing)],
-    CPSAT: [],
-    OPTUNA: [],
+CHANGES: Mapping[str, Change] = {
+    WHOLE: Change(),
+    "annealing": Change(searchers=()),
+    "starts from sets of exchanges": Change(params=SearchParams(sets=0)),
+    "annealing to the end": Change(params=SearchParams(finalists=0)),
+    "merged exchanges": Change(params=SearchParams(merges=0)),
+    "cuts of earlier plans": Change(params=SearchParams(cuts=1)),
+    "with cpsat": Change(searchers=(*SEARCHERS, "cpsat")),
+    "with optuna": Change(searchers=(*SEARCHERS, "optuna")),
 }
-"""What is changed without a stage that proposes plans; the last two come on top."""
-BOUNDING: Mapping[str, Sequence[Change]] = {
-    "peaks": [(ExchangeSet, "halves", lambda *_: None)],
-    "placing": [(lower_bound, "SMALL", 0)],
-}
-"""The same for stages of the bound."""
+"""Name of what is left out -> the search without it; the last two come on top."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,7 @@ class AblationRow:
         without: the stage; `WHOLE` where none is left out.
         iteration_ms: of the best plan that is known; None where none was found.
         found_by: who found it.
-        bound_ms: what is proven; None where the bound was not asked for.
+        bound_ms: what is proven; None where no plan was found.
         seconds: of processor time.
     """
 
@@ -119,78 +108,34 @@ def ablate(
     file = RowsFile(rows, ABLATION_ROWS)
     known = {(row.instance, row.without) for row in file.rows}
     for instance in instances:
-        if all((instance.name, name) in known for name in (WHOLE, *PROPOSING, *BOUNDING)):
-            continue
-        for row in _rows(instance, effort):
-            if (row.instance, row.without) not in known:
-                file.append(row)
+        left = [name for name in CHANGES if (instance.name, name) not in known]
+        for row in _rows(instance, left, effort):
+            file.append(row)
             bound = "" if row.bound_ms is None else f", bound {row.bound_ms:.4g}"
             best = "no plan" if row.iteration_ms is None else f"{row.iteration_ms:.5g} ms"
             say(f"{row.instance}, {row.without}: {best}{bound}")
     return file.rows
 
 
-def _rows(instance: Instance, effort: float) -> Iterator[AblationRow]:
+def _rows(instance: Instance, names: Sequence[str], effort: float) -> Iterator[AblationRow]:
     """The rows of an instance. Every run has the problem anew, with nothing priced yet."""
-    found, space, seconds = _searched(problem_of(instance), (), effort)
-    best = found.iteration_ms, found.found_by
-    bound_ms, more = _bounded(problem_of(instance), space, (), found.iteration_ms, effort)
-    yield AblationRow(instance.name, WHOLE, *best, bound_ms, seconds + more)
-    for name, changes in BOUNDING.items():
-        problem = problem_of(instance)
-        bound_ms, seconds = _bounded(problem, space, changes, found.iteration_ms, effort)
-        yield AblationRow(instance.name, name, *best, bound_ms, seconds)
-    for name, changes in PROPOSING.items():
-        proposers = (*SEARCHERS, *(name.split()[1:] if name in (CPSAT, OPTUNA) else ()))
-        start = time.process_time()
+    for name in names:
+        problem, start = replace(problem_of(instance), scenarios=()), time.process_time()
+        best_ms, found_by, bound_ms = None, "", None
         try:
-            other, _, seconds = _searched(problem_of(instance), changes, effort, proposers)
+            result = solve(
+                problem,
+                Stop(effort),
+                0,
+                tolerance=0.0,
+                searchers=CHANGES[name].searchers,
+                params=CHANGES[name].params,
+            )
         except InfeasibleError:
-            seconds = time.process_time() - start
-            yield AblationRow(instance.name, name, None, "", None, seconds)
+            if name == WHOLE:
+                raise
         else:
-            found_by = other.found_by
-            yield AblationRow(instance.name, name, other.iteration_ms, found_by, None, seconds)
-
-
-def _searched(
-    problem: Problem, changes: Sequence[Change], effort: float, proposers: Sequence[str] = SEARCHERS
-) -> tuple[RankedPlan, Space, float]:
-    """The fastest plan that is found, the space of its options, and the processor's seconds.
-
-    Plans in host memory are looked at only where no other fits.
-    """
-    spaces: list[Space] = []
-
-    def untightened(searcher: SpaceSearcher, best_ms: float) -> float:
-        spaces.append(searcher.objective.space)
-        return 0.0
-
-    start = time.process_time()
-    with _changed(
-        *changes,
-        (SpaceSearcher, "_tighten", untightened),
-        (spine, "_compare_host_memory", lambda found, *_: (found, "")),
-    ):
-        result = spine.solve(problem, Stop(effort), 0, searchers=proposers, tolerance=0.0)
-    return result.fastest or result.best, spaces[-1], time.process_time() - start
-
-
-def _bounded(
-    problem: Problem, space: Space, changes: Sequence[Change], best_ms: float, effort: float
-) -> tuple[float, float]:
-    """What is proven, and the processor's seconds."""
-    start, steps = time.process_time(), Stop(effort).work(SearchParams.bound_steps)
-    with _changed(*changes):
-        bound = LowerBound(problem, space, problem.scorer, effort)
-        bound.solve(steps, best_ms)
-        proven = bound.tighten(steps, best_ms, effort, lambda _: False)
-    return proven, time.process_time() - start
-
-
-@contextmanager
-def _changed(*changes: Change) -> Iterator[None]:
-    with ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(patch.object(*change))
-        yield
+            best, bound_ms = result.fastest or result.best, result.lower_bound_ms
+            best_ms, found_by = best.iteration_ms, best.found_by
+        seconds = time.process_time() - start
+        yield AblationRow(instance.name, name, best_ms, found_by, bound_ms, seconds)

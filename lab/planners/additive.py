@@ -6,7 +6,7 @@ gain comes from its predictor. The steps:
 
 bound    the smallest rating that memory and options do not rule out
 options  the bound's own at targets just above it; TorchRec's, which start it warm
-ranks    greedy, then moves and swaps of shards                        (search.improve.balance)
+ranks    greedy, then moves and swaps of shards                        (lab.planners.balance)
 tables   on the costliest rank come back under other options
 both     jointly, by CP-SAT, where the model is not too large
 
@@ -24,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+from lab.planners.balance import balance
 from lab.planners.published import TorchRecObjective
 from predictor.model.plan import ShardingPlan
 from search.baselines.torchrec_planner import torchrec_plan
-from search.improve.balance import balance
+from search.feasibility import find_feasible, model_size
 from search.infeasible import missing_memory
 from search.model.placements import PlacementModel, weighted
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
-from search.propose.feasibility import find_feasible, model_size
 from search.reproducible import reproducible_solver, run
 from search.space.enumerate import enumerate_space
 from search.space.filters import prune

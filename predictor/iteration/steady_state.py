@@ -327,7 +327,8 @@ class CompiledTimeline:
             if scope is not None:
                 ranks = self.ranks.members(scope, rank)
                 rank = int(ranks[values[terms[0][0]][ranks].argmax()])
-            variable = max(terms, key=lambda term: _at(values[term[0]], rank) + term[1])[0]
+            # of several that let it start, the latest in the program
+            variable = max((_at(values[term], rank) + ms, term) for term, ms in terms)[1]
         return [], self.issuing_ms, 1  # nothing ever blocks the host: it only issues work
 
     def _begin(self) -> list[Array]:

@@ -274,22 +274,23 @@ class ExchangeSet:
         dearer = np.zeros(len(program.outputs))  # ms of an output element of the busiest rank
         sent = np.maximum(program.outputs @ shares, branch.low)
         for times, price, worth in program.priced_cuts(priced.prices):
-            mixed = np.maximum(times.peaks(shares, self.first).max(axis=1), branch.least(times)[0])
+            level = np.maximum(times.peaks(shares, self.first).max(axis=1), branch.least(times)[0])
             tallest = np.where(held, times.peak, 0.0).max(axis=1)
-            gain = worth * (tallest - mixed)
+            gain = worth * (tallest - level)
             if gain.max(initial=0.0) > most:
                 stretch = int(np.argmax(gain))
                 most = float(gain[stretch])
-                tall = times.peak[stretch] > (tallest[stretch] + mixed[stretch]) / 2
+                tall = times.peak[stretch] > (tallest[stretch] + level[stretch]) / 2
             dearer += price * times.per_output.sum(axis=0)
             each = np.where(times.per_output > 0, times.per_output, np.inf)
-            sent = np.maximum(sent, (mixed[:, None] / each).max(axis=0, initial=0.0))
+            sent = np.maximum(sent, (level[:, None] / each).max(axis=0, initial=0.0))
         units = self._units(able)
         steps = np.floor(sent / np.maximum(units, 1.0) + ALIKE)
         between = (units > 0) & (sent - steps * units > ALIKE * units)
         above = np.where(between, (steps + 1) * units, sent)
         gain = dearer * (above - sent)
         number = int(np.argmax(gain))
+        parts: list[Branch] | None
         if gain[number] > most:
             parts = self._at_outputs(branch, number, float(steps[number] * units[number]), above)
         elif tall is not None:

@@ -42,10 +42,10 @@ FLOOR_STEPS = 20
 """Refinements that are made even when time is up: without them next to nothing is proven."""
 WORTH = 5e-3
 """Gap below which it is not worth while to look at what single ranks can hold."""
-PATIENCE, LEAST_PATIENCE = 60_000, 40
+PATIENCE, LEAST_PATIENCE = 60_000, 120
 """Choices times refinements, and refinements, that must raise the bound by more than that, or it is
 refined no more."""
-DIVIDING, LEAST_STEPS = 1_500_000, 40
+DIVIDING, LEAST_STEPS = 1_000_000, 40
 """Choices times refinements of the tree with peaks at effort 1, and refinements at least."""
 SMALL = 480
 """Tables times ranks up to which every shard is placed on a rank, of one host: 60 tables on 8. On
@@ -149,6 +149,7 @@ class LowerBound:
                 heapq.heappush(self._open, (before, number, node))
                 raise
             bound, self._refined = max(bound, before), self._refined + 1
+            parts: list[Node] | None
             if not done and bound < limit_ms:
                 heapq.heappush(self._open, (bound, number, node))
                 parts = []
@@ -156,7 +157,7 @@ class LowerBound:
                 parts = None
             elif one.is_exact:
                 branches = one.halves(node.branch, limit_ms) if peaks else None
-                parts = branches and [Node(one, branch) for branch in branches]
+                parts = None if branches is None else [Node(one, each) for each in branches]
             else:
                 self._wanted = self._wanted or one.exchange_shares()
                 parts = [Node(self._known(part)) for part in one.parts()]

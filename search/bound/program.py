@@ -59,6 +59,11 @@ def _price(row: pywraplp.Constraint | None) -> float:
     return max(0.0, row.dual_value()) if row is not None else 0.0
 
 
+def _at_most(prices: Array, limit: Array | float) -> Array:
+    """Factors, at most 1, that bring prices down to a limit."""
+    return np.asarray(np.minimum(1.0, limit / np.maximum(prices, np.finfo(float).tiny)))
+
+
 @dataclass(frozen=True, eq=False)
 class Branch:
     """Plans of a set of exchanges.
@@ -179,7 +184,8 @@ class Program:
         """
         row = self._row(times.constant, -times.weights)
         row.SetCoefficient(self.time, 1.0)
-        excess = [self.solver.NumVar(0.0, most, "") for most in times.most[0].tolist()]
+        endless = self.solver.infinity()
+        excess = [self.solver.NumVar(0.0, endless, "") for _ in times.floor]
         for variable in excess:
             row.SetCoefficient(variable, -1.0)
         self.cuts.append(_Rows(times, row, excess))
@@ -262,7 +268,7 @@ class Program:
 
     def _add_longest(self, cut: _Rows, stretch: int, least: float) -> None:
         times = cut.times
-        cut.peak[stretch] = self.solver.NumVar(least, float(times.most[1, stretch]), "")
+        cut.peak[stretch] = self.solver.NumVar(least, self.solver.infinity(), "")
         row = self._row(0.0, -times.beyond[stretch])
         row.SetCoefficient(cut.excess[stretch], 1.0)
         row.SetCoefficient(cut.peak[stretch], -1.0)
@@ -306,27 +312,25 @@ class Program:
     def _price_cut(self, cut: _Rows, price: float, scale: float) -> tuple[Array, float]:
         """Cost of every choice ``[choices]`` under the priced rows of a cut, and what is certain.
 
-        Excess and peak are variables from 0, or the branch's least peak, to the most of any plan:
-        they take the end at which they cost least.
+        Rows that raise a variable may not be worth more together than the variable is: then they
+        count for less, and the variable costs nothing, however large it is.
         """
         times = cut.times
-        cost, fixed = price * times.weights, price * times.constant
-        excess = np.full(len(times.floor), price)
-        by_table = np.zeros((len(excess), len(self.first)))
+        by_table = np.zeros((len(cut.excess), len(self.first)))
         for (stretch, table), row in cut.tables.items():
             by_table[stretch, table] = _price(row) / scale
-        peak, idle, slowest = np.zeros((3, len(excess)))
-        for prices, rows in ((peak, cut.longest), (idle, cut.floor), (slowest, cut.slowest)):
-            for stretch, row in rows.items():
+        rows = np.zeros((3, len(cut.excess)))
+        for prices, each in zip(rows, (cut.longest, cut.floor, cut.slowest), strict=True):
+            for stretch, row in each.items():
                 prices[stretch] = _price(row) / scale
-        excess -= peak + idle + slowest
-        cost = cost + peak @ times.beyond + idle @ times.idle - slowest @ times.mean
-        cost = cost + (by_table[:, self.table] * times.peak).sum(axis=0)
-        peak -= by_table.sum(axis=1)
-        most, least = times.most, self.branch.least(times)
-        fixed += float(idle @ times.floor + slowest @ least[1] + np.minimum(0.0, excess) @ most[0])
-        fixed += float(np.minimum(0.0, peak) @ most[1] + np.maximum(0.0, peak) @ least[0])
-        return cost, fixed
+        rows *= _at_most(rows.sum(axis=0), price)
+        peak, idle, slowest = rows
+        by_table *= _at_most(by_table.sum(axis=1), peak)[:, None]
+        cost = price * times.weights + peak @ times.beyond + idle @ times.idle
+        cost = cost - slowest @ times.mean + (by_table[:, self.table] * times.peak).sum(axis=0)
+        left, least = peak - by_table.sum(axis=1), self.branch.least(times)
+        fixed = float(idle @ times.floor + slowest @ least[1] + np.maximum(0.0, left) @ least[0])
+        return cost, price * times.constant + fixed
 
     def priced_cuts(self, prices: Array) -> Iterator[tuple[CutTimes, float, Array]]:
         """The cuts that cost something, with that price, and those of the peaks of their stretches,

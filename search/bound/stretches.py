@@ -8,7 +8,7 @@ mean, and the floor of a launch. Docs: docs/model.md, chapter 15.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -65,10 +65,13 @@ class CutTimes:
 
     def of(self, kept: Ints) -> CutTimes:
         """Keep some of the choices."""
-        parts = (each[:, kept] for each in (self.mean, self.even, self.peak))
-        idle = self.idle[:, kept]
-        return CutTimes(
-            self.constant, self.weights[kept], *parts, self.floor, idle, self.per_output
+        return replace(
+            self,
+            weights=self.weights[kept],
+            mean=self.mean[:, kept],
+            even=self.even[:, kept],
+            peak=self.peak[:, kept],
+            idle=self.idle[:, kept],
         )
 
     def peaks(self, shares: Array, first: Ints) -> Array:
@@ -95,12 +98,6 @@ class CutTimes:
         """Least time of a plan that mixes options by these shares."""
         whole = self.constant + float(self.weights @ shares)
         return whole + float(self.excess(shares, first, least).sum())
-
-    @cached_property
-    def most(self) -> Array:
-        """Largest excess and largest peak of any plan, ``[2, stretches]``."""
-        peak = self.peak.max(axis=1)
-        return np.stack([peak + self.even.sum(axis=1) + self.floor, peak])
 
 
 class OptionTimes:

@@ -27,6 +27,9 @@ from search.params import DEFAULT, SearchParams
 from search.space.option import Option
 from search.surrogate import Surrogate
 
+ROUND_MOVES = 100
+"""Fewest proposals of a round; asking the timeline takes as long as thousands of them."""
+
 
 @dataclass(frozen=True)
 class AnnealingTask:
@@ -36,10 +39,10 @@ class AnnealingTask:
         start: it need not fit.
         options: what every table may have, beside what it has.
         moves: proposals.
-        rounds: that share them.
+        rounds: that share them; fewer where each had less than `ROUND_MOVES`.
         seed: of the random numbers.
         cuts: that hold for plans of these options, beside those that are found.
-        wall, heat: see `SearchParams`.
+        heat, wall: of the first round; see `SearchParams`.
     """
 
     start: Assignment
@@ -48,8 +51,13 @@ class AnnealingTask:
     rounds: int
     seed: int
     cuts: Sequence[CycleCut] = ()
-    wall: float | None = None
     heat: float | None = None
+    wall: float | None = None
+
+    def __post_init__(self) -> None:
+        """Have no more rounds than `ROUND_MOVES` allows: asking the timeline takes longer."""
+        rounds = max(1, min(self.rounds, self.moves // ROUND_MOVES))
+        object.__setattr__(self, "rounds", rounds)
 
 
 class Annealer:
@@ -66,8 +74,9 @@ class Annealer:
 
     def improve(
         self, task: AnnealingTask, stop: Callable[[float], bool] = lambda best: False
-    ) -> tuple[Assignment | None, float]:
-        """The best plan found that fits and its predicted time in ms; None if none does.
+    ) -> list[tuple[Assignment, float]]:
+        """Return the plans that the timeline judged and that fit, with their predicted times in ms,
+        fastest first.
 
         Args:
             stop: asked after every round with the best time so far.
@@ -79,7 +88,9 @@ class Annealer:
         some = self._options(task)
         within = objective.beside(plan)
         ms, cut = judge(objective, plan)
-        best, best_ms = (plan, ms) if objective.fits(plan) else (None, float("inf"))
+        best_ms, fitting = float("inf"), [plan] if objective.fits(plan) else []
+        if fitting:
+            best_ms = ms
         known: list[CycleCut] = []
         model: ShardModel | None = None
         for number in range(task.rounds):
@@ -97,7 +108,7 @@ class Annealer:
             base = [one for one in task.cuts if one.groups == groups]
             chosen, where = model.numbers(plan)
             part = number / max(1, task.rounds - 1)
-            anneal(
+            _, fitting_chosen, fitting_where = anneal(
                 model.space,
                 model.costs([*base, *known]),
                 chosen,
@@ -108,15 +119,22 @@ class Annealer:
                 ms * _between(task.wall or params.wall, params.last_wall, part),
                 task.seed * task.rounds + number,
             )
+            if fitting_chosen[0] >= 0:
+                on_the_way = model.plan(fitting_chosen, fitting_where)
+                if objective.fits(on_the_way):
+                    fitting.append(on_the_way)
             plan = model.plan(chosen, where)
             ms, cut = judge(objective, plan)
             fits = objective.fits(plan)
-            if ms < best_ms and fits:
-                best, best_ms = plan, ms
+            if fits:
+                best_ms = min(best_ms, ms)
+                fitting.append(plan)
             if not fits and (within.memory(plan) <= within.caps).all():
                 # sums of bytes do not tell: its peak is beyond them
                 within, model = within.beside(plan), None
-        return best, best_ms if best is None else float(objective.score([best])[0])
+        different = [*dict.fromkeys(fitting)]
+        times = objective.score(different).tolist()
+        return sorted(zip(different, times, strict=True), key=lambda found: found[1])
 
     def _options(self, task: AnnealingTask) -> list[list[Option]]:
         """The options of every table, with what it has."""
@@ -144,23 +162,20 @@ def load_kernel() -> None:
     none, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
     ends, sides = np.array([0, 1]), np.ones((1, 2))
     space = ShardSpace(
-        first_option=ends,
-        first_unit=ends,
-        free=none,
-        first_shard=none,
-        units=one,
-        group=none,
+        **dict.fromkeys(["first_option", "first_unit"], ends),
+        **dict.fromkeys(["free", "first_shard", "group", "pool", "first_rank", "ranks"], none),
+        **dict.fromkeys(["units", "alternatives", "width"], one),
         together=np.zeros(1, dtype=np.bool_),
-        pool=none,
-        first_rank=none,
-        alternatives=one,
-        width=one,
-        ranks=none,
         at_rank=np.zeros((1, 1), dtype=np.int64),
         memory=sides,
         caps=sides,
         local=1,
         unit=1.0,
+        home=none,
+        home_where=none,
+        arriving=np.ones(1),
+        max_moves=1,
+        max_bytes=-1.0,
     )
     square = np.ones((1, 1))
     costs = ShardCosts(square, square, square, square, np.ones(1))

@@ -15,6 +15,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from search.model.shard_costs import Ints, ShardCosts, ShardSpace
+
 NORMAL = 1 << 16
 """Moves after which loads are added up anew, so that rounding does not grow."""
 LOST = 1e-6
@@ -24,6 +26,10 @@ TRIES = 24
 MOVES, SWAPS = 0.3, 0.35
 """Share of proposals that move one shard or block, and that swap two; the others choose another
 option of a table, or place it anew."""
+
+HOMEWARD = 0.15
+"""Share of proposals that bring a table back to where the plan in use has it, if that limits moves.
+"""
 
 LN_2 = 0.6931471805599453
 
@@ -67,16 +73,16 @@ def _patience(state: Any) -> Any:
 @compiled
 def _put(
     space: Any, cost: Any, loads: Any, used: Any, held: Any, even: Any, option: int, where: Any,
-    sign: float,
+    begin: int, sign: float,
 ) -> None:  # fmt: skip
     """Add an option's shards to the ranks, or take them away; ``where`` has the alternative of
-    every unit."""
+    every unit from ``begin`` on."""
     shard = space.first_shard[option]
     group, pool = space.group[option], space.pool[option]
     width, start = space.width[pool], space.first_rank[pool]
     columns = loads.shape[1]
     for unit in range(space.units[option]):
-        at = start + where[unit] * width
+        at = start + where[begin + unit] * width
         for i in range(width):
             rank = space.ranks[at + i]
             before = held[rank, group]
@@ -115,6 +121,15 @@ def _over(space: Any, used: Any, rank: int) -> float:
 
 
 @compiled
+def _beyond(space: Any, moved: int, moved_bytes: float) -> float:
+    """Tables that are moved beyond the limit, and share by which their bytes exceed theirs."""
+    beyond = float(max(0, moved - space.max_moves))
+    if space.max_bytes >= 0.0 and moved_bytes > space.max_bytes * (1 + 1e-9) + 1e-3:
+        beyond += 0.1 + (moved_bytes - space.max_bytes) / max(space.max_bytes, space.unit)
+    return beyond
+
+
+@compiled
 def _energy(cost: Any, sums: Any, scale: Any, squares: int, even: Any, norms: Any) -> float:
     """The largest of the cuts, with norms in place of maxima."""
     for c in range(len(sums)):
@@ -136,15 +151,30 @@ def _count(
     space: Any, cost: Any, chosen: Any, where: Any, loads: Any, used: Any, held: Any, even: Any
 ) -> None:
     """Loads, bytes, shards and even parts of a plan."""
-    loads[:] = 0.0
-    used[:] = 0.0
-    held[:] = 0
-    even[:] = 0.0
+    for rank in range(loads.shape[0]):
+        used[rank, 0] = used[rank, 1] = 0.0
+        for c in range(loads.shape[1]):
+            loads[rank, c] = 0.0
+        for group in range(held.shape[1]):
+            held[rank, group] = 0
+    for k in range(len(even)):
+        even[k] = 0.0
     for table in range(len(chosen)):
-        _put(
-            space, cost, loads, used, held, even, chosen[table],
-            where[space.first_unit[table] :], 1.0,
-        )  # fmt: skip
+        at = space.first_unit[table]
+        _put(space, cost, loads, used, held, even, chosen[table], where, at, 1.0)
+
+
+@compiled
+def _away(space: Any, table: int, option: int, where: Any, at: int) -> bool:
+    """Whether a table with an option, whose units begin at a place of ``where``, is moved from
+    where the plan in use has it."""
+    if option != space.home[table]:
+        return bool(space.home[table] > -2)
+    first = space.first_unit[table]
+    for unit in range(space.units[option]):
+        if where[at + unit] != space.home_where[first + unit]:
+            return True
+    return False
 
 
 @compiled
@@ -238,52 +268,79 @@ def _can_lie(space: Any, option: int, where: Any, unit: int, one: int) -> bool:
     return True
 
 
-@compiled
 def anneal(
-    space: Any,
-    cost: Any,
-    chosen: Any,
-    where: Any,
+    space: ShardSpace,
+    cost: ShardCosts,
+    chosen: Ints,
+    where: Ints,
     moves: int,
     heat: float,
     squares: int,
     wall: float,
     seed: int,
-) -> float:
-    """Change a plan, in place; returns the norm that it ends at in ms.
+) -> tuple[float, Ints, Ints]:
+    """Change a plan, in place.
 
     Args:
-        space: `search.improve.annealing.KernelSpace`.
-        cost: `search.model.shard_costs.ShardCosts`.
         chosen: option of every table.
         where: alternative of every unit, those of a table from ``space.first_unit`` on.
         moves: proposals.
         heat: what a change that is taken may cost, in the mean, in ms.
         squares: norms are of 2 to this power.
-        wall: ms for a rank that has twice the memory it may have.
+        wall: ms for a rank that has twice the memory it may have, and for a table that is moved
+            beyond the limit.
         seed: of the random numbers.
+
+    Returns:
+        The norm that it ends at in ms, and the best plan on the way that is within all limits, as
+        ``chosen`` and ``where`` are; the first one of ``chosen`` is -1 where there was none.
     """
-    ranks, columns = len(space.caps), cost.work.shape[1]
-    state = np.array([seed], dtype=np.uint64)
-    state[0] = state[0] * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x2545F4914F6CDD1D)
+    ranks, columns, groups = len(space.caps), cost.work.shape[1], cost.floors.shape[1]
+    best, best_where = np.full_like(chosen, -1), where.copy()
+    first = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**64
+    state = np.array([first], dtype=np.uint64)
+    most = int(space.units.max())
+    ints = np.zeros((5, max(ranks, most)), dtype=np.int64)
+    on_ranks = np.zeros((4, ranks, columns))
+    of_columns = np.zeros((4, columns))
+    used, held = np.zeros((2, ranks, 2)), np.zeros((2, ranks, groups), dtype=np.int64)
+    even = np.zeros((2, len(cost.constants)))
+    arrays = ints, on_ranks, of_columns, used, held, even
+    energy = _anneal(
+        space, cost, chosen, where, best, best_where, state, arrays, moves, heat, squares, wall
+    )
+    return float(energy), best, best_where
+
+
+@compiled
+def _anneal(
+    space: Any,
+    cost: Any,
+    chosen: Any,
+    where: Any,
+    best: Any,
+    best_where: Any,
+    state: Any,
+    arrays: Any,
+    moves: int,
+    heat: float,
+    squares: int,
+    wall: float,
+) -> float:
+    """The loop of `anneal`, in arrays that are given."""
+    ints, on_ranks, of_columns, used_twice, held_twice, even_twice = arrays
+    mine, other, touched, mark = ints[0], ints[1], ints[2], ints[3]
+    loads, powers, old_loads, old_powers = on_ranks[0], on_ranks[1], on_ranks[2], on_ranks[3]
+    sums, norms, scale, new_sums = of_columns[0], of_columns[1], of_columns[2], of_columns[3]
+    used, old_used = used_twice[0], used_twice[1]
+    held, old_held = held_twice[0], held_twice[1]
+    even, old_even = even_twice[0], even_twice[1]
+    ranks, columns, groups = loads.shape[0], loads.shape[1], held.shape[1]
+    limited = space.max_moves < len(chosen) or space.max_bytes >= 0.0
     for _ in range(8):
         _draw(state)
-    loads = np.zeros((ranks, columns))
-    powers = np.zeros((ranks, columns))
-    used = np.zeros((ranks, 2))
-    held = np.zeros((ranks, cost.floors.shape[1]), dtype=np.int64)
-    even = np.zeros(len(cost.constants))
-    sums, norms, scale = np.zeros(columns), np.zeros(columns), np.ones(columns)
-    new_sums = np.zeros(columns)
-    touched = np.zeros(ranks, dtype=np.int64)
-    mark = np.zeros(ranks, dtype=np.int64)
-    old_loads, old_powers = np.zeros((ranks, columns)), np.zeros((ranks, columns))
-    old_used, old_held, old_even = used.copy(), held.copy(), even.copy()
-    units = 1
-    for option in range(len(space.units)):
-        units = max(units, space.units[option])
-    mine, other = np.zeros(units, dtype=np.int64), np.zeros(units, dtype=np.int64)
-    energy, over = 0.0, 0.0
+    energy, over, best_energy = 0.0, 0.0, math.inf
+    moved, moved_bytes = 0, 0.0
     for move in range(moves):
         if move % NORMAL == 0:
             _count(space, cost, chosen, where, loads, used, held, even)
@@ -292,14 +349,21 @@ def anneal(
                 for rank in range(ranks):
                     most = max(most, loads[rank, c])
                 scale[c] = 1.0 / max(most, 1e-9)
-            sums[:] = 0.0
+                sums[c] = 0.0
             over = 0.0
             for rank in range(ranks):
                 _powered(loads, scale, squares, powers, rank)
                 for c in range(columns):
                     sums[c] += powers[rank, c]
                 over += _over(space, used, rank)
-            energy = _energy(cost, sums, scale, squares, even, norms) + wall * over
+            moved, moved_bytes = 0, 0.0
+            for table in range(len(chosen)):
+                if limited and _away(space, table, chosen[table], where, space.first_unit[table]):
+                    moved += 1
+                    moved_bytes += space.arriving[chosen[table]]
+            energy = _energy(cost, sums, scale, squares, even, norms)
+            energy += wall * (over + _beyond(space, moved, moved_bytes))
+            best_energy = math.inf
         # propose
         table = _on_busy(space, chosen, where, loads, state)
         at, now = space.first_unit[table], chosen[table]
@@ -307,7 +371,13 @@ def anneal(
         pool, count = space.pool[now], space.units[now]
         for unit in range(count):
             mine[unit] = where[at + unit]
-        if sort < MOVES + SWAPS and space.alternatives[pool] > 1:
+        if limited and sort >= 1.0 - HOMEWARD:
+            if space.home[table] < 0 or not _away(space, table, now, where, at):
+                continue
+            option = space.home[table]
+            for unit in range(space.units[option]):
+                mine[unit] = space.home_where[at + unit]
+        elif sort < MOVES + SWAPS and space.alternatives[pool] > 1:
             unit = _below(state, count)
             if sort < MOVES:
                 host = -1
@@ -374,22 +444,26 @@ def anneal(
                     if mark[rank] != move + 1:
                         mark[rank] = move + 1
                         touched[count] = rank
-                        old_loads[count] = loads[rank]
-                        old_powers[count] = powers[rank]
-                        old_used[count] = used[rank]
-                        old_held[count] = held[rank]
+                        for c in range(columns):
+                            old_loads[count, c] = loads[rank, c]
+                            old_powers[count, c] = powers[rank, c]
+                        for group in range(groups):
+                            old_held[count, group] = held[rank, group]
+                        old_used[count, 0], old_used[count, 1] = used[rank, 0], used[rank, 1]
                         count += 1
-        old_even[:] = even
+        for k in range(len(even)):
+            old_even[k] = even[k]
         new_over = over
         for i in range(count):
             new_over -= _over(space, used, touched[i])
         # make the change
-        _put(space, cost, loads, used, held, even, now, where[at:], -1.0)
-        _put(space, cost, loads, used, held, even, option, mine, 1.0)
+        _put(space, cost, loads, used, held, even, now, where, at, -1.0)
+        _put(space, cost, loads, used, held, even, option, mine, 0, 1.0)
         if second >= 0:
-            _put(space, cost, loads, used, held, even, now2, where[at2:], -1.0)
-            _put(space, cost, loads, used, held, even, now2, other, 1.0)
-        new_sums[:] = sums
+            _put(space, cost, loads, used, held, even, now2, where, at2, -1.0)
+            _put(space, cost, loads, used, held, even, now2, other, 0, 1.0)
+        for c in range(columns):
+            new_sums[c] = sums[c]
         for i in range(count):
             rank = touched[i]
             _powered(loads, scale, squares, powers, rank)
@@ -403,22 +477,49 @@ def anneal(
                     new_sums[c] += powers[rank, c]
         if new_over < 1e-9:
             new_over = 0.0
-        found = _energy(cost, new_sums, scale, squares, even, norms) + wall * new_over
+        new_moved, new_bytes = moved, moved_bytes
+        if limited:
+            for which in range(4):
+                if which > 1 and second < 0:
+                    break
+                one = now if which == 0 else option if which == 1 else now2
+                which_table, units, begin = table, where, at
+                if which == 1:
+                    units, begin = mine, 0
+                elif which == 2:
+                    which_table, begin = second, at2
+                elif which == 3:
+                    which_table, units, begin = second, other, 0
+                if _away(space, which_table, one, units, begin):
+                    new_moved += 1 if which % 2 else -1
+                    new_bytes += space.arriving[one] if which % 2 else -space.arriving[one]
+        outside = new_over + _beyond(space, new_moved, new_bytes)
+        found = _energy(cost, new_sums, scale, squares, even, norms) + wall * outside
         if found <= energy or found - energy < heat * _patience(state):
-            energy, over = found, new_over
-            sums[:] = new_sums
+            energy, over, moved, moved_bytes = found, new_over, new_moved, new_bytes
+            for c in range(columns):
+                sums[c] = new_sums[c]
             chosen[table] = option
             for unit in range(space.units[option]):
                 where[at + unit] = mine[unit]
             if second >= 0:
                 for unit in range(space.units[now2]):
                     where[at2 + unit] = other[unit]
+            if outside == 0.0 and energy < best_energy:
+                best_energy = energy
+                for one in range(len(chosen)):
+                    best[one] = chosen[one]
+                for one in range(len(where)):
+                    best_where[one] = where[one]
         else:
-            even[:] = old_even
+            for k in range(len(even)):
+                even[k] = old_even[k]
             for i in range(count):
                 rank = touched[i]
-                loads[rank] = old_loads[i]
-                powers[rank] = old_powers[i]
-                used[rank] = old_used[i]
-                held[rank] = old_held[i]
+                for c in range(columns):
+                    loads[rank, c] = old_loads[i, c]
+                    powers[rank, c] = old_powers[i, c]
+                for group in range(groups):
+                    held[rank, group] = old_held[i, group]
+                used[rank, 0], used[rank, 1] = old_used[i, 0], old_used[i, 1]
     return energy

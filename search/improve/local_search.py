@@ -1,10 +1,7 @@
 """Improves assignments on the true objective: the full timeline, many neighbours at a time.
 
 Moves: one unit of a table to another rank, two tables swap ranks, one table changes its option,
-tables of one exchange join another of their module: all, which saves an exchange with its
-collectives and launches, or a random part, which lets the collectives of one exchange overlap with
-the lookups of the other. Changing tables one at a time reaches neither, because the first change
-only adds an exchange.
+tables of one exchange join another of their module (`search.improve.merges`).
 
 Descent takes the best neighbours together as far as that helps; at a local optimum a few tables are
 shaken (iterated local search, Lourenço et al. 2003) until the budget of evaluations is spent.
@@ -14,28 +11,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from itertools import chain, islice
-from math import ceil
 
 import numpy as np
 
 from predictor.model.plan import ShardingType
-from search.in_use.moves import limit_moves
+from search.improve.merges import Change, ExchangeMerges
 from search.objective import Assignment, Objective, Ranks, apply
 from search.partitioner import GreedyPartitioner
 from search.space.option import Choice, Option
 from search.surrogate import Surrogate
 
-Change = dict[int, Choice]
-Exchange = tuple[str, str]
-
-PAIRS = 12
-"""Pairs of exchanges tried per descent step."""
-SHARES = (1.0, 0.5, 0.25)
-"""Parts of an exchange's tables that move together."""
-MOST = 100
-"""Tables that move together at most; placing more costs more than it can gain."""
 NEIGHBOURS = 512
 """Neighbours scored before the best of them is taken."""
 JOINED = 16
@@ -58,7 +44,6 @@ class LocalSearch:
     """Descent with restarts from shaken optima.
 
     Attributes:
-        refused: changes that were too far from the plan in use to be scored.
         visited: plans that it went through.
     """
 
@@ -67,12 +52,10 @@ class LocalSearch:
         self.surrogate = surrogate
         self.topology = objective.problem.topology
         self.in_use = objective.space.in_use
-        self.refused = 0
         self.placer = GreedyPartitioner(objective, surrogate)
         self.random = random.Random(seed)
         self.visited: dict[Assignment, float] = {}
-        self.exchanges = sorted({surrogate.exchange(o) for o in objective.space.every_option})
-        self.cheapest = lru_cache(maxsize=1 << 16)(self._cheapest)
+        self.merges = ExchangeMerges(objective, surrogate)
 
     def improve(
         self,
@@ -88,15 +71,15 @@ class LocalSearch:
             stop: asked after every descent step with the best time so far.
         """
         best, best_ms = start, float(self.objective.score([start])[0])
-        limit = self.spent + evaluations
+        limit = self.objective.evaluations + evaluations
         current, current_ms = best, best_ms
         starts, known = {start}, 0
-        gained_ms, gained_at = best_ms, self.spent
+        gained_ms, gained_at = best_ms, self.objective.evaluations
         patience = max(LEAST_PATIENCE, PATIENCE * evaluations)
-        while self.spent < limit and known < KNOWN and not stop(best_ms):
+        while self.objective.evaluations < limit and known < KNOWN and not stop(best_ms):
             if best_ms < gained_ms * (1 - GAIN):
-                gained_ms, gained_at = best_ms, self.spent
-            if self.spent - gained_at > patience:
+                gained_ms, gained_at = best_ms, self.objective.evaluations
+            if self.objective.evaluations - gained_at > patience:
                 break
             step = self._descend(current, current_ms, limit, stop)
             if step is not None:
@@ -126,14 +109,9 @@ class LocalSearch:
                 found = apply(base, joint[best])
                 if times[best] < base_ms and self.objective.fits(found):
                     return found, float(times[best])
-            if self.spent >= limit or stop(base_ms):
+            if self.objective.evaluations >= limit or stop(base_ms):
                 break
         return None
-
-    @property
-    def spent(self) -> int:
-        """Plans scored, and those that were too far from the plan in use to be."""
-        return self.objective.evaluations + self.refused
 
     def _join(self, base: Assignment, better: Sequence[Change]) -> list[Change]:
         """The best change, the best two of different tables, the best three, ... as they fit."""
@@ -154,8 +132,7 @@ class LocalSearch:
             for table in self.random.sample(range(len(base)), min(SHAKEN, len(base))):
                 choices = list(self._moves(changed, table)) + list(self._options(changed, table))
                 if choices:
-                    shaken = {table: self.random.choice(choices)}
-                    changed = apply(changed, limit_moves(self.in_use, changed, shaken, self.random))
+                    changed = apply(changed, {table: self.random.choice(choices)})
             if self.objective.fits(changed):
                 return changed
         return base
@@ -165,16 +142,13 @@ class LocalSearch:
         used = self.objective.memory(base)
         order = self._order(base)
         changes = chain(
-            self.transfers(base),
+            self.merges.some(base, self.random),
             self._returns(base),
             chain.from_iterable(self._of_table(base, t, order) for t in order),
         )
         for proposed in changes:
-            change = limit_moves(self.in_use, base, proposed, self.random)
-            if self._fits(base, used, change):
-                yield change
-            elif self.in_use is not None and self.in_use.is_limited:
-                self.refused += 1
+            if self._fits(base, used, proposed):
+                yield proposed
 
     def _returns(self, base: Assignment) -> Iterator[Change]:
         """Each moved table back where the plan in use has it."""
@@ -255,38 +229,3 @@ class LocalSearch:
     def _is_movable(self, option: Option) -> bool:
         legal = self.objective.legal(option)
         return len(legal.units) == 1 and len(legal.units[0]) > 1
-
-    def transfers(self, base: Assignment, shares: Sequence[float] = SHARES) -> Iterator[Change]:
-        """Block moves between random pairs of exchanges; what they propose may not fit."""
-        exchange = self.surrogate.exchange
-        used = sorted({exchange(option) for option, _ in base})
-        pairs = [(a, b) for a in used for b in self.exchanges if a != b and a[0] == b[0]]
-        for source, target in self.random.sample(pairs, min(PAIRS, len(pairs))):
-            members = [t for t, (option, _) in enumerate(base) if exchange(option) == source]
-            for share in shares:
-                tables = self.random.sample(members, min(MOST, ceil(share * len(members))))
-                change = self._transfer(base, tables, target)
-                if change:
-                    yield change
-
-    def _transfer(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
-        """These tables in the target exchange, on their own ranks where that is legal; a table
-        that has no option there stays."""
-        loads, used = self.surrogate.standing_without(base, tables)
-        change: Change = {}
-        for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
-            now, option = base[table], self.cheapest(table, target)
-            if option is not None:
-                own = self.objective.is_legal(option, now[1])
-                ranks = now[1] if own else self.placer.best_ranks(option, loads, used)
-                if ranks is not None:
-                    now = change[table] = option, ranks
-            np.add.at(loads, list(now[1]), self.surrogate.phases(now[0]))
-            used += self.objective.footprint(*now)
-        return change
-
-    def _cheapest(self, table: int, target: Exchange) -> Option | None:
-        """The option of a table in an exchange with the least sum of phases; None if none is."""
-        options = self.objective.space.options[table]
-        mine = [o for o in options if self.surrogate.exchange(o) == target]
-        return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)

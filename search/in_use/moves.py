@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Mapping
 
 from predictor.model.memory.ranks import ShardMemory, shard_memory
 from predictor.model.plan import Shard, ShardingPlan, TablePlan
 from predictor.model.workload import Table
-from search.objective import Assignment, apply
+from search.objective import Assignment
 from search.problem import Problem
 from search.space.option import Choice, ChoicesInUse, Partition
-
-
-def limit_moves(
-    in_use: ChoicesInUse | None, base: Assignment, change: Mapping[int, Choice], rng: random.Random
-) -> dict[int, Choice]:
-    """The change, with random other tables put back where moves are at their limit."""
-    if in_use is None or not in_use.is_limited:
-        return dict(change)
-    after = apply(base, change)
-    moved = in_use.moved(after)
-    back = [t for t in moved if t not in change and in_use.choices[t] is not None]
-    excess = min(max(0, len(moved) - in_use.max_moves), len(back))
-    order = rng.sample(back, len(back) if in_use.max_bytes is not None else excess)
-    returned: dict[int, Choice] = {}
-    for table in order:
-        if len(returned) >= excess and in_use.allows(apply(after, returned)):
-            break
-        if choice := in_use.choices[table]:
-            returned[table] = choice
-    return {**change, **returned}
 
 
 def keep_shards_in_place(in_use: ChoicesInUse | None, assignment: Assignment) -> Assignment:

@@ -6,67 +6,39 @@ sizes and ranks all stay; every other table counts as one move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from predictor.errors import InputError
 from predictor.model.memory.ranks import UVM_KERNELS, missing
-from predictor.model.plan import Shard, ShardingPlan, TablePlan
+from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import check_plan
 from predictor.model.workload import Table
 from search.candidate import Candidate
 from search.in_use.moves import table_memory
 from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective
-from search.problem import Problem, RatedPlanInUse
+from search.problem import PlanInUse, Problem, RatedPlanInUse
 from search.space.filters import miscomputes
 from search.space.option import Choice, ChoicesInUse, Option, Space, place
 
 NAME = "given plan"
-NEARBY = ("cpsat",)
-"""Searchers that can keep to a limit on moves; the others place all tables anew."""
 
 
-@dataclass(frozen=True)
-class PlanInUse:
-    """A plan in use that the search starts from.
-
-    Args:
-        plan: fits the problem's model and world size.
-        max_moves: tables that may change, >= 0; None for all of them.
-        max_bytes: that may reach ranks which do not hold them, >= 0; None for any number.
-        horizon: steps over which a move must pay for itself, >= 1; None counts no moves.
-        allows: whether the table of a key may change to a sharding, on whatever ranks; a table
-            that may not even keep its own elsewhere stays where it is. None: to any.
-        held: key -> shards as they lie now, where these are not the plan's; see `MovePrice`.
-    """
-
-    plan: ShardingPlan
-    max_moves: int | None = None
-    max_bytes: float | None = None
-    horizon: int | None = None
-    allows: Callable[[str, TablePlan], bool] | None = None
-    held: Mapping[str, tuple[Shard, ...]] | None = None
-
-    @property
-    def new(self) -> frozenset[str]:
-        """Keys of the tables that no rank holds yet."""
-        return frozenset(key for key, shards in (self.held or {}).items() if not shards)
-
-
-def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
-    """The plan under the workload's own table keys.
+def check_plan_in_use(problem: Problem) -> Problem:
+    """The problem with the plan in use under the workload's own table keys.
 
     Raises:
-        PlanError: it names other tables, or does not tile them.
+        PlanError: the plan names other tables, or does not tile them.
         InputError: it is for another world size, or ``max_moves`` is negative.
     """
-    plan, world = in_use.plan, problem.topology.world_size
-    if plan.world_size != world:
+    in_use, world = problem.in_use, problem.topology.world_size
+    if in_use is None:
+        return problem
+    if in_use.plan.world_size != world:
         raise InputError(
-            f"the given plan places its shards on {plan.world_size} ranks, the new one is for "
-            f"{world}; tables can stay only where the ranks stay: plan without it"
+            f"the given plan places its shards on {in_use.plan.world_size} ranks, the new one is "
+            f"for {world}; tables can stay only where the ranks stay: plan without it"
         )
     if in_use.max_moves is not None and in_use.max_moves < 0:
         raise InputError(f"max_moves is {in_use.max_moves}; it must be at least 0")
@@ -74,15 +46,20 @@ def check_plan_in_use(in_use: PlanInUse, problem: Problem) -> PlanInUse:
         raise InputError(f"max_bytes is {in_use.max_bytes}; it must be at least 0")
     if in_use.horizon is not None and in_use.horizon < 1:
         raise InputError(f"horizon is {in_use.horizon}; it must be at least 1 step")
-    return replace(in_use, plan=check_plan(plan, problem.workload, where="given plan"))
+    plan = check_plan(in_use.plan, problem.workload, where="given plan")
+    return replace(problem, in_use=replace(in_use, plan=plan))
 
 
-def space_near(space: Space, problem: Problem, in_use: PlanInUse) -> Space:
-    """The space with the plan in use in it, and plans near it only if moves are limited.
+def space_near(space: Space, problem: Problem) -> Space:
+    """The space with the plan in use in it, if there is one, and plans near it only if moves are
+    limited.
 
     Args:
-        in_use: as `check_plan_in_use` returns it.
+        problem: as `check_plan_in_use` returns it.
     """
+    in_use = problem.in_use
+    if in_use is None:
+        return space
     options = [list(table) for table in space.options]
     choices: list[Choice | None] = []
     plans = [in_use.plan.tables[key] for key in space.keys]
@@ -169,11 +146,14 @@ def find_broken_constraint(table: Table, plan: TablePlan) -> str:
     return ""
 
 
-def find_misfits(space: Space, problem: Problem, in_use: PlanInUse) -> tuple[str, ...]:
+def find_misfits(objective: Objective) -> tuple[str, ...]:
     """Why the plan in use cannot stay as it is: constraints it breaks, memory it lacks."""
     found = []
-    tables, workload = in_use.plan.tables, problem.workload
+    space, problem = objective.space, objective.problem
+    in_use, workload = problem.in_use, problem.workload
+    assert in_use is not None
     assert space.in_use is not None
+    tables = in_use.plan.tables
     for key, table, choice in zip(space.keys, workload.tables, space.in_use.choices, strict=True):
         if choice is None and key not in in_use.new:
             why = (
@@ -202,13 +182,6 @@ def space_of_bound(space: Space) -> Space:
     return lift_move_limit(space) if fixed else space
 
 
-def pick_searchers(space: Space, searchers: Sequence[str]) -> Sequence[str]:
-    """The searchers to run: those that can keep to a limit on moves where there is one."""
-    if space.in_use is None or not space.in_use.is_limited:
-        return searchers
-    return NEARBY if space.in_use.max_moves else ()
-
-
 def candidates_in_use(objective: Objective) -> list[Candidate]:
     """The plan in use as a candidate, if constraints allow it."""
     in_use = objective.space.in_use
@@ -218,21 +191,20 @@ def candidates_in_use(objective: Objective) -> list[Candidate]:
     return [Candidate(choices, float(objective.score([choices])[0]), NAME)]
 
 
-def rate_plan_in_use(objective: Objective, in_use: PlanInUse) -> RatedPlanInUse:
-    """The plan in use as it is: its time, and why it cannot stay."""
-    plan, space = in_use.plan, objective.space
-    tables = tuple(plan.tables[key] for key in space.keys)
-    ms = float(objective.scorer.score([tables])[0])
-    misfits = find_misfits(space, objective.problem, in_use)
+def rate_plan_in_use(objective: Objective) -> RatedPlanInUse | None:
+    """The plan in use as it is: its time, and why it cannot stay; None where there is none."""
+    in_use, keys = objective.problem.in_use, objective.space.keys
+    if in_use is None:
+        return None
+    ms = float(objective.scorer.score([tuple(in_use.plan.tables[key] for key in keys)])[0])
     limits = in_use.max_moves, in_use.max_bytes, in_use.horizon
-    return RatedPlanInUse(plan, ms, misfits, *limits, in_use.held)
+    return RatedPlanInUse(in_use.plan, ms, find_misfits(objective), *limits, in_use.held)
 
 
-def finish_plan(
-    objective: Objective, in_use: PlanInUse | None, assignment: Assignment
-) -> ShardingPlan:
+def finish_plan(objective: Objective, assignment: Assignment) -> ShardingPlan:
     """The assignment as a plan; tables that stay keep every field they had."""
     plan, choices = objective.sharding_plan(assignment), objective.space.in_use
+    in_use = objective.problem.in_use
     if in_use is None or choices is None:
         return plan
     moved = {*choices.moved(assignment), *choices.new}

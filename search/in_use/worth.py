@@ -13,19 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from search.candidate import Candidate, rank_distinct
-from search.in_use.plan import PlanInUse, candidates_in_use
+from search.in_use.plan import candidates_in_use
 from search.in_use.price import MovePrice
 from search.objective import Assignment, Objective, apply
 
-ROUNDS = 32
-"""Times that the tables of a plan are tried back, one by one."""
 TRIED = 64
-"""Tables that a round tries back, those with most bytes first."""
+"""Tables that are tried back one by one, those with most bytes first."""
 
 
-def share_of_move(objective: Objective, in_use: PlanInUse | None) -> Callable[[Assignment], float]:
+def share_of_move(objective: Objective) -> Callable[[Assignment], float]:
     """What moving to a plan adds to every step of the horizon, in ms; nothing where moves count
     nothing."""
+    in_use = objective.problem.in_use
     if in_use is None or in_use.horizon is None:
         return lambda assignment: 0.0
     price, horizon = MovePrice(objective.problem, in_use.plan, in_use.held), in_use.horizon
@@ -33,16 +32,15 @@ def share_of_move(objective: Objective, in_use: PlanInUse | None) -> Callable[[A
 
 
 def prefer_worthwhile(
-    objective: Objective, in_use: PlanInUse, ranked: Sequence[Candidate], tolerance: float
+    objective: Objective, ranked: Sequence[Candidate], tolerance: float
 ) -> list[Candidate]:
     """The plans and the one in use, with tables back that are not worth their move, cheapest first.
 
     Args:
-        in_use: as `check_plan_in_use` returns it; its horizon counts.
         ranked: plans that fit; at least one.
         tolerance: share of the time that a move must gain at least.
     """
-    share = share_of_move(objective, in_use)
+    share = share_of_move(objective)
     plans = [_keep_back(objective, share, candidate) for candidate in ranked]
     staying = [c for c in candidates_in_use(objective) if objective.fits(c.assignment)]
     known = rank_distinct([*plans, *staying], objective.space.in_use)
@@ -62,7 +60,7 @@ def _keep_back(
     choices = objective.space.in_use
     assert choices is not None
     current, least = candidate, candidate.iteration_ms + share(candidate.assignment)
-    for _ in range(ROUNDS):
+    while True:
         moved = choices.moved(current.assignment)
         moved.sort(key=lambda table: -choices.arriving_bytes(table, current.assignment[table]))
         back = [{t: b} for t in moved[:TRIED] if (b := choices.choices[t]) is not None]
@@ -74,7 +72,6 @@ def _keep_back(
             if objective.fits(plan)
         ]
         if not tried or min(tried)[0] >= least:
-            break
+            return current
         least, best = min(tried)
         current = replace(candidate, assignment=plans[best], iteration_ms=times[best])
-    return current

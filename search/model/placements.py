@@ -2,8 +2,8 @@
 
 Shards of an option that are alike are counted per rank, not placed one by one, which removes their
 symmetry. What uses the model adds limits and an objective: neighbourhoods of a plan minimise its
-cycle cuts (`search.improve.neighbourhoods`), the search for any plan that fits minimises what is
-missing of memory (`search.propose.feasibility`), and the bound refutes targets
+cycle cuts (`search.propose.cpsat`), the search for any plan that fits minimises what is
+missing of memory (`search.feasibility`), and the bound refutes targets
 (`search.bound.rank_targets`).
 """
 

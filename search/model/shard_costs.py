@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from predictor.cost.loads import COLUMNS
 from search.model.cut_model import CycleCut
 from search.objective import Assignment, Objective
-from search.space.option import Option
+from search.space.option import ChoicesInUse, Option
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -63,6 +63,11 @@ class ShardSpace(NamedTuple):
         caps: ``[ranks, hbm or ddr]``.
         local: ranks of a host.
         unit: bytes; where there is less memory, what exceeds it is measured by that.
+        home: option that the plan in use has of a table, -1 if it may not stay, -2 if any place is
+            as good, ``[tables]``.
+        home_where: alternatives of its units, as ``where`` of a plan.
+        arriving: bytes that reach other ranks where a table moves to an option, ``[options]``.
+        max_moves, max_bytes: what may move; no bytes are counted where that is negative.
     """
 
     first_option: Ints
@@ -82,6 +87,11 @@ class ShardSpace(NamedTuple):
     caps: Array
     local: int
     unit: float
+    home: Ints
+    home_where: Ints
+    arriving: Array
+    max_moves: int
+    max_bytes: float
 
 
 class ShardModel:
@@ -126,9 +136,11 @@ class ShardModel:
         at_rank = np.full((len(many), self.world), -1)
         for row, one in enumerate(self.alternatives):
             at_rank[row, [ranks[0] for ranks in one]] = np.arange(len(one))
+        first_unit = np.concatenate([[0], np.cumsum(most)])
+        tables = len(options)
         self.space = ShardSpace(
             first_option=first,
-            first_unit=np.concatenate([[0], np.cumsum(most)]),
+            first_unit=first_unit,
             free=np.array(free, dtype=np.int64),
             first_shard=self.first_shard[:-1],
             units=units,
@@ -145,7 +157,59 @@ class ShardModel:
             caps=np.ascontiguousarray(objective.caps.T),
             local=objective.problem.topology.intra_group_size,
             unit=max(1.0, 0.01 * float(objective.caps.max())),
+            home=np.full(tables, -2),
+            home_where=np.zeros(first_unit[-1], dtype=np.int64),
+            arriving=np.zeros(len(self.options)),
+            max_moves=tables,
+            max_bytes=-1.0,
         )
+        in_use = objective.space.in_use
+        if in_use is not None and in_use.is_limited:
+            self.space = self._near(in_use)
+
+    def _near(self, in_use: ChoicesInUse) -> ShardSpace:
+        """The space with where tables lie, and how many may move."""
+        space = self.space
+        home = np.full(len(in_use.choices), -1)
+        home_where = space.home_where.copy()
+        for table, choice in enumerate(in_use.choices):
+            if table in in_use.new:
+                home[table] = -2
+            elif choice is not None and id(choice[0]) in self.number:
+                home[table] = self.number[id(choice[0])]
+                units = self._units(int(home[table]), choice[1])
+                at = int(space.first_unit[table])
+                home_where[at : at + len(units)] = units
+        # a table that moves brings at most what it brings to ranks that hold nothing of it
+        arriving = [
+            max(in_use.arriving_bytes(o.table, (o, ranks)) for ranks in self._ends(i))
+            for i, o in enumerate(self.options)
+        ]
+        return space._replace(
+            home=home,
+            home_where=home_where,
+            arriving=np.array(arriving, dtype=np.float64),
+            max_moves=in_use.max_moves,
+            max_bytes=-1.0 if in_use.max_bytes is None else in_use.max_bytes,
+        )
+
+    def _ends(self, option: int) -> list[tuple[int, ...]]:
+        """An option's first and last alternatives."""
+        units = self.alternatives[self.space.pool[option]]
+        count = int(self.space.units[option])
+        return [
+            tuple(rank for ranks in some for rank in ranks)
+            for some in ([units[0]] * count, [units[-1]] * count)
+        ]
+
+    def _units(self, option: int, ranks: Sequence[int]) -> list[int]:
+        """Alternatives of an option's units."""
+        pool = int(self.space.pool[option])
+        width, index = int(self.space.width[pool]), self.index[pool]
+        return [
+            index[tuple(ranks[unit * width : (unit + 1) * width])]
+            for unit in range(int(self.space.units[option]))
+        ]
 
     def numbers(self, plan: Assignment) -> tuple[Ints, Ints]:
         """Option of every table, and alternative of every unit."""
@@ -153,10 +217,8 @@ class ShardModel:
         chosen = np.array([self.number[id(option)] for option, _ in plan])
         where = np.zeros(space.first_unit[-1], dtype=np.int64)
         for (_, ranks), option, at in zip(plan, chosen, space.first_unit.tolist(), strict=False):
-            pool = int(space.pool[option])
-            width, index = int(space.width[pool]), self.index[pool]
-            for unit in range(int(space.units[option])):
-                where[at + unit] = index[ranks[unit * width : (unit + 1) * width]]
+            units = self._units(int(option), ranks)
+            where[at : at + len(units)] = units
         return chosen, where
 
     def plan(self, chosen: Ints, where: Ints) -> Assignment:

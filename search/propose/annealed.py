@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, cycle, islice, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,104 +24,106 @@ from numpy.typing import NDArray
 from predictor.cost.loads import COLUMNS
 from search.bound.choices import GIB
 from search.bound.exchange_set import ExchangeSet
-from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate, rank_distinct
 from search.improve.annealing import Annealer, AnnealingTask, load_kernel
+from search.improve.merges import ExchangeMerges
 from search.model.cut_model import CycleCut
-from search.objective import Assignment, Objective
-from search.params import DEFAULT, SearchParams
+from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option
-from search.stop import Stop
-from search.surrogate import Surrogate
+from search.state import State, Tools
 
 UNEVEN = (0.0, 0.1, 0.3, 0.6)
 """Multiples of the mean that busy ranks are thought to have beyond it; there cycles are sought."""
 ROOM = (1.0, 0.75, 0.5, 0.25)
 """Parts of what a set's optimum takes beyond the least of memory."""
+REFINED = 60
+"""Refinements of the program of a set at most."""
 FOUND_BY = "annealing"
 
 Array = NDArray[np.float64]
 
 
+def propose_annealed(state: State) -> Iterator[Candidate]:
+    """Anneal plans of the bound's programs, and the best known one."""
+    if state.tools.bound.has_begun:
+        yield from AnnealedPlans(state.tools).propose(state.incumbents)
+
+
 class AnnealedPlans:
-    """Makes plans of one problem.
+    """Makes plans of one space, whose bound has begun, so that its sets have optima."""
 
-    Args:
-        bound: solved, so that its sets have optima.
-    """
+    def __init__(self, tools: Tools) -> None:
+        self.objective, self.surrogate, self.bound = tools.objective, tools.surrogate, tools.bound
+        self.stop, self.seed, self.params = tools.stop, tools.seed, tools.params
+        self.late = tools.stop.part(tools.params.annealing_time)
+        self.annealer = Annealer(tools.objective, tools.surrogate, tools.params)
+        self.placer = GreedyPartitioner(tools.objective, tools.surrogate)
+        self.tables = len(tools.objective.space.options)
+        self.moves = tools.params.moves_of(self.tables)
 
-    def __init__(
-        self,
-        objective: Objective,
-        surrogate: Surrogate,
-        bound: LowerBound,
-        stop: Stop,
-        seed: int,
-        params: SearchParams = DEFAULT,
-    ) -> None:
-        self.objective, self.surrogate, self.bound = objective, surrogate, bound
-        self.stop, self.seed, self.params = stop, seed, params
-        self.annealer = Annealer(objective, surrogate, params)
-        self.placer = GreedyPartitioner(objective, surrogate)
-        self.tables = len(objective.space.options)
-        self.moves = stop.work(params.moves_of(self.tables))
-
-    def propose(self, known: Sequence[Candidate], late: Callable[..., bool]) -> Iterator[Candidate]:
-        """Annealed plans, one by one.
+    def propose(self, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Every plan that annealing went through.
 
         Args:
-            known: plans, the best of which is annealed, too.
-            late: whether time is up.
+            known: plans, best first; the first one is annealed, too.
         """
         params = self.params
         load_kernel()
         best_ms = min((c.iteration_ms for c in known), default=math.inf)
-        sets = self._sets(best_ms, late)
-        first: list[tuple[Candidate, ExchangeSet | None]] = []
+        sets = self._sets(best_ms)
+        origins: list[tuple[Candidate, ExchangeSet | None]] = [(c, None) for c in known[:1]]
         each = round(params.first_share * self.moves / max(1, len(sets)))
-        pieces = [partial(self._of_set, one, each, number, late) for number, one in enumerate(sets)]
+        pieces = [partial(self._of_set, one, each, number) for number, one in enumerate(sets)]
         for one, found in zip(sets, self.objective.side_by_side(pieces), strict=False):
-            if found is not None:
-                first.append((found, one))
-                yield found
-        first += [(c, None) for c in rank_distinct(known)[:1]]
-        ranked = rank_distinct([c for c, _ in first])[: params.finalists]
-        origin = {id(c): one for c, one in first}
-        best_ms = min((c.iteration_ms for c in ranked), default=math.inf)
-        if self._ended(late)(best_ms):
+            origins += [(c, one) for c in found[:1]]
+            yield from found
+        fastest = min((c for c, _ in origins), key=lambda c: c.iteration_ms, default=None)
+        if fastest is not None:
+            merged = [Candidate(plan, ms, FOUND_BY) for plan, ms in self._merged(fastest)]
+            origins += [(c, None) for c in merged[-1:]]
+            yield from merged
+        best_ms = min((c.iteration_ms for c, _ in origins), default=math.inf)
+        if self._ended(best_ms):
             return
-        each = round((1 - params.first_share) * self.moves / max(1, len(ranked)))
+        # no plan of a set is better than what is proven of it
+        origin = {id(c): one for c, one in origins if one is None or one.proven < best_ms}
+        able = [c for c, _ in origins if id(c) in origin]
+        finalists = rank_distinct(able)[: params.finalists]
+        each = round((1 - params.first_share) * self.moves / max(1, params.finalists))
+        numbered = enumerate(islice(cycle(finalists), params.finalists), len(sets))
         pieces = [
-            partial(self._finish, c, origin[id(c)], best_ms, each, number, late)
-            for number, c in enumerate(ranked, len(sets))
+            partial(self._finish, c, origin[id(c)], best_ms, each, number) for number, c in numbered
         ]
         for found in self.objective.side_by_side(pieces):
-            if found is not None:
-                yield found
+            yield from found
 
-    def _ended(self, late: Callable[..., bool]) -> Callable[[float], bool]:
-        closed = self.bound.proven_ms * (1 + self.params.closed)
-        return lambda ms: ms <= closed or self.stop.reached(ms, self.bound.proven_ms) or late()
+    def _merged(self, start: Candidate) -> Iterator[tuple[Assignment, float]]:
+        """The plan with fewer exchanges, which the bounds of sets say little of where there are
+        many sets."""
+        merges = ExchangeMerges(self.objective, self.surrogate)
+        return islice(merges.descend(start.assignment, start.iteration_ms), self.params.merges)
 
-    def _of_set(
-        self, one: ExchangeSet, moves: int, number: int, late: Callable[..., bool]
-    ) -> Candidate | None:
+    def _ended(self, best_ms: float) -> bool:
+        closed = best_ms <= self.bound.proven_ms * (1 + self.params.closed)
+        return closed or self.stop.reached(best_ms, self.bound.proven_ms) or self.late()
+
+    def _of_set(self, one: ExchangeSet, moves: int, number: int) -> list[Candidate]:
         """The plan of a set's program, annealed."""
         start = self._start(one)
         if start is None:
-            return None
+            return []
         window = self.params.window_of(self.tables) * one.priced_ms
         task = AnnealingTask(
             start,
             self._near(one, window),
             moves,
-            self.params.first_rounds,
+            self.params.rounds,
             self.seed + number,
             self.cuts_of(one),
             heat=self._heat(one.memory @ one.shares),
         )
-        return self._annealed(task, late)
+        return self._annealed(task)
 
     def _finish(
         self,
@@ -130,8 +132,7 @@ class AnnealedPlans:
         best_ms: float,
         moves: int,
         number: int,
-        late: Callable[..., bool],
-    ) -> Candidate | None:
+    ) -> list[Candidate]:
         """A plan annealed to the end, with the options that a better one can have."""
         params = self.params
         options: Sequence[Sequence[Option]] = self.objective.space.options
@@ -140,6 +141,7 @@ class AnnealedPlans:
             window = params.window_of(self.tables) * one.priced_ms
             options = self._near(one, min(window, best_ms - one.priced_ms))
             cuts = self.cuts_of(one)
+        strict = number % 2 == 1  # of full ranks some want plans that nearly fit from the start
         task = AnnealingTask(
             known.assignment,
             options,
@@ -147,20 +149,21 @@ class AnnealedPlans:
             params.rounds,
             self.seed + number,
             cuts,
-            params.tight_wall,
-            self._heat(self.objective.memory(known.assignment).sum(axis=1) / GIB),
+            self._heat(self.objective.memory(known.assignment).sum(axis=1) / GIB)
+            * (0.5 if strict else 1.0),
+            params.strict_wall if strict else params.wall,
         )
-        return self._annealed(task, late)
+        return self._annealed(task)
 
     def _heat(self, needs: Array) -> float:
-        """That of the first round, of plans that take so many GiB of all ranks."""
+        """Return the heat of a first round, by the GiB that plans take of all ranks."""
         caps, params = self.bound.choices.caps, self.params
         scarce = bool((needs[:2] > params.scarce * caps[:2]).any())
         return params.scarce_heat if scarce else params.heat
 
-    def _annealed(self, task: AnnealingTask, late: Callable[..., bool]) -> Candidate | None:
-        plan, ms = self.annealer.improve(task, self._ended(late))
-        return None if plan is None else Candidate(plan, ms, FOUND_BY)
+    def _annealed(self, task: AnnealingTask) -> list[Candidate]:
+        found = self.annealer.improve(task, self._ended)
+        return [Candidate(plan, ms, FOUND_BY) for plan, ms in found]
 
     def _start(self, one: ExchangeSet) -> Assignment | None:
         """The options of a set's program, placed: with less memory, as shards do not fill ranks as
@@ -215,14 +218,16 @@ class AnnealedPlans:
             found.append(CycleCut(cut.constant, even, segments, floors, frozenset(groups)))
         return found
 
-    def _sets(self, best_ms: float, late: Callable[..., bool]) -> list[ExchangeSet]:
+    def _sets(self, best_ms: float) -> list[ExchangeSet]:
         """The sets that may hold a better plan, by their bounds: the first of all, and the first
         with few exchanges, in turns."""
+        if not self.params.sets:
+            return []
         sets = self.bound.promising(len(self.bound.sets) or self.params.sets)
         sets = [one for one in sets if one.proven < best_ms]
         few = [one for one in sets if _most_exchanges(one) <= self.params.few]
         some: list[ExchangeSet] = []
-        turns = zip_longest(*(self._cheapest(part, best_ms, late) for part in (sets, few)))
+        turns = zip_longest(*(self._cheapest(part, best_ms) for part in (sets, few)))
         for one in chain.from_iterable(turns):
             if one is not None and one not in some:
                 some.append(one)
@@ -230,18 +235,16 @@ class AnnealedPlans:
                 break
         return some
 
-    def _cheapest(
-        self, sets: Sequence[ExchangeSet], best_ms: float, late: Callable[..., bool]
-    ) -> Iterator[ExchangeSet]:
+    def _cheapest(self, sets: Sequence[ExchangeSet], best_ms: float) -> Iterator[ExchangeSet]:
         """Sets in the order of what their programs prove. Before a set is solved it has the bound
         of a family, which says little of one set."""
-        waiting = [(one.proven, number, self.params.refined) for number, one in enumerate(sets)]
+        waiting = [(one.proven, number, REFINED) for number, one in enumerate(sets)]
         heapq.heapify(waiting)
         ended = False
         while waiting:
             _, number, left = heapq.heappop(waiting)
             one = sets[number]
-            ended = ended or late()
+            ended = ended or self.late()
             if not left or ended:
                 if one.relaxation is not None:
                     yield one

@@ -1,21 +1,23 @@
 """An Optuna study over what shapes a plan: type mix, column widths, data-parallel size, weights.
 
-Each trial turns its parameters into one option per table; they are placed greedily and balanced
-(`search.improve.balance`), and scored on the full timeline.
+Each trial turns its parameters into one option per table; they are placed greedily and scored on
+the full timeline. The best plan is annealed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from predictor.model.plan import ShardingType
-from search.improve.balance import balance
+from search.candidate import Candidate
+from search.improve.annealing import Annealer, AnnealingTask
 from search.objective import Assignment, Objective
 from search.partitioner import GreedyPartitioner
 from search.space.option import Option
+from search.state import State
 from search.surrogate import Surrogate
 
 if TYPE_CHECKING:
@@ -25,6 +27,22 @@ PHASES = ("forward", "backward", "ids", "outputs")
 """In the order of the surrogate's."""
 NEUTRAL = {"min_width": 32, "replica": 24.0, "peak": 0.2} | {f"weight_{p}": 0.0 for p in PHASES}
 """The first trial, in which every type has its own cost."""
+FOUND_BY = "optuna"
+
+
+def propose_by_study(state: State) -> Iterator[Candidate]:
+    """Run a study; yield its plans and those that annealing its best one goes through."""
+    tools = state.tools
+    objective, params = tools.objective, tools.params
+    study = Study(objective, tools.surrogate, tools.seed)
+    plans = study.run(params.trials, tools.stop.reached)
+    yield from (Candidate(plan, ms, FOUND_BY) for plan, ms in plans)
+    if plans:
+        moves, options = params.moves_of(len(plans[0][0])), objective.space.options
+        task = AnnealingTask(plans[0][0], options, moves, params.rounds, tools.seed)
+        annealer = Annealer(objective, tools.surrogate, params)
+        for plan, ms in annealer.improve(task, lambda ms: tools.stop.reached(ms, state.proven_ms)):
+            yield Candidate(plan, ms, FOUND_BY)
 
 
 class Study:
@@ -51,21 +69,21 @@ class Study:
         sampler = optuna.samplers.TPESampler(seed=self.seed, n_startup_trials=8)
         study = optuna.create_study(sampler=sampler, direction="minimize")
         study.enqueue_trial({**NEUTRAL, **{f"penalty_{t.short}": 0.0 for t in self.types}})
-        found: dict[int, tuple[Assignment, float]] = {}
+        plans: dict[int, tuple[Assignment, float]] = {}
 
         def objective(trial: optuna.Trial) -> float:
             plan = self._plan(trial)
-            if plan is None:
+            if plan is None or not self.objective.fits(plan):
                 raise optuna.TrialPruned
-            found[trial.number] = (plan, float(self.objective.score([plan])[0]))
-            return found[trial.number][1]
+            plans[trial.number] = (plan, float(self.objective.score([plan])[0]))
+            return plans[trial.number][1]
 
         def check(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
             if stop():
                 study.stop()
 
         study.optimize(objective, n_trials=trials, callbacks=[check])
-        return sorted(found.values(), key=lambda pair: pair[1])
+        return sorted(plans.values(), key=lambda pair: pair[1])
 
     def _plan(self, trial: optuna.Trial) -> Assignment | None:
         """The plan that a trial's parameters make; None if its options do not fit.
@@ -95,5 +113,4 @@ class Study:
             return min(filter(is_allowed, options), key=cost, default=min(options, key=cost))
 
         options = [choose(some) for some in self.objective.space.options]
-        plan = GreedyPartitioner(self.objective, self.surrogate, weights).place_all(options)
-        return plan and balance(self.objective, self.surrogate, plan)
+        return GreedyPartitioner(self.objective, self.surrogate, weights).place_all(options)

@@ -25,7 +25,7 @@ from predictor.cost.errors import (
 from predictor.iteration.perturbed import PerturbedScorer
 from predictor.model.workload import Workload
 from search.objective import Assignment, Objective
-from search.problem import Problem
+from search.problem import Problem, Scenario
 
 Array = NDArray[np.float64]
 
@@ -37,20 +37,6 @@ SEED = 4
 """Of the draws; expected gains use others."""
 AGAIN = 1000
 """Of draws that no plan was chosen by; every scenario has one of its own from here on."""
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """One thing that could be true.
-
-    Args:
-        weight: > 0; those of all scenarios sum to one.
-        problem: with the tables and ranks of the problem as given.
-    """
-
-    name: str
-    weight: float
-    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -136,7 +122,7 @@ class ScenarioScorer:
         """What numbers plans with the data of some scenarios, and what scores these."""
         problem = replace(self.scenarios[mine[0]].problem, errors=None)
         errors = JoinedErrors(self.scenarios[i].problem.errors or no_errors() for i in mine)
-        if problem != objective.problem:
+        if problem.workload != objective.problem.workload:
             objective = Objective(problem, objective.space)
         return objective, problem.perturbed(objective.scorer, errors)
 

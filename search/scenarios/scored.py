@@ -20,19 +20,18 @@ from search.bound.lower_bound import LowerBound
 from search.bound.relaxation import KnownHulls
 from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective, RatedObjective
-from search.problem import ScenarioTimes
+from search.problem import MEAN, ScenarioTimes
 from search.scenarios.scenario import ScenarioScorer
 from search.surrogate import Surrogate
 
 Array = NDArray[np.float64]
 
-MEAN, REGRET = "mean", "regret"
 FEW = 6
 """Scenarios that are searched by themselves."""
 FRESH, SURE = 64, 0.95
 """Draws by which a plan for all scenarios is told apart from one that is faster as given, and the
 share of them in which it must be the better one."""
-FIRST, MORE = 20, 20
+STEPS = 20
 """Refinements of the bound of every scenario, and then of the one that proves least, again and
 again."""
 
@@ -160,13 +159,13 @@ class RatedPlans:
             # errors of the costs are put on top of what hulls are of
             mine = hulls.setdefault(id(own.problem.workload), bounds[-1].choices.hulls)
             bounds[-1].choices.hulls = mine
-            found[index] = bounds[-1].solve(FIRST, self.best_ms[index])
-        for _ in range(steps // MORE):
+            found[index] = bounds[-1].solve(STEPS, self.best_ms[index])
+        for _ in range(steps // STEPS):
             worst = int((ours / np.maximum(found, 1e-9)).argmax())
             if stop():
                 break
             before = found[worst]
-            found[worst] = bounds[worst].solve(MORE, self.best_ms[worst])
+            found[worst] = bounds[worst].solve(STEPS, self.best_ms[worst])
             if found[worst] <= before:
                 break
         return found

@@ -24,7 +24,7 @@ from predictor.cost.loads import ShardLoads
 from predictor.errors import InfeasibleError, InputError
 from predictor.predict import predict
 from search.problem import Problem, Progress, RankedPlan, Result, silent
-from search.propose.searchers import SEARCHERS
+from search.solve import SEARCHERS
 from search.stop import Stop
 from search.tune.goals import Goal, Values, covers, pareto_front, shard_bytes, values_of
 from search.tune.knobs import Case, Grid, Setting, Value, changes, turned

@@ -19,13 +19,11 @@ from predictor.model.plan_json import load_plan, plan_text, plan_to_dict
 from predictor.predict import Prediction
 from predictor.units import gib
 from search.baselines.starting_plans import TORCHREC, first_plan
-from search.choose import NOMINAL
 from search.constraint_costs import ConstraintCosts, price_constraints
 from search.expected_gain import ExpectedGain, Stakes, gain_over_baseline, stakes
-from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice
 from search.prefer import TOLERANCE
-from search.problem import Problem, Progress, RankedPlan, Result, silent
+from search.problem import NOMINAL, PlanInUse, Problem, Progress, RankedPlan, Result, silent
 from search.stop import Stop
 from search.tune.advice import Advice, Advised, Advisor, reserve_s
 from shardopt.api.cache import ResultCache, code_digest, digest, solver_versions, versions
@@ -256,17 +254,15 @@ def find_answer(
     """
     request, setting = inputs.request, inputs.setting
     result, from_cache = find_plans(
-        setting.problem(),
+        replace(setting.problem(), in_use=inputs.near, aim=request.objective),
         stop,
         request.seed,
         inputs.scenarios,
         cache,
-        aim=request.objective,
         top_k=request.top_k,
         tolerance=request.tie,
         prove=request.prove,
         searchers=request.searchers,
-        in_use=inputs.near,
         progress=progress,
     )
     head = {**plan_head(setting, request.seed), MADE: made_by(inputs)}
@@ -295,8 +291,8 @@ def find_plans(
         # the solvers are imported only once the input is known to be good, and to be new
         from search.solve import solve
 
-        asked = scenarios.of(problem)
-        return solve(problem, stop, seed, scenarios=asked, progress=progress, **options)
+        given = replace(problem, scenarios=scenarios.of(problem))
+        return solve(given, stop, seed, progress=progress, **options)
 
     if cache is None:
         return search(), False

@@ -14,12 +14,11 @@ from predictor.document import Problems, parse_yaml, shown
 from predictor.errors import InputError, did_you_mean
 from predictor.hardware.schema import HardwareProfile
 from predictor.model.workload import Workload
-from search.problem import Problem
+from search.problem import Problem, Scenario
 from search.scenarios.scenario import (
     DRAWS,
     MOST,
     GivenFactors,
-    Scenario,
     draw_scenarios,
     given_scenarios,
     join_scenarios,

@@ -236,7 +236,6 @@ def take_part(
     Args:
         traced: plans of which no trace is to be recorded.
     """
-
     led = LedSessions(job.workload, job.backend, folder, rank)
     led.joined.traced |= {*traced}
     if rank.index == 0:

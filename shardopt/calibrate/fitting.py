@@ -259,9 +259,7 @@ class CalibratedProfile:
         return replace(self, notes=(*self.notes, kept_words(what)))
 
 
-def rows_of(
-    predict: Callable[[HardwareProfile, Sequence[Measurement]], Array], rows: Sequence[Measurement]
-) -> tuple[Predict, Array]:
+def rows_of(predict: Callable[..., Array], rows: Sequence[Measurement]) -> tuple[Predict, Array]:
     """What predicts these rows, and their times."""
     return partial(predict, rows=rows), times_ms(rows)
 

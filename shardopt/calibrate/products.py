@@ -137,13 +137,15 @@ def model_points(model: Workload) -> list[Point]:
         for call in (*program.forward, *program.backward)
         if isinstance(call, OpCall) and plain_name(call) in PRODUCTS
     )
-    points = []
-    for i, (count, *sides, rate_type, layout) in enumerate(products):
-        if count == 1 and layout in LAYOUTS and rate_type in GPU_DTYPES:
-            shape = dict(zip("mnk", sides, strict=True))
-            shape |= {"dtype": rate_type, "layout": layout}
-            points.append(Point("gemm", shape, test=i % 2 == 1))
-    return points
+    return [
+        Point(
+            "gemm",
+            {"m": p.m, "n": p.n, "k": p.k, "dtype": p.data_type, "layout": p.layout},
+            test=i % 2 == 1,
+        )
+        for i, p in enumerate(products)
+        if p.batch == 1 and p.layout in LAYOUTS and p.data_type in GPU_DTYPES
+    ]
 
 
 def _shape(u: Coordinates, sizes: Sequence[tuple[int, int]], most_flop: float) -> dict[str, int]:

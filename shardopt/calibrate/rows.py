@@ -169,7 +169,8 @@ def rows_of_passes(point: Point, passes: Iterable[Samples], **facts: Any) -> lis
 def row_of_failure(point: Point, error: Exception) -> Measurement:
     """A row that says why a point could not be measured; nothing else of it is known."""
     said = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_OF_A_MESSAGE]
-    return Measurement(point, "", {FAILURE: said}, *(math.nan for _ in TIMES), n=0)
+    unknown = (math.nan,) * 6
+    return Measurement(point, "", {FAILURE: said}, *unknown, n=0)
 
 
 def times_ms(rows: Sequence[Measurement]) -> NDArray[np.float64]:

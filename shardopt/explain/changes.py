@@ -14,7 +14,8 @@ from predictor.model.plan import ShardingPlan, TablePlan
 from predictor.model.plan_check import match_plan
 from predictor.model.workload import Constraints
 from predictor.predict import Prediction, predict
-from search.improve.local_search import Change, LocalSearch
+from search.improve.local_search import LocalSearch
+from search.improve.merges import Change
 from search.in_use.plan import option_in_use
 from search.objective import Assignment, Objective, apply
 from search.problem import Problem

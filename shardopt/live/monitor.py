@@ -32,8 +32,8 @@ from predictor.model.plan_check import check_plan
 from predictor.model.plan_json import load_plan
 from predictor.model.workload import Workload
 from predictor.units import gib
-from search.in_use.plan import PlanInUse
 from search.in_use.price import allowed_in_place
+from search.problem import PlanInUse
 from search.stop import Stop
 from shardopt.api.request import Machine
 from shardopt.api.setting import resolve

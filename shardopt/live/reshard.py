@@ -17,9 +17,8 @@ from predictor.errors import PlanError
 from predictor.model.plan import ShardingPlan
 from predictor.model.workload import Feature, Workload
 from predictor.units import format_bytes
-from search.in_use.plan import PlanInUse
 from search.in_use.price import Move, MovePrice, find_obstacles
-from search.problem import Problem, Result
+from search.problem import PlanInUse, Problem, Result
 from search.solve import solve
 from search.stop import Stop
 from shardopt.api.answer import move_object
@@ -100,7 +99,7 @@ def find_proposal(
         in_use: what runs, under the workload's keys.
         measured_ms, stats_file: as `Proposal` has them.
     """
-    result = solve(problem, stop, 0, top_k=1, in_use=in_use)
+    result = solve(replace(problem, in_use=in_use), stop, 0, top_k=1)
     price, after = MovePrice(problem, in_use.plan, in_use.held), result.best.plan
     move = price.of(after)
     return Proposal(

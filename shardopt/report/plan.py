@@ -13,8 +13,7 @@ from predictor.units import format_bytes
 from search.baselines.starting_plans import TORCHREC
 from search.expected_gain import ExpectedGain
 from search.in_use.price import Move
-from search.problem import Result, TieSummary
-from search.scenarios.scored import REGRET
+from search.problem import REGRET, Result, TieSummary
 from shardopt.api.answer import Answer, move_object
 from shardopt.explain.deciding import DecidingConstant, deciding_text
 from shardopt.explain.host import host_bound, host_words

@@ -24,9 +24,8 @@ from predictor.model.plan import ShardingPlan as OurPlan
 from predictor.model.topology import ReplicaGroups, Topology
 from predictor.model.workload import Workload
 from predictor.predict import predict
-from search.choose import NOMINAL
 from search.constraint_costs import ConstraintCosts
-from search.problem import Problem, Result
+from search.problem import NOMINAL, Problem, Result
 from search.stop import Stop
 from shardopt.api.answer import FREE_EFFORT, FREE_RESERVE, TOP_K, find_plans
 from shardopt.api.cache import ResultCache
@@ -716,12 +715,11 @@ class ShardoptPlanner(EmbeddingShardingPlanner):
             lambda window: read_workload(*self._request, space, given._replace(known=window))
         )
         result, *_ = find_plans(
-            problem,
+            replace(problem, aim=self._objective),
             self._stop,
             self._seed,
             replace(self._scenarios, windows=windows),
             self._cache,
-            aim=self._objective,
             top_k=TOP_K if self._confirm is None else max(TOP_K, self._confirm.plans),
         )
         torchrecs = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 
@@ -12,21 +13,20 @@ from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.baselines.starting_plans import plan_baselines
-from search.bound.lower_bound import LowerBound
+from search.candidate import Candidate
+from search.feasibility import find_feasible
 from search.improve.annealing import Annealer, AnnealingTask, load_kernel
-from search.improve.balance import balance
-from search.improve.kernel import anneal
+from search.improve.kernel import _anneal
 from search.improve.local_search import LocalSearch
-from search.improve.neighbourhoods import Neighbourhoods
-from search.objective import Assignment, Objective
+from search.objective import Assignment
 from search.partitioner import GreedyPartitioner
 from search.problem import Problem
-from search.propose.annealed import AnnealedPlans
-from search.propose.feasibility import find_feasible
-from search.propose.searchers import rescue
-from search.propose.study import Study
-from search.stop import Stop
-from search.surrogate import Surrogate
+from search.propose.annealed import propose_annealed
+from search.propose.cpsat import propose_by_cpsat
+from search.propose.rescue import rescue
+from search.propose.study import propose_by_study
+from search.stages import with_bound
+from search.state import State, Tools
 from tests.quick import quick_only
 from tests.search.problems import (
     a_problem,
@@ -34,69 +34,60 @@ from tests.search.problems import (
     a_workload,
     assert_valid,
     hosts,
-    objective_of,
     random_problem,
+    tools_of,
 )
 
-Searcher = Callable[[Objective, Surrogate], list[Assignment]]
+Searcher = Callable[[Tools], list[Assignment]]
+EFFORT = 0.05
 
 
-def by_cpsat(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    start = by_feasibility(objective, surrogate)[:1]
-    search = Neighbourhoods(objective, surrogate, 0)
-    return [search.improve(plan, 1.0)[0] for plan in start]
+def proposed(propose: Callable[[State], Iterable[Candidate]], tools: Tools) -> list[Assignment]:
+    """What a searcher proposes once the bound has begun."""
+    state = with_bound(State(tools))
+    return [c.assignment for c in state.adding(propose(state)).incumbents]
 
 
-def by_study(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    study = Study(objective, surrogate, 0)
-    return [plan for plan, _ in study.run(4)]
-
-
-def by_annealed_sets(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    bound = LowerBound(objective.problem, objective.space, objective.scorer)
-    bound.solve(50)
-    plans = AnnealedPlans(objective, surrogate, bound, Stop(effort=0.02), 0)
-    return [c.assignment for c in plans.propose([], lambda: False)]
-
-
-def by_annealer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
+def by_annealer(tools: Tools) -> list[Assignment]:
     """From a plan that may not fit: all on the first ranks."""
-    annealer, options = Annealer(objective, surrogate), objective.space.options
+    objective, options = tools.objective, tools.objective.space.options
     units = [objective.legal(table[0]).units for table in options]
     start = tuple(
         (table[0], tuple(rank for unit in of_table for rank in unit[0]))
         for table, of_table in zip(options, units, strict=True)
     )
-    found, _ = annealer.improve(AnnealingTask(start, options, 20_000, 5, 0))
-    return [] if found is None else [found]
+    annealer = Annealer(objective, tools.surrogate)
+    return [plan for plan, _ in annealer.improve(AnnealingTask(start, options, 20_000, 5, 0))]
 
 
-def by_placer(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    placer = GreedyPartitioner(objective, surrogate)
-    most = max(map(len, objective.space.options))
-    tried = [[o[min(i, len(o) - 1)] for o in objective.space.options] for i in range(most)]
+def by_placer(tools: Tools) -> list[Assignment]:
+    placer = GreedyPartitioner(tools.objective, tools.surrogate)
+    every = tools.objective.space.options
+    tried = [[o[min(i, len(o) - 1)] for o in every] for i in range(max(map(len, every)))]
     return [plan for options in tried if (plan := placer.place_all(options)) is not None]
 
 
-def by_feasibility(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    found = find_feasible(objective, 2.0, 0).assignment
+def by_feasibility(tools: Tools) -> list[Assignment]:
+    found = find_feasible(tools.objective, 2.0, 0).assignment
     return [found] if found else []
 
 
-def by_local_search(objective: Objective, surrogate: Surrogate) -> list[Assignment]:
-    starts, _ = rescue(objective, Stop(), 0)
-    search = LocalSearch(objective, surrogate, 0)
-    return [search.improve(c.assignment, 600)[0] for c in starts]
+def by_local_search(tools: Tools) -> list[Assignment]:
+    search = LocalSearch(tools.objective, tools.surrogate, 0)
+    return [search.improve(c.assignment, 600)[0] for c in rescue(tools)[0]]
+
+
+def by_baselines(tools: Tools) -> list[Assignment]:
+    return list(plan_baselines(tools.objective, tools.surrogate, 0).values())
 
 
 SEARCHERS: dict[str, Searcher] = {
-    "annealed sets": by_annealed_sets,
+    "annealed sets": partial(proposed, propose_annealed),
     "annealer": by_annealer,
-    "balancer": lambda given, cheap: [balance(given, cheap, p) for p in by_placer(given, cheap)],
-    "cpsat": by_cpsat,
-    "study": by_study,
+    "cpsat": partial(proposed, propose_by_cpsat),
+    "study": partial(proposed, propose_by_study),
     "placer": by_placer,
-    "baselines": lambda given, cheap: list(plan_baselines(given, cheap, 0).values()),
+    "baselines": by_baselines,
     "feasibility": by_feasibility,
     "local search": by_local_search,
 }
@@ -140,28 +131,28 @@ QUICK = ["UVM needed", "uneven caps"]
 @pytest.mark.parametrize("problem", quick_only(QUICK, PROBLEMS))
 def test_plans_are_legal_and_fit(searcher: str, problem: str) -> None:
     try:
-        objective, surrogate = objective_of(PROBLEMS[problem]())
+        tools = tools_of(PROBLEMS[problem](), EFFORT)
     except InfeasibleError:
         pytest.skip("a table has no option")
-    for plan in SEARCHERS[searcher](objective, surrogate):
-        assert_valid(objective, plan)
+    for plan in SEARCHERS[searcher](tools):
+        assert_valid(tools.objective, plan)
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_the_same_seed_gives_the_same_plans(searcher: str) -> None:
     def labels() -> list[list[tuple[str, tuple[int, ...]]]]:
-        plans = SEARCHERS[searcher](*objective_of(random_problem(4)))
+        plans = SEARCHERS[searcher](tools_of(random_problem(4), EFFORT))
         return [[(o.label, ranks) for o, ranks in plan] for plan in plans]
 
     assert labels() == labels()
 
 
-@pytest.mark.parametrize("searcher", ["annealer", "balancer"])
-def test_the_kernel_of_annealing_is_the_one_that_setup_compiles(searcher: str) -> None:
+def test_the_kernel_of_annealing_is_the_one_that_setup_compiles() -> None:
     """Compiling it once more takes a user's first search ten seconds."""
     load_kernel()
-    assert SEARCHERS[searcher](*objective_of(uneven()))
-    assert len(anneal.signatures) == 1
+    for problem in (uneven(), spanning()):
+        assert by_annealer(tools_of(problem, EFFORT))
+    assert len(_anneal.signatures) == 1
 
 
 @pytest.mark.parametrize("searcher", ["cpsat", "feasibility"])
@@ -177,4 +168,4 @@ def test_pinned_and_tied_to_ranks_that_exclude_each_other(searcher: str) -> None
         for rank in range(2)
     ]
     problem = a_problem(a_workload(*tables), hosts(2, hbm=GIB))
-    assert SEARCHERS[searcher](*objective_of(problem)) == []
+    assert SEARCHERS[searcher](tools_of(problem, EFFORT)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,15 @@ from predictor.model.plan import ShardingPlan
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints, DenseArch, Feature, QComm, Table, Workload
 from predictor.units import GIB, MIB
+from search.bound.lower_bound import LowerBound
+from search.in_use.plan import check_plan_in_use, space_near
 from search.objective import Assignment, Objective
-from search.problem import Problem
+from search.params import DEFAULT, SearchParams
+from search.problem import PlanInUse, Problem, silent
 from search.space.enumerate import reduced_space
 from search.space.option import Choice, Option, Space
+from search.state import Tools
+from search.stop import Stop
 from search.surrogate import Surrogate
 
 DENSE = DenseArch(13, (64, 32), (64, 1), "concat")
@@ -70,6 +76,19 @@ def a_problem(
 def objective_of(problem: Problem, space: Space | None = None) -> tuple[Objective, Surrogate]:
     objective = Objective(problem, reduced_space(problem) if space is None else space)
     return objective, Surrogate(objective)
+
+
+def objective_near(problem: Problem, in_use: PlanInUse) -> Objective:
+    near = check_plan_in_use(replace(problem, in_use=in_use))
+    return Objective(near, space_near(reduced_space(near), near))
+
+
+def tools_of(problem: Problem, effort: float = 1.0, params: SearchParams = DEFAULT) -> Tools:
+    """Tools for a search of the problem's space without host memory where that does."""
+    objective, surrogate = objective_of(problem, space_near(reduced_space(problem), problem))
+    bound = LowerBound(problem, objective.space, objective.scorer)
+    stop = Stop(effort=effort)
+    return Tools(objective, surrogate, bound, stop, 0, params.scaled(effort), silent)
 
 
 def several_lookups(seed: int, tables: int = 10) -> Problem:
@@ -135,8 +154,6 @@ def _random_table(rng: random.Random, name: str, ranks: int, modules: tuple[str,
 
 
 def _with(table: Table, **changes: Any) -> Table:
-    from dataclasses import replace
-
     return replace(table, constraints=replace(table.constraints, **changes))
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from predictor.errors import InputError
 from search.in_use.moves import moved_tables
-from search.in_use.plan import PlanInUse
-from search.problem import Result
+from search.problem import PlanInUse, Result
 from search.scenarios.scenario import (
     GivenFactors,
     draw_scenarios,
@@ -35,8 +34,8 @@ def test_an_aim_is_reached_and_its_regret_is_proved(aim: str) -> None:
         *draw_scenarios(problem, 2),
         *given_scenarios(problem, [GivenFactors("fast host", 0.5, {"overheads": 0.1})]),
     ]
-    nominal = solve(problem, Stop(effort=QUICK), 0, scenarios=others)
-    result = solve(problem, Stop(effort=QUICK), 0, aim=aim, scenarios=others)
+    nominal = solve(replace(problem, scenarios=tuple(others)), Stop(effort=QUICK), 0)
+    result = solve(replace(problem, aim=aim, scenarios=tuple(others)), Stop(effort=QUICK), 0)
     assert result.aim == aim
     assert [one.name for one in result.scenarios] == [one.name for one in others]
     assert all(0 < one.bound_ms <= one.best_ms * (1 + 1e-9) for one in result.scenarios)
@@ -61,12 +60,14 @@ def test_moving_must_pay_in_the_scenarios_too() -> None:
     plan = some_plan(problem, 0)
     short, free = (
         solve(
-            problem,
+            replace(
+                problem,
+                aim="regret",
+                scenarios=tuple(windows),
+                in_use=PlanInUse(plan, horizon=horizon),
+            ),
             Stop(effort=QUICK),
             0,
-            aim="regret",
-            scenarios=windows,
-            in_use=PlanInUse(plan, horizon=horizon),
         )
         for horizon in (1, None)
     )
@@ -89,7 +90,7 @@ def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
     later = replace(problem.workload, tables=tables)
     windows = window_scenarios(problem, {"mon": problem.workload, "tue": later})
     nominal = solve(problem, Stop(effort=QUICK), 0)
-    result = solve(problem, Stop(effort=QUICK), 0, aim="regret", scenarios=windows)
+    result = solve(replace(problem, aim="regret", scenarios=tuple(windows)), Stop(effort=QUICK), 0)
     assert result.best.plan == nominal.best.plan
     assert result.passed_over is None or result.worst_regret is not None
 
@@ -97,6 +98,6 @@ def test_what_errors_cannot_tell_apart_stays_as_it_is() -> None:
 def test_an_aim_needs_scenarios() -> None:
     problem = several_lookups(1, 6)
     with pytest.raises(InputError, match="there is none; give two or more"):
-        solve(problem, Stop(effort=QUICK), 0, aim="regret", scenarios=[])
+        solve(replace(problem, aim="regret", scenarios=()), Stop(effort=QUICK), 0)
     with pytest.raises(InputError, match="it is one of nominal, mean, regret"):
-        solve(problem, Stop(effort=QUICK), 0, aim="best")
+        solve(replace(problem, aim="best"), Stop(effort=QUICK), 0)

@@ -27,7 +27,7 @@ def problem_with(*constraints: Constraints) -> Problem:
 
 
 def priced(problem: Problem) -> tuple[ShardingPlan, float, ConstraintCosts | None]:
-    best = solve(problem, Stop(0.01), 0, top_k=1, scenarios=()).best
+    best = solve(replace(problem, scenarios=()), Stop(0.01), 0, top_k=1).best
     costs = price_constraints(problem, best.plan, best.iteration_ms, Stop(0.01), 0)
     return best.plan, best.iteration_ms, costs
 

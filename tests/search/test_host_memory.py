@@ -36,7 +36,7 @@ def problem_of(table: Table, pipeline: str) -> tuple[Workload, Topology]:
 
 def searched(table: Table, pipeline: str = "prefetch_sparse_dist") -> Result:
     problem = a_problem(*problem_of(table, pipeline))
-    return solve(problem, Stop(effort=0.02), 0, scenarios=())
+    return solve(replace(problem, scenarios=()), Stop(effort=0.02), 0)
 
 
 @pytest.mark.parametrize("pipeline", ["base", "prefetch_sparse_dist"])

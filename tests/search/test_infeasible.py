@@ -19,6 +19,7 @@ from predictor.units import MIB
 from search import infeasible as remedy
 from search.infeasible import DDR, HBM, Oracle, drop_demands, find_conflict, list_demands
 from search.objective import Objective
+from search.params import DEFAULT, SearchParams
 from search.problem import Problem
 from search.solve import solve
 from search.space.enumerate import enumerate_space
@@ -117,9 +118,9 @@ def test_everything_told_would_do(problem: Problem) -> None:
             assert some_plan_fits(mended) == fits or line.startswith("at most")
 
 
-def message(problem: Problem, **more: float) -> str:
+def message(problem: Problem, params: SearchParams = DEFAULT) -> str:
     with pytest.raises(InfeasibleError) as raised:
-        solve(problem, Stop(effort=0.1, **more), 0)
+        solve(problem, Stop(effort=0.1), 0, params=params)
     assert raised.value.exit_code == 3
     return str(raised.value)
 
@@ -204,9 +205,8 @@ def test_nothing_is_claimed_without_proof(monkeypatch: pytest.MonkeyPatch) -> No
     problem = a_problem(
         a_workload(*tables, batch_size=16), Topology(5, 5, (int(1.003 * need),) * 5, (0,) * 5)
     )
-    monkeypatch.setattr("search.propose.searchers.FEASIBILITY_WORK", 1e-6)
     monkeypatch.setattr("search.infeasible.WORK", 1e-6)
-    text = message(problem)
+    text = message(problem, SearchParams(proof_work=1e-6))
     assert text.startswith("no plan was found that fits")
     assert "cannot be met together" not in text
 

@@ -14,9 +14,8 @@ from predictor.model.memory.peak import leave_for_shards, memory_of_plan
 from predictor.model.memory.ranks import fits
 from predictor.model.plan import ShardingPlan, ShardingType
 from predictor.model.workload import Constraints, Workload
-from search.in_use.plan import PlanInUse
 from search.objective import Objective
-from search.problem import Problem, Result
+from search.problem import PlanInUse, Problem, Result
 from search.solve import solve
 from search.space.enumerate import enumerate_space
 from search.space.filters import deduplicate
@@ -73,7 +72,7 @@ def test_an_unmeetable_limit_is_said_to_be_missed_but_not_proven() -> None:
 def test_a_plan_in_use_that_fits_but_for_its_peak_cannot_stay(first: Result) -> None:
     plan = first.best.plan
     problem = with_limit(most_reserved(plan) - 1)
-    found = a_search(problem, in_use=PlanInUse(plan))
+    found = a_search(replace(problem, in_use=PlanInUse(plan)))
     assert found.in_use is not None
     assert "misses" in found.in_use.misfits[0]
 
@@ -134,9 +133,9 @@ def test_proofs_are_true_of_every_plan_that_fits_at_its_peak(seed: int) -> None:
     times = np.where(there, objective.score(plans), np.inf)
     if not any(there):
         with pytest.raises(InfeasibleError):
-            solve(problem, Stop(effort=0.01), seed, tolerance=0.0, scenarios=())
+            solve(replace(problem, scenarios=()), Stop(effort=0.01), seed, tolerance=0.0)
         return
-    result = solve(problem, Stop(effort=0.01), seed, tolerance=0.0, scenarios=())
+    result = solve(replace(problem, scenarios=()), Stop(effort=0.01), seed, tolerance=0.0)
     assert result.lower_bound_ms <= times.min() * (1 + 1e-9)
     assert problem.fits(result.best.plan)
     assert result.best.iteration_ms <= 1.1 * times.min()

@@ -12,12 +12,13 @@ from predictor.model.workload import Constraints
 from predictor.predict import predict
 from predictor.units import GIB
 from search.candidate import Candidate
-from search.improve.local_search import LocalSearch
 from search.objective import Assignment, Objective
-from search.prefer import ALIKE, MOST_TOLERANCE, TOLERANCE, prefer, simplicity, tolerance_of
-from search.problem import Problem, Result
+from search.params import DEFAULT
+from search.prefer import MOST_TOLERANCE, TOLERANCE, prefer, simplicity, tolerance_of
+from search.problem import Problem, Result, TieSummary
 from search.solve import solve
 from search.stop import Stop
+from search.surrogate import Surrogate
 from tests.quick import quick_only
 from tests.search.problems import (
     CPU,
@@ -93,7 +94,7 @@ def test_the_same_seed_prefers_the_same_plan() -> None:
     assert [p.plan.tables for p in first.plans] == [p.plan.tables for p in second.plans]
 
 
-def two_plans(problem: Problem) -> tuple[Objective, LocalSearch, list[Assignment]]:
+def two_plans(problem: Problem) -> tuple[Objective, Surrogate, list[Assignment]]:
     """All tables whole: alternately on both ranks, and all on the first."""
     objective, surrogate = objective_of(problem)
     whole = [
@@ -103,17 +104,28 @@ def two_plans(problem: Problem) -> tuple[Objective, LocalSearch, list[Assignment
     spread = tuple((option, (i % 2,)) for i, option in enumerate(whole))
     return (
         objective,
-        LocalSearch(objective, surrogate, 0),
+        surrogate,
         [spread, tuple((option, (0,)) for option in whole)],
     )
 
 
+def preferred(
+    objective: Objective,
+    surrogate: Surrogate,
+    ranked: list[Candidate],
+    limit: float,
+    tolerance: float,
+    descent: int,
+) -> tuple[list[Candidate], TieSummary]:
+    return prefer(objective, objective, surrogate, ranked, limit, tolerance, DEFAULT, descent)
+
+
 def test_no_limit_no_choice() -> None:
     """Where only the fastest plan is within the limit, the ranking stays."""
-    objective, search, (plan, _) = two_plans(a_problem(a_workload(a_table("a")), hosts(2), CPU))
+    objective, surrogate, (plan, _) = two_plans(a_problem(a_workload(a_table("a")), hosts(2), CPU))
     ms = float(objective.score([plan])[0])
     ranked = [Candidate(plan, ms, "x")]
-    found, ties = prefer(search, objective, ranked, ms / 2, 0.0, descent=20)
+    found, ties = preferred(objective, surrogate, ranked, ms / 2, 0.0, descent=20)
     assert found == ranked
     assert ties.plans == 1
     assert ties.decided_by is None
@@ -122,23 +134,23 @@ def test_no_limit_no_choice() -> None:
 def test_of_tied_plans_the_fullest_rank_decides() -> None:
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
     problem = a_problem(a_workload(*tables), hosts(2), H100)
-    objective, search, (spread, together) = two_plans(problem)
+    objective, surrogate, (spread, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
     ranked = [Candidate(together, ms, "x")]
-    found, ties = prefer(search, objective, ranked, ms * 1.5, 0.5, descent=300)
+    found, ties = preferred(objective, surrogate, ranked, ms * 1.5, 0.5, descent=300)
     most = objective.memory(found[0].assignment)[0].max()
     assert ties.decided_by == "memory"
     assert ties.fullest_bytes == (most, objective.memory(together)[0].max())
-    assert most <= objective.memory(spread)[0].max() * (1 + ALIKE)
+    assert most <= objective.memory(spread)[0].max() * (1 + DEFAULT.alike)
 
 
 def test_where_the_host_sets_the_pace_devices_that_take_longer_do_not_tie() -> None:
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
     problem = with_host(a_problem(a_workload(*tables), hosts(2), H100), 5)
-    objective, search, (_, together) = two_plans(problem)
+    objective, surrogate, (_, together) = two_plans(problem)
     ms = float(objective.score([together])[0])
-    found, ties = prefer(
-        search, objective, [Candidate(together, ms, "x")], ms * 1.5, TOLERANCE, descent=100
+    found, ties = preferred(
+        objective, surrogate, [Candidate(together, ms, "x")], ms * 1.5, TOLERANCE, descent=100
     )
     assert found[0].assignment != together
     assert ties.device_ms * (1 + TOLERANCE) < ties.device_range_ms[1]
@@ -151,14 +163,13 @@ def test_a_rule_decides_where_the_fastest_plan_differs_from_the_best_by_it() -> 
     tables = [a_table("a", size // 10, 64), a_table("b", size // 10, 64)]
     tables += [a_table(f"t{i}", round(0.0075 * size), 64) for i in range(4)]
     problem = with_host(a_problem(a_workload(*tables), hosts(2), H100), 1e-6)
-    objective, search, (first, _) = two_plans(problem)
+    objective, surrogate, (first, _) = two_plans(problem)
     fastest, middle, even = (
         tuple((option, (rank,)) for (option, _), rank in zip(first, ranks, strict=True))
         for ranks in ((0, 1, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1), (0, 1, 0, 0, 1, 1))
     )
-    search.visited = {middle: 1.1, even: 1.2}
-    ranked = [Candidate(fastest, 1.0, "x")]
-    found, ties = prefer(search, objective, ranked, 2.0, 1.0, ended=lambda *_: True)
+    ranked = [Candidate(p, ms, "x") for p, ms in ((fastest, 1.0), (middle, 1.1), (even, 1.2))]
+    found, ties = preferred(objective, surrogate, ranked, 2.0, 1.0, descent=0)
     assert not ties.host_bound
     assert found[0].assignment == middle
     assert ties.decided_by == "balance"
@@ -169,14 +180,16 @@ def test_of_plans_with_as_little_memory_the_simplest_is_chosen() -> None:
     """Where even halves fit the limit, tables stay whole."""
     tables = [a_table(f"t{i}", 20_000_000, 64) for i in range(4)]
     problem = a_problem(a_workload(*tables), hosts(2), H100)
-    objective, search, (whole, _) = two_plans(problem)
+    objective, surrogate, (whole, _) = two_plans(problem)
     halves = tuple(
         (next(o for o in options if o.num_shards == 2 and o.column_width == 32), (0, 1))
         for options in objective.space.options
     )
     cut = (*whole[:2], *halves[2:])
     limit = 2 * float(objective.score([cut, whole]).max())
-    found, ties = prefer(search, objective, [Candidate(cut, 0.1, "x")], limit, 1.0, descent=300)
+    found, ties = preferred(
+        objective, surrogate, [Candidate(cut, 0.1, "x")], limit, 1.0, descent=300
+    )
     assert ties.decided_by == "sharding types"
     assert simplicity(found[0].assignment) == simplicity(whole) == (1, 4)
 
@@ -205,7 +218,7 @@ def test_the_tolerance_is_a_part_of_the_stated_error() -> None:
     sure = replace(problem, hardware=problem.hardware.model_copy(update=groups))
     for one, expected in ((problem, None), (sure, TOLERANCE)):
         objective, _, (plan, _) = two_plans(one)
-        found = tolerance_of(objective, Candidate(plan, 1.0, "x"))
+        found = tolerance_of(objective, Candidate(plan, 1.0, "x"), DEFAULT)
         assert TOLERANCE <= found <= MOST_TOLERANCE
         assert expected is None or found == expected
 
@@ -213,7 +226,7 @@ def test_the_tolerance_is_a_part_of_the_stated_error() -> None:
 def test_a_table_in_one_column_shard_becomes_table_wise_where_that_ties() -> None:
     tables = [a_table("a", 20_000_000, 64), *(a_table(n, 10_000_000, 32) for n in "bc")]
     problem = a_problem(a_workload(*tables), hosts(2), H100)
-    objective, search, _ = two_plans(problem)
+    objective, surrogate, _ = two_plans(problem)
     column = [
         next(o for o in options if o.sharding_type == "column_wise")
         for options in objective.space.options
@@ -222,6 +235,8 @@ def test_a_table_in_one_column_shard_becomes_table_wise_where_that_ties() -> Non
     plan = tuple(zip(column, ((0, 1), (0,), (1,)), strict=True))
     ms = float(objective.score([plan])[0])
     for limit, kept in ((ms / 2, True), (2 * ms, False)):
-        found, _ = prefer(search, objective, [Candidate(plan, ms, "x")], limit, 1.0, descent=20)
+        found, _ = preferred(
+            objective, surrogate, [Candidate(plan, ms, "x")], limit, 1.0, descent=20
+        )
         kinds = {o.sharding_type for o, _ in found[0].assignment if o.num_shards == 1}
         assert ("column_wise" in kinds) is kept

@@ -54,6 +54,18 @@ def test_out_of_time_stays_the_reason() -> None:
     assert stop.reason == "time"
 
 
+def test_a_stage_that_the_clock_cuts_short_leaves_time_as_the_reason() -> None:
+    """However soon the other stages are done: the plan depends on the machine."""
+    stop = Stop(time_limit_s=100.0, clock=Ticks(1.0))
+    late = stop.part(0.1)
+    assert not late()
+    assert stop.stopped_by(10.0, 9.0) == "work"
+    assert stop.stopped_by(10.0, 10.0) == "gap"
+    while not late():
+        assert stop.remaining_s > 0
+    assert stop.stopped_by(10.0, 10.0) == "time"
+
+
 def test_an_interrupt_ends_an_interruptible_search_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         Stop().interrupt()

@@ -301,9 +301,9 @@ def is_foreach(call: OpCall) -> bool:
 
 
 class Product(NamedTuple):
-    """``count`` times ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
+    """``batch`` times ``[m, k] @ [k, n]``; ``layout`` as `batched_ms` takes it."""
 
-    count: int
+    batch: int
     m: int
     n: int
     k: int

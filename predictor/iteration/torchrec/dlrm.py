@@ -542,9 +542,19 @@ class DlrmBuilder:
                 self._all_reduce(name, cost, done, exchange.active)
 
     def _reduce_bucket(self, size_bytes: int) -> None:
-        """A bucket of dense gradients that the last operation has filled."""
+        """A bucket of dense gradients: sent once all that was issued before has been computed."""
         cost = self.costs.all_ranks.all_reduce(size_bytes, scope="world")
-        self._all_reduce("dense gradients", cost, [len(self.graph.ops) - 1])
+        self._all_reduce("dense gradients", cost, self._computed())
+
+    def _computed(self) -> list[int]:
+        """The latest operation that computes, whichever a plan has: back to one that all have."""
+        ops, latest = self.graph.ops, []
+        for i in reversed(range(len(ops))):
+            if ops[i].stream == COMPUTE:
+                latest.append(i)
+                if ops[i].active is None:
+                    break
+        return latest
 
     def _all_reduce(
         self, name: str, cost_ms: Array, after: Sequence[int], active: Mask | None = None

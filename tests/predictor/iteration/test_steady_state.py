@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -56,6 +57,37 @@ def test_a_program_equals_the_timeline(whole: bool) -> None:
             assert program.iteration_ms(graph, PLANS) == pytest.approx(
                 expected, rel=1e-9, abs=1e-12
             )
+
+
+def left_out(graph: Graph, plan: int) -> Graph:
+    """The graph of a plan without the operations that it does not have; their dependants wait for
+    what they would have waited for."""
+    there = [op.active is None or bool(op.active[plan]) for op in graph.ops]
+    place = [sum(there[:index]) for index in range(len(there))]
+
+    def deps(waits: tuple[Dep, ...], lag: int = 0) -> Iterator[Dep]:
+        for dep in waits:
+            if there[dep.op]:
+                yield Dep(place[dep.op], dep.lag + lag)
+            else:
+                yield from deps(graph.ops[dep.op].deps, dep.lag + lag)
+
+    ops = []
+    for op, kept in zip(graph.ops, there, strict=True):
+        if kept:
+            costs = np.atleast_2d(op.cost_ms)
+            own = costs[min(plan, len(costs) - 1)]
+            ops.append(replace(op, cost_ms=own, active=None, deps=tuple(deps(op.deps))))
+    return replace(graph, ops=ops)
+
+
+def test_an_operation_that_a_plan_does_not_have_is_as_if_it_were_left_out() -> None:
+    for seed in range(150):
+        graph = random_graph(seed, 0, whole=False)
+        if all(op.active is None or all(dep.lag == 0 for dep in op.deps) for op in graph.ops):
+            found = simulate(graph, plans=PLANS).iteration_ms
+            expected = [simulate(left_out(graph, p)).iteration_ms[0] for p in range(PLANS)]
+            assert found == pytest.approx(np.array(expected), rel=1e-9, abs=1e-12)
 
 
 def test_a_critical_cycle_sets_the_period() -> None:

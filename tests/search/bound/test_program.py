@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from search.bound.program import Program
+from search.bound.program import Branch, Program
 from search.bound.stretches import CutTimes
 
 FIRST = np.array([0, 2, 4])
@@ -49,3 +49,15 @@ def test_where_nothing_fits_there_is_no_choice() -> None:
     assert program.within(-0.5) is None
     program.solve()
     assert program.largest().tolist() == [1, 3, 4]
+
+
+def test_a_branch_is_sure_of_the_least_peak_of_the_options_that_it_has_one_of() -> None:
+    peaks = np.array([[1.0, 2.0, 5.0, 9.0, 0.0, 0.0]])
+    nothing = np.zeros((1, 6))
+    times = CutTimes(0.0, MS, nothing, nothing, peaks, np.zeros(1), nothing, np.array([[0.5]]))
+    every, some = np.ones(6, dtype=bool), np.array([0, 1, 1, 1, 0, 0], dtype=bool)
+    without = every & (np.arange(6) != 1)
+    low, high = np.array([8.0]), np.array([np.inf])
+    assert Branch(every, low, high).least(times).tolist() == [[0.0], [4.0]]
+    assert Branch(every, low, high, (some,)).least(times).tolist() == [[2.0], [4.0]]
+    assert Branch(without, low, high, (some,)).least(times).tolist() == [[5.0], [4.0]]

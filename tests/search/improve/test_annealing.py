@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from search.improve.cycle_cuts import judge
 from search.improve.kernel import anneal
 from search.model.shard_costs import ShardModel
 from search.objective import Assignment, Objective
+from search.space.option import ChoicesInUse
 from search.surrogate import Surrogate
 from tests.search.problems import (
     H100,
@@ -53,7 +55,7 @@ def test_the_arrays_say_of_a_plan_what_its_cut_says(seed: int) -> None:
     chosen, where = model.numbers(plan)
     assert model.plan(chosen, where) == plan
     costs = model.costs([cut])
-    found = anneal(model.space, costs, chosen, where, 1, 1e-12, SQUARES, 0.0, seed)
+    found, *_ = anneal(model.space, costs, chosen, where, 1, 1e-12, SQUARES, 0.0, seed)
     loads = objective.scorer.totals(objective.table_plans(model.plan(chosen, where)))
     there = loads[..., Load.SHARDS] > 0
     ranks = objective.problem.topology.world_size
@@ -92,7 +94,7 @@ def test_it_finds_next_to_the_best_of_all_placements() -> None:
     annealer = Annealer(objective, Surrogate(objective))
     start = everywhere(objective)
     task = AnnealingTask(start, objective.space.options, 40_000, 8, 0)
-    plan, ms = annealer.improve(task)
+    plan, ms = annealer.improve(task)[0]
     options = [table[0] for table in objective.space.options]
     every = [
         tuple((option, (rank,)) for option, rank in zip(options, ranks, strict=True))
@@ -100,7 +102,7 @@ def test_it_finds_next_to_the_best_of_all_placements() -> None:
     ]
     assert plan is not None
     assert ms == pytest.approx(float(objective.score(every).min()), rel=2e-3)
-    assert annealer.improve(task) == (plan, ms)
+    assert annealer.improve(task)[0] == (plan, ms)
 
 
 def test_a_plan_that_does_not_fit_comes_to_fit() -> None:
@@ -108,8 +110,7 @@ def test_a_plan_that_does_not_fit_comes_to_fit() -> None:
     start = everywhere(objective)
     assert not objective.fits(start)
     task = AnnealingTask(start, objective.space.options, 20_000, 8, 0)
-    plan, _ = Annealer(objective, Surrogate(objective)).improve(task)
-    assert plan is not None
+    plan, _ = Annealer(objective, Surrogate(objective)).improve(task)[0]
     assert_valid(objective, plan)
 
 
@@ -120,9 +121,43 @@ def test_blocks_of_a_host_move_to_another() -> None:
     problem = a_problem(a_workload(*tables, batch_size=32_768), hosts(4, 2), copying(H100, 10.0))
     objective, surrogate = objective_of(problem)
     task = AnnealingTask(everywhere(objective), objective.space.options, 4_000, 4, 0)
-    plan, _ = Annealer(objective, surrogate).improve(task)
-    assert plan is not None
+    plan, _ = Annealer(objective, surrogate).improve(task)[0]
     assert {ranks for _, ranks in plan} == {(0, 1), (2, 3)}
+
+
+@pytest.mark.parametrize("limit", ["moves", "bytes"])
+def test_it_ends_within_a_limit_on_moves_and_at_its_best_plan(limit: str) -> None:
+    """All tables lie on one of two ranks, and two may leave it."""
+    free = whole(90.0, 70.0, 60.0, 50.0, 40.0)
+    start = everywhere(free)
+    size = {"max_bytes": 2.5} if limit == "bytes" else {}
+    moves = 5 if limit == "bytes" else 2
+    near = ChoicesInUse(start, moves, lambda table, choice: 1.0, **size)
+    objective = free.over(replace(free.space, in_use=near))
+    task = AnnealingTask(start, objective.space.options, 20_000, 8, 0)
+    plan, ms = Annealer(objective, Surrogate(objective)).improve(task)[0]
+    options = [table[0] for table in objective.space.options]
+    every = [
+        tuple((option, (rank,)) for option, rank in zip(options, ranks, strict=True))
+        for ranks in itertools.product(range(2), repeat=len(options))
+        if sum(ranks) <= 2
+    ]
+    assert len(near.moved(plan)) == 2
+    assert ms == pytest.approx(float(objective.score(every).min()), rel=2e-3)
+
+
+def test_the_loop_ends_within_what_the_ranks_have_and_tells_its_best_plan() -> None:
+    """Two tables to a rank fit, three do not; one round, with a wall from the start."""
+    objective, surrogate = objective_of(whole(9.0, 8.0, 7.0, 6.0, hbm=300 * MIB).problem)
+    model, start = a_model(objective, surrogate), everywhere(objective)
+    _, cut = judge(objective, start)
+    assert cut is not None
+    chosen, where = model.numbers(start)
+    costs = model.costs([cut])
+    assert not objective.fits(start)
+    _, best, best_where = anneal(model.space, costs, chosen, where, 2_000, 1e-6, 3, 1e3, 0)
+    for plan in (model.plan(chosen, where), model.plan(best, best_where)):
+        assert_valid(objective, plan)
 
 
 def test_tables_that_are_tied_stay() -> None:
@@ -134,7 +169,9 @@ def test_tables_that_are_tied_stay() -> None:
     objective, surrogate = objective_of(problem)
     start = everywhere(objective)
     task = AnnealingTask(start, objective.space.options, 4_000, 4, 0)
-    assert Annealer(objective, surrogate).improve(task)[0] == start
+    assert Annealer(objective, surrogate).improve(task) == [
+        (start, float(objective.score([start])[0]))
+    ]
 
 
 def test_tables_of_one_data_type_gather() -> None:
@@ -154,8 +191,6 @@ def test_tables_of_one_data_type_gather() -> None:
     apart = tuple((option, (i % 2,)) for i, option in enumerate(options))
     before, best = objective.score([mixed, apart]).tolist()
     assert best < before * 0.99
-    found: Assignment | None
     task = AnnealingTask(mixed, objective.space.options, 40_000, 6, 0)
-    found, ms = Annealer(objective, surrogate).improve(task)
+    _, ms = Annealer(objective, surrogate).improve(task)[0]
     assert ms == pytest.approx(best, rel=1e-3)
-    assert found is not None

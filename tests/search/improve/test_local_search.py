@@ -10,6 +10,7 @@ from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from search.baselines.starting_plans import pick
 from search.improve.local_search import LocalSearch
+from search.improve.merges import ExchangeMerges
 from search.objective import Assignment, Objective, apply
 from search.partitioner import GreedyPartitioner
 from search.surrogate import Surrogate
@@ -104,7 +105,7 @@ def table_wise() -> tuple[Objective, Surrogate, Assignment]:
 
 def test_whole_exchanges_and_parts_of_them_move() -> None:
     objective, surrogate, base = table_wise()
-    changes = list(LocalSearch(objective, surrogate, 0).transfers(base))
+    changes = list(ExchangeMerges(objective, surrogate).some(base, random.Random(0)))
     assert {len(change) for change in changes} == {8, 4, 2}
     for change in changes:
         assert len({surrogate.exchange(option) for option, _ in change.values()}) == 1
@@ -116,10 +117,11 @@ def test_whole_exchanges_and_parts_of_them_move() -> None:
 def test_one_column_shard_keeps_its_rank() -> None:
     """It joins the exchange of column-wise tables without moving a byte."""
     objective, surrogate, base = table_wise()
-    changes = LocalSearch(objective, surrogate, 0).transfers(base, (1.0,))
+    changes = ExchangeMerges(objective, surrogate).some(base, random.Random(0))
     columns = next(
         c for c in changes if next(iter(c.values()))[0].sharding_type is ShardingType.COLUMN_WISE
     )
+    assert len(columns) == 8
     assert {t: ranks for t, (_, ranks) in columns.items()} == {
         t: ranks for t, (_, ranks) in enumerate(base)
     }

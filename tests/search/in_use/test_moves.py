@@ -15,18 +15,12 @@ from predictor.predict import predict
 from predictor.units import GIB, MIB
 from search.bound.lower_bound import LowerBound
 from search.candidate import Candidate
-from search.improve.local_search import LocalSearch
 from search.in_use.align import rename_ranks
-from search.in_use.moves import limit_moves, moved_tables
-from search.in_use.plan import PlanInUse, space_near
+from search.in_use.moves import moved_tables
 from search.in_use.price import MovePrice
-from search.objective import Objective
-from search.problem import Problem
+from search.problem import PlanInUse, Problem
 from search.solve import solve
-from search.space.enumerate import reduced_space
-from search.space.option import ChoicesInUse
 from search.stop import Stop
-from search.surrogate import Surrogate
 from tests.quick import quick_first, quick_only
 from tests.search.problems import (
     H100,
@@ -37,7 +31,7 @@ from tests.search.problems import (
     copying,
     every_plan,
     hosts,
-    random_plan,
+    objective_near,
     random_problem,
     some_plan,
 )
@@ -61,10 +55,10 @@ def test_the_search_holds_the_limit_and_finds_the_best(seed: int, moves: int) ->
     """Against every plan that differs from the given one in so many tables."""
     problem = small(seed)
     placed = PlanInUse(some_plan(problem, seed), moves)
-    result = solve(problem, Stop(effort=0.05), 0, in_use=placed, top_k=5)
+    result = solve(replace(problem, in_use=placed), Stop(effort=0.05), 0, top_k=5)
     for ranked in result.plans:
         assert len(moved_tables(placed.plan, ranked.plan)) <= moves
-    objective = Objective(problem, space_near(reduced_space(problem), problem, placed))
+    objective = objective_near(problem, placed)
     times = objective.score(list(every_plan(objective)))
     assert result.lower_bound_ms <= times.min() * (1 + 1e-9)
     assert result.best.iteration_ms == pytest.approx(times.min(), rel=1e-9)
@@ -78,15 +72,13 @@ def test_random_problems_with_constraints(seed: int) -> None:
     except (InfeasibleError, StopIteration):
         pytest.skip("no random plan fits")
     moves = 1 + seed % 3
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, moves), top_k=5)
+    result = solve(replace(problem, in_use=PlanInUse(plan, moves)), Stop(effort=QUICK), 0, top_k=5)
     given = result.in_use
     assert given is not None
     assert not given.misfits
     assert given.iteration_ms >= result.best.iteration_ms * (1 - 1e-9)
     assert result.lower_bound_ms <= result.best.iteration_ms * (1 + 1e-9)
-    objective = Objective(
-        problem, space_near(reduced_space(problem), problem, PlanInUse(plan, moves))
-    )
+    objective = objective_near(problem, PlanInUse(plan, moves))
     for ranked in result.plans:
         assert len(moved_tables(plan, ranked.plan)) <= moves
         options = [
@@ -105,34 +97,15 @@ def test_fewer_moves_never_lower_the_bound(seed: int) -> None:
     plan = some_plan(problem, seed)
     bounds = []
     for moves in (1, 3):
-        objective = Objective(
-            problem, space_near(reduced_space(problem), problem, PlanInUse(plan, moves))
-        )
+        objective = objective_near(problem, PlanInUse(plan, moves))
         bounds.append(LowerBound(problem, objective.space, objective.scorer).solve(500))
     assert bounds[0] > bounds[1] * (1 + 1e-3)
-
-
-def test_every_step_of_local_search_is_near() -> None:
-    problem = small(3, 6, (4, 2))
-    placed = PlanInUse(some_plan(problem, 3), 2)
-    objective = Objective(problem, space_near(reduced_space(problem), problem, placed))
-    given = objective.space.in_use
-    assert given is not None
-    start = tuple(choice for choice in given.choices if choice)
-    search = LocalSearch(objective, Surrogate(objective), 0)
-    at_the_limit, _ = search.improve(start, 300)
-    assert 0 < len(given.moved(at_the_limit)) <= 2
-    changes = list(search.neighbours(at_the_limit))
-    assert changes
-    for change in changes:
-        after = tuple(change.get(t, choice) for t, choice in enumerate(at_the_limit))
-        assert len(given.moved(after)) <= 2
 
 
 def test_no_move_only_rates() -> None:
     problem = small(1, 4, (4, None))
     plan = some_plan(problem, 1)
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
+    result = solve(replace(problem, in_use=PlanInUse(plan, 0)), Stop(effort=QUICK), 0)
     assert [p.plan.tables for p in result.plans] == [plan.tables]
     time = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
     assert result.best.iteration_ms == pytest.approx(time, rel=1e-9)
@@ -145,7 +118,9 @@ def test_no_move_only_rates() -> None:
 def test_a_warm_start_is_never_worse_than_what_is_given() -> None:
     problem = small(2, 6, (4, 2))
     best = solve(problem, Stop(effort=0.05), 0).best
-    again = solve(problem, Stop(effort=1e-3), 0, in_use=PlanInUse(best.plan), searchers=["optuna"])
+    again = solve(
+        replace(problem, in_use=PlanInUse(best.plan)), Stop(effort=1e-3), 0, searchers=["optuna"]
+    )
     assert again.best.iteration_ms <= best.iteration_ms * (1 + 1e-9)
 
 
@@ -156,7 +131,7 @@ def test_what_stays_keeps_every_field() -> None:
     marked = replace(
         plan, tables={k: replace(t, parameters=fields) for k, t in plan.tables.items()}
     )
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(marked, 1))
+    result = solve(replace(problem, in_use=PlanInUse(marked, 1)), Stop(effort=QUICK), 0)
     moved = moved_tables(marked, result.best.plan)
     assert len(moved) <= 1
     for key in set(plan.tables) - set(moved):
@@ -181,14 +156,14 @@ def test_too_few_moves_say_how_many_would_do() -> None:
     problem, plan = tight(4)
     for moves in (0, 1):
         with pytest.raises(InfeasibleError) as raised:
-            solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, moves))
+            solve(replace(problem, in_use=PlanInUse(plan, moves)), Stop(effort=QUICK), 0)
         text = str(raised.value)
         assert "rank 0 misses" in text
         assert "at least 2 must" in text
         assert "allow 2 moves" in text
         assert raised.value.inputs == ("max_moves",)
         assert raised.value.exit_code == 3
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 2))
+    result = solve(replace(problem, in_use=PlanInUse(plan, 2)), Stop(effort=QUICK), 0)
     assert len(moved_tables(plan, result.best.plan)) == 2
     assert result.in_use is not None
     assert "rank 0 misses" in result.in_use.misfits[0]
@@ -201,8 +176,8 @@ def test_what_constraints_forbid_must_move() -> None:
     pinned = replace(first, constraints=replace(first.constraints, ranks=(1,)))
     problem = replace(roomy, workload=replace(roomy.workload, tables=(pinned, second)))
     with pytest.raises(InfeasibleError, match=r"'t0' cannot stay: constraints.ranks allows 1"):
-        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 1))
+        solve(replace(problem, in_use=PlanInUse(plan, 0)), Stop(effort=QUICK), 0)
+    result = solve(replace(problem, in_use=PlanInUse(plan, 1)), Stop(effort=QUICK), 0)
     assert moved_tables(plan, result.best.plan) == ["t0"]
     assert result.best.plan.tables["t0"].ranks == (1,)
 
@@ -215,8 +190,8 @@ def test_a_table_of_another_storage_must_move() -> None:
     hashed = a_workload(replace(table, storage="dynamicemb"), batch_size=64)
     problem = replace(problem, workload=hashed)
     with pytest.raises(InfeasibleError, match=r"'t' cannot stay: storage is dynamicemb"):
-        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 1))
+        solve(replace(problem, in_use=PlanInUse(plan, 0)), Stop(effort=QUICK), 0)
+    result = solve(replace(problem, in_use=PlanInUse(plan, 1)), Stop(effort=QUICK), 0)
     assert result.best.plan.tables["t"].compute_kernel.is_hashed
 
 
@@ -230,11 +205,13 @@ def test_a_split_that_no_option_has_may_stay() -> None:
     uneven = TablePlan(ShardingType.COLUMN_WISE, ComputeKernel.FUSED, shards)
     plan = replace(plan, tables={**plan.tables, "t0": uneven})
     time = predict(problem.workload, problem.topology, problem.hardware, plan).iteration_ms
-    rated = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 0))
+    rated = solve(replace(problem, in_use=PlanInUse(plan, 0)), Stop(effort=QUICK), 0)
     assert rated.best.iteration_ms == pytest.approx(time, rel=1e-9)
     assert rated.best.plan.tables["t0"] == uneven
     for moves in (1, 2, None):
-        result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, moves), top_k=4)
+        result = solve(
+            replace(problem, in_use=PlanInUse(plan, moves)), Stop(effort=QUICK), 0, top_k=4
+        )
         assert result.best.iteration_ms <= time * (1 + 1e-9)
         for ranked in result.plans:
             again = predict(problem.workload, problem.topology, problem.hardware, ranked.plan)
@@ -246,13 +223,13 @@ def test_plans_that_are_not_of_this_problem() -> None:
     plan = some_plan(problem, 0)
     other = replace(plan, tables={**plan.tables, "elsewhere": plan.tables["t0"]})
     with pytest.raises(PlanError, match="elsewhere"):
-        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(other))
+        solve(replace(problem, in_use=PlanInUse(other)), Stop(effort=QUICK), 0)
     with pytest.raises(PlanError, match="no shards for"):
-        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(replace(plan, tables={})))
+        solve(replace(problem, in_use=PlanInUse(replace(plan, tables={}))), Stop(effort=QUICK), 0)
     with pytest.raises(InputError, match="on 2 ranks, the new one is for 4"):
-        solve(small(0, 3, (4, None)), Stop(effort=QUICK), 0, in_use=PlanInUse(plan))
+        solve(replace(small(0, 3, (4, None)), in_use=PlanInUse(plan)), Stop(effort=QUICK), 0)
     with pytest.raises(InputError, match="max_moves is -1"):
-        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, -1))
+        solve(replace(problem, in_use=PlanInUse(plan, -1)), Stop(effort=QUICK), 0)
 
 
 # --- names of ranks, bytes ------------------------------------------------------------------------
@@ -267,7 +244,7 @@ def test_renamed_ranks_are_named_back(seed: int, world: tuple[int, int]) -> None
     tables = [a_table(f"t{i}", 1000 * (i + 1), 64, constraints=only) for i in range(24)]
     problem = a_problem(a_workload(*tables), hosts(*world))
     plan = some_plan(problem, seed)
-    objective = Objective(problem, space_near(reduced_space(problem), problem, PlanInUse(plan)))
+    objective = objective_near(problem, PlanInUse(plan))
     given = objective.space.in_use
     assert given is not None
     ranks, local = world
@@ -288,28 +265,13 @@ def test_names_that_constraints_fix_stay() -> None:
     ]
     problem = a_problem(a_workload(*tables), hosts(2))
     plan = some_plan(problem, 0)
-    objective = Objective(problem, space_near(reduced_space(problem), problem, PlanInUse(plan)))
+    objective = objective_near(problem, PlanInUse(plan))
     for assignment in every_plan(objective):
         ms = float(objective.score([assignment])[0])
         assert_valid(objective, rename_ranks(objective, Candidate(assignment, ms, "")).assignment)
 
 
-def test_putting_back_keeps_the_change_and_the_limit() -> None:
-    problem = small(0, 5, (4, None))
-    objective = Objective(problem, reduced_space(problem))
-    rng = random.Random(0)
-    for _ in range(50):
-        before, base, new = (random_plan(objective, rng) for _ in range(3))
-        given = ChoicesInUse(before, rng.randint(1, 5))
-        change = {t: new[t] for t in rng.sample(range(5), rng.randint(1, given.max_moves))}
-        after = limit_moves(given, base, change, rng)
-        assert change.items() <= after.items()
-        assert given.allows([after.get(t, choice) for t, choice in enumerate(base)])
-        assert limit_moves(None, base, change, rng) == change
-
-
 def test_a_large_problem_moves_few_tables_in_little_time() -> None:
-    """The budget counts neighbours that are refused, too: it ends although few are near."""
     tables = [a_table(f"t{i}", 50_000 * (i + 1), 64, 5.0) for i in range(20)]
     shards = [(Shard(0, (0, 0), (t.num_embeddings, 64)),) for t in tables]
     plan = ShardingPlan(
@@ -321,7 +283,7 @@ def test_a_large_problem_moves_few_tables_in_little_time() -> None:
         4,
     )
     problem = a_problem(a_workload(*tables), hosts(4, hbm=5 * GIB), copying(H100))
-    result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, 3))
+    result = solve(replace(problem, in_use=PlanInUse(plan, 3)), Stop(effort=QUICK), 0)
     assert len(moved_tables(plan, result.best.plan)) <= 3
     assert result.in_use is not None
     assert result.best.iteration_ms < result.in_use.iteration_ms
@@ -331,10 +293,10 @@ def test_a_large_problem_moves_few_tables_in_little_time() -> None:
 def test_the_search_keeps_to_a_limit_on_bytes(seed: int) -> None:
     problem = small(seed, tables=6)
     plan = some_plan(problem, seed)
-    free = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan))
+    free = solve(replace(problem, in_use=PlanInUse(plan)), Stop(effort=QUICK), 0)
     price = MovePrice(problem, plan)
     most = price.of(free.best.plan).bytes / 2
-    limited = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, max_bytes=most))
+    limited = solve(replace(problem, in_use=PlanInUse(plan, max_bytes=most)), Stop(effort=QUICK), 0)
     for ranked in limited.plans:
         assert price.of(ranked.plan).bytes <= most
     assert limited.in_use is not None

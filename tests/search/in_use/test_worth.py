@@ -10,16 +10,16 @@ import pytest
 
 from search.candidate import Candidate
 from search.in_use.moves import moved_tables
-from search.in_use.plan import PlanInUse, candidates_in_use, check_plan_in_use, space_near
+from search.in_use.plan import candidates_in_use
 from search.in_use.price import MovePrice
 from search.in_use.worth import prefer_worthwhile
 from search.objective import Objective, apply
 from search.prefer import TOLERANCE
+from search.problem import PlanInUse
 from search.solve import solve
-from search.space.enumerate import reduced_space
 from search.stop import Stop
 from tests.quick import quick_first
-from tests.search.problems import large_tables, some_plan
+from tests.search.problems import large_tables, objective_near, some_plan
 
 QUICK = 0.003
 ENDLESS = 10**12
@@ -30,7 +30,7 @@ def test_a_short_horizon_keeps_and_a_long_one_moves(seed: int) -> None:
     problem = large_tables(seed)
     plan = some_plan(problem, seed)
     free, short, long = (
-        solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, horizon=horizon))
+        solve(replace(problem, in_use=PlanInUse(plan, horizon=horizon)), Stop(effort=QUICK), 0)
         for horizon in (None, 1, ENDLESS)
     )
     assert moved_tables(plan, free.best.plan)
@@ -42,12 +42,11 @@ def test_a_short_horizon_keeps_and_a_long_one_moves(seed: int) -> None:
 @pytest.mark.parametrize(("gain", "moves"), [(0.8 * TOLERANCE, False), (1.2 * TOLERANCE, True)])
 def test_nothing_moves_for_less_than_plans_that_tie_differ(gain: float, moves: bool) -> None:
     problem = large_tables(0)
-    in_use = check_plan_in_use(PlanInUse(some_plan(problem, 0), horizon=ENDLESS), problem)
-    objective = Objective(problem, space_near(reduced_space(problem), problem, in_use))
+    objective = objective_near(problem, PlanInUse(some_plan(problem, 0), horizon=ENDLESS))
     (staying,) = candidates_in_use(objective)
     other = next(c for c in _renamed(objective, staying) if objective.fits(c.assignment))
     faster = replace(other, iteration_ms=staying.iteration_ms * (1 - gain))
-    best = prefer_worthwhile(objective, in_use, [faster], TOLERANCE)[0]
+    best = prefer_worthwhile(objective, [faster], TOLERANCE)[0]
     assert (best.assignment != staying.assignment) is moves
 
 
@@ -68,7 +67,9 @@ def test_every_move_pays_for_itself(seed: int) -> None:
     price = MovePrice(problem, plan)
     gains = []
     for horizon in (1, 10, 100, 1000):
-        result = solve(problem, Stop(effort=QUICK), 0, in_use=PlanInUse(plan, horizon=horizon))
+        result = solve(
+            replace(problem, in_use=PlanInUse(plan, horizon=horizon)), Stop(effort=QUICK), 0
+        )
         assert result.in_use is not None
         now, after = result.in_use.iteration_ms, result.best.iteration_ms
         move = price.of(result.best.plan)

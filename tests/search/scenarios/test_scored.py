@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from search.objective import Objective
-from search.problem import Problem
+from search.problem import MEAN, REGRET, Problem
 from search.scenarios.scenario import (
     GivenFactors,
     ScenarioScorer,
@@ -18,7 +18,7 @@ from search.scenarios.scenario import (
     join_scenarios,
     window_scenarios,
 )
-from search.scenarios.scored import MEAN, REGRET, RatedPlans
+from search.scenarios.scored import RatedPlans
 from search.space.enumerate import whole_space
 from tests.search.problems import random_plan, several_lookups
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from predictor.model.memory.ranks import UVM_KERNELS
+from predictor.model.plan import ShardingType
 from predictor.model.workload import Constraints
 from predictor.units import GIB, MIB
 from search.problem import Problem
-from search.space.enumerate import reduced_space
+from search.space.enumerate import reduced_space, whole_space
 from tests.search.problems import a_problem, a_table, a_workload, hosts
 
 
@@ -30,3 +31,15 @@ def test_what_a_constraint_demands_stays() -> None:
     space = reduced_space(problem)
     assert {str(o.compute_kernel) for o in space.options[0]} == {"fused_uvm_caching"}
     assert not {o.compute_kernel for o in space.options[1]} & set(UVM_KERNELS)
+
+
+def test_rows_of_means_stay_whole_beside_a_table_that_has_no_rows_to_split() -> None:
+    """TorchRec would divide the other table's sums, too (docs/decisions/0025-space.md)."""
+    whole = Constraints(sharding_types=(ShardingType.TABLE_WISE,))
+    tables = [
+        a_table("mean", 4_000, 64, pooling="mean"),
+        a_table("sum", 4_000, 64, constraints=whole),
+    ]
+    means, _ = whole_space(a_problem(a_workload(*tables), hosts(2))).options
+    assert means
+    assert not any(option.by_row for option in means)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def setting() -> Setting:
 
 @cache
 def searched() -> Result:
-    return solve(setting().problem(), Stop(0.002), 0, scenarios=())
+    return solve(replace(setting().problem(), scenarios=()), Stop(0.002), 0)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,6 @@ def test_a_plan_of_torchrec_that_breaks_constraints_is_never_first(
     monkeypatch.setattr(answer, "gain_over_baseline", lambda problem, result: gain)
     monkeypatch.setattr(answer, "broken", lambda plan, setting: ["it breaks a constraint"])
     given = setting()
-    result = solve(given.problem(), Stop(0.02), 0, scenarios=())
+    result = solve(replace(given.problem(), scenarios=()), Stop(0.02), 0)
     made = answer.answer_of(given, result, {})
     assert made.result.best == result.best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,13 @@ ASKED: dict[str, Any] = {
     "stop": Stop(0.001),
     "seed": 0,
     "scenarios": ScenarioSource(),
-    "aim": "nominal",
     "top_k": 3,
 }
 OTHERS: dict[str, Any] = {
     "seed": {"seed": 1},
     "effort": {"stop": Stop(0.002)},
     "scenarios": {"scenarios": ScenarioSource(draws=4)},
-    "aim": {"aim": "mean"},
+    "aim": {"problem": replace(a_problem(), aim="mean")},
     "plans": {"top_k": 1},
     "rows": {"problem": a_problem(rows=1001)},
     "ranks": {"problem": a_problem(ranks=4)},
@@ -58,7 +58,7 @@ def test_another_question_is_searched_anew(
     asked: list[tuple[Any, ...]] = []
 
     def search(problem: Problem, stop: Stop, seed: int, **options: Any) -> Result:
-        asked.append((seed, stop.effort, options["aim"], len(options["scenarios"])))
+        asked.append((seed, stop.effort, problem.aim, len(problem.scenarios or ())))
         return a_result()
 
     monkeypatch.setattr("search.solve.solve", search)

@@ -257,7 +257,8 @@ def test_an_interrupted_search_writes_the_best_plan_so_far(
     process.send_signal(number)
     made = json.loads(ended(process, code, word))
     assert made["stopped_by"] == "interrupted"
-    assert made["lower_bound_ms"] <= made["iteration_ms"] <= min(made["baselines"].values())
+    assert made["lower_bound_ms"] <= made["iteration_ms"]
+    assert made["iteration_ms"] <= min(made["baselines"].values()) * (1 + 1e-9)
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["stopped_by"] == "interrupted"
     assert written["iteration_ms"] == pytest.approx(made["iteration_ms"])

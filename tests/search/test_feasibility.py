@@ -13,8 +13,8 @@ from predictor.model.plan import ShardingType
 from predictor.model.topology import Topology
 from predictor.model.workload import Constraints
 from predictor.units import MIB
+from search.feasibility import can_fit, find_feasible, least_extra_bytes
 from search.problem import Problem
-from search.propose.feasibility import can_fit, find_feasible, least_extra_bytes
 from search.solve import solve
 from search.stop import Stop
 from tests.quick import quick_first

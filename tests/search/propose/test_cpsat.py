@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from predictor.model.workload import Constraints
-from search.improve.neighbourhoods import Neighbourhoods
 from search.objective import Assignment, Objective
+from search.propose.cpsat import Neighbourhoods
 from search.space.option import ChoicesInUse
 from search.surrogate import Surrogate
 from tests.search.problems import (
@@ -70,12 +70,10 @@ def test_no_more_tables_move_than_may() -> None:
 
 def test_it_ends_once_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, surrogate = setting()
-    asked: list[float] = []
+    asked: list[Assignment] = []
 
-    def find(
-        self: Neighbourhoods, base: Assignment, below_ms: float, *_: object
-    ) -> tuple[None, float]:
-        asked.append(below_ms)
+    def find(self: Neighbourhoods, base: Assignment, *_: object) -> tuple[None, float]:
+        asked.append(base)
         return None, 1.0
 
     monkeypatch.setattr(Neighbourhoods, "find", find)

@@ -1,0 +1,96 @@
+"""Tables of one exchange join another of their module.
+
+All of them save an exchange with its collectives and launches; a part of them lets the collectives
+of one exchange overlap with the lookups of the other. Changing tables one at a time reaches
+neither, because the first change only adds an exchange.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import permutations
+from math import ceil
+
+import numpy as np
+
+from search.objective import Assignment, Objective, apply
+from search.partitioner import GreedyPartitioner
+from search.space.option import Choice, Option
+from search.surrogate import Surrogate
+
+Change = dict[int, Choice]
+Exchange = tuple[str, str]
+
+PAIRS = 12
+"""Pairs of exchanges that are tried at random."""
+SHARES = (1.0, 0.5, 0.25)
+"""Parts of an exchange's tables that move together."""
+MOST = 100
+"""Tables that move together at most; placing more costs more than it can gain."""
+
+
+class ExchangeMerges:
+    """Changes of many tables at a time."""
+
+    def __init__(self, objective: Objective, surrogate: Surrogate) -> None:
+        self.objective, self.surrogate = objective, surrogate
+        self.placer = GreedyPartitioner(objective, surrogate)
+        self.exchanges = sorted({surrogate.exchange(o) for o in objective.space.every_option})
+        self.cheapest = lru_cache(maxsize=1 << 16)(self._cheapest)
+
+    def descend(self, plan: Assignment, ms: float) -> Iterator[tuple[Assignment, float]]:
+        """Merge whole exchanges of few tables as long as that makes the plan faster; yield every
+        plan on the way with its time."""
+        while True:
+            pairs = [(tables, to) for tables, to in self._pairs(plan) if len(tables) <= MOST]
+            changes = [self._change(plan, tables, to) for tables, to in pairs]
+            plans = [apply(plan, change) for change in changes if change]
+            fitting = [plan for plan in plans if self.objective.fits(plan)]
+            times = self.objective.score(fitting).tolist()
+            best_ms, best = min(zip(times, range(len(times)), strict=True), default=(ms, -1))
+            if best_ms >= ms:
+                return
+            plan, ms = fitting[best], best_ms
+            yield plan, ms
+
+    def some(self, base: Assignment, rng: random.Random) -> Iterator[Change]:
+        """Changes between random pairs of exchanges; what they propose may not fit."""
+        pairs = list(self._pairs(base))
+        for members, target in rng.sample(pairs, min(PAIRS, len(pairs))):
+            for share in SHARES:
+                tables = rng.sample(members, min(MOST, ceil(share * len(members))))
+                change = self._change(base, tables, target)
+                if change:
+                    yield change
+
+    def _pairs(self, base: Assignment) -> Iterator[tuple[list[int], Exchange]]:
+        """Tables of every exchange of a plan, and every other exchange of their module."""
+        used = [self.surrogate.exchange(option) for option, _ in base]
+        for source, target in permutations(self.exchanges, 2):
+            members = [table for table, exchange in enumerate(used) if exchange == source]
+            if members and source[0] == target[0]:
+                yield members, target
+
+    def _change(self, base: Assignment, tables: Sequence[int], target: Exchange) -> Change:
+        """These tables in the target exchange, on their own ranks where that is legal; a table
+        that has no option there stays."""
+        loads, used = self.surrogate.standing_without(base, tables)
+        change: Change = {}
+        for table in sorted(tables, key=lambda t: -self.surrogate.phases(base[t][0]).sum()):
+            now, option = base[table], self.cheapest(table, target)
+            if option is not None:
+                own = self.objective.is_legal(option, now[1])
+                ranks = now[1] if own else self.placer.best_ranks(option, loads, used)
+                if ranks is not None:
+                    now = change[table] = option, ranks
+            np.add.at(loads, list(now[1]), self.surrogate.phases(now[0]))
+            used += self.objective.footprint(*now)
+        return change
+
+    def _cheapest(self, table: int, target: Exchange) -> Option | None:
+        """The option of a table in an exchange with the least sum of phases; None if none is."""
+        options = self.objective.space.options[table]
+        mine = [o for o in options if self.surrogate.exchange(o) == target]
+        return min(mine, key=lambda o: float(self.surrogate.phases(o).sum()), default=None)

@@ -1,0 +1,42 @@
+"""Annealed plans: of known ones where no set makes any, and with fewer exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from search.candidate import Candidate
+from search.improve.merges import ExchangeMerges
+from search.propose.annealed import AnnealedPlans
+from tests.search.problems import a_problem, a_table, a_workload, assert_valid, hosts, tools_of
+
+
+def test_where_no_set_makes_a_plan_known_plans_are_annealed() -> None:
+    tables = [a_table(f"t{i}", 100_000, 64, 40.0 + i) for i in range(6)]
+    tools = tools_of(a_problem(a_workload(*tables, batch_size=32768), hosts(2)), 0.2)
+    objective = tools.objective
+    whole = [next(o for o in table if o.num_shards == 1) for table in objective.space.options]
+    crowded = tuple((option, (0,)) for option in whole)
+    known = Candidate(crowded, float(objective.score([crowded])[0]), "a baseline")
+    alone = replace(tools, params=replace(tools.params, sets=0))
+    found = list(AnnealedPlans(alone).propose([known]))
+    for one in found:
+        assert_valid(objective, one.assignment)
+    assert min(c.iteration_ms for c in found) < known.iteration_ms
+
+
+def test_whole_exchanges_merge_as_long_as_that_is_faster() -> None:
+    tables = [a_table(f"t{i}", 1_000, 64, 2.0) for i in range(6)]
+    tools = tools_of(a_problem(a_workload(*tables, batch_size=1024), hosts(2)))
+    objective = tools.objective
+    by_type = [{o.sharding_type: o for o in table} for table in objective.space.options]
+    kinds = ["table_wise", "row_wise", "column_wise"]
+    chosen = [table[kinds[i % 3]] for i, table in enumerate(by_type)]
+    start = tuple((option, tuple(range(option.num_shards))) for option in chosen)
+    ms = float(objective.score([start])[0])
+    steps = list(ExchangeMerges(objective, tools.surrogate).descend(start, ms))
+    exchanges = [len({o.sharding_type for o, _ in plan}) for plan, _ in steps]
+    assert exchanges[-1] == 1
+    times = [ms, *(after for _, after in steps)]
+    assert times == sorted(times, reverse=True)
+    for plan, _ in steps:
+        assert_valid(objective, plan)
