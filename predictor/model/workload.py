@@ -338,15 +338,20 @@ class Workload:
                 raise InputError(f"table '{table.name}' appears twice in module '{table.module}'")
             seen.add((table.module, table.name))
 
-    @property
+    @cached_property
     def keys(self) -> tuple[str, ...]:
         """Plan key of every table, in order: its name, or ``module/name`` where names collide."""
         count = Counter(t.name for t in self.tables)
         return tuple(f"{t.module}/{t.name}" if count[t.name] > 1 else t.name for t in self.tables)
 
-    @property
+    @cached_property
     def modules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(t.module for t in self.tables))
+
+    @cached_property
+    def weighted(self) -> frozenset[str]:
+        """Modules with a table that takes weights of ids."""
+        return frozenset(t.module for t in self.tables if t.weighted)
 
     @property
     def dlrm(self) -> DenseArch:
