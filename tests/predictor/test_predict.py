@@ -83,6 +83,8 @@ def test_inference_has_no_states_and_no_gradients(device: str) -> None:
     )
     assert trained is not None
     assert served is not None
+    adam = replace(workload, dense=replace(workload.dlrm, optimizer="adam"))
+    assert memory_of_plan(adam, topology, plan, device)[0].peak == served
     # two moments of fp32, gradients and their sorting
     assert trained.allocated_bytes - served.allocated_bytes > 10**6 * 64 * 8
 
