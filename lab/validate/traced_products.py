@@ -10,7 +10,7 @@ from predictor.cost.gemm import batched_ms
 from predictor.hardware.device_names import profile_of_device
 from predictor.hardware.loader import load_hardware
 from predictor.hardware.schema import HardwareProfile
-from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, said_around
+from predictor.trace.events import DeviceEvent, HostEvent, RankTrace, values_around
 
 GEMM_KERNEL = re.compile(r"gemm|splitKreduce|cutlass|s884|s1688|gemv", re.IGNORECASE)
 TENSOR_FLOAT = re.compile(r"tf32|s1688gemm(?!_f?16)", re.IGNORECASE)
@@ -38,7 +38,7 @@ def gemm_calls(trace: RankTrace) -> list[GemmCall]:
     """Multiplications with shapes and kernels, in the order of the program."""
     found = {id(op): (op, shape) for op in trace.host if (shape := _shape(op)) is not None}
     kernels: dict[int, list[DeviceEvent]] = defaultdict(list)
-    for correlation, ops in said_around(trace.host, {at: at for at in found}).items():
+    for correlation, ops in values_around(trace.host, {at: at for at in found}).items():
         for event in trace.launched.get(correlation, ()):
             if GEMM_KERNEL.search(event.name):
                 for around in ops:

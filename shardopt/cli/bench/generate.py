@@ -66,12 +66,12 @@ def generate(
         scale=scales,
         tables=None if tables is None else load_tables(tables, plan),
     )
-    ranks, done = len(made.programs), made.ops_total - made.left
+    ranks, done = len(made.programs), made.ops_total - made.ops_left_out
     return View(
         {
             "ranks": ranks,
             "ops_total": made.ops_total,
-            "ops_left_out": made.left,
+            "ops_left_out": made.ops_left_out,
             "notes": list(made.notes),
         },
         [f"{done:,} of {made.ops_total:,} ops on {plural(ranks, 'rank')}"],
