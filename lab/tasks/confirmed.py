@@ -188,15 +188,9 @@ def _measure(
 ) -> Race:
     """Time all plans in sessions, each of which begins with another plan."""
     race, names = Race(), list(every)
-<<<<<<< HEAD
-    # a plan that is there twice runs twice: that is the noise
-    race.enter({n: Entrant(plan, n, content=n) for n, plan in every.items()})
-    began, seconds = time.time(), 60 * given.measure_minutes
-=======
     # a plan under two names runs twice, which gives the noise
     race.enter({n: Entrant(plan, n, content=n) for n, plan in every.items()})
     began, seconds = time.time(), 60 * settings.measure_minutes
->>>>>>> eng-lab
     with scratch_folder() as folder:
         sessions = StartedSessions(setting, folder, link=link, traced=False)
         for session in range(SESSIONS):

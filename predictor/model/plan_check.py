@@ -17,6 +17,7 @@ from predictor.errors import PlanError, did_you_mean
 from predictor.model.memory.ranks import is_averaged
 from predictor.model.plan import (
     ROW_SPLITS,
+    SERVED,
     ComputeKernel,
     Shard,
     ShardingPlan,
@@ -278,6 +279,7 @@ class RuntimeSetting:
         pooling: sum, mean, or none for a table of an EmbeddingCollection.
         group: ranks among which TWRW, TWCW and GRID split a table.
         device: type of the device it will run on.
+        training: False where it is sharded for inference.
     """
 
     shape: tuple[int, int]
@@ -285,6 +287,7 @@ class RuntimeSetting:
     world_size: int
     group: int
     device: str
+    training: bool = True
 
     @property
     def pooled(self) -> bool:
@@ -313,6 +316,11 @@ def in_torchrec_order(table: TablePlan) -> TablePlan:
 def find_runtime_problem(table: TablePlan, setting: RuntimeSetting) -> str | None:
     """Why TorchRec cannot run these shards (which are in its order), and what to do; or None."""
     kind = table.sharding_type
+    if not setting.training and kind not in SERVED:
+        return (
+            f"for inference TorchRec does not shard a table {kind}; "
+            f"use {', '.join(SERVED[:-1])} or {SERVED[-1]}"
+        )
     if not setting.pooled and kind not in UNPOOLED_TYPES:
         return (
             f"an EmbeddingCollection cannot be sharded {kind}; "

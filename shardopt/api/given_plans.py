@@ -93,6 +93,7 @@ def fit_plan(plan: ShardingPlan, setting: Setting, *, where: str) -> ShardingPla
             plan.world_size,
             setting.topology.local_world_size,
             setting.hardware.device,
+            setting.workload.training,
         )
         problem = find_runtime_problem(in_torchrec_order(planned), about)
         if problem:

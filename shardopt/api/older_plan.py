@@ -180,7 +180,7 @@ def _on_emptiest_rank(
     weight_bytes = [0] * world_size
     for name, plan in placed.items():
         for shard in plan.shards:
-            weight_bytes[shard.rank] += shard.size[0] * shard.size[1] * tables[name].element_bytes
+            weight_bytes[shard.rank] += shard.size[0] * tables[name].row_bytes(shard.size[1])
     table = tables[key]
     allowed: Sequence[int] = table.constraints.ranks or range(world_size)
     rank = min(allowed, key=lambda r: (weight_bytes[r], r))

@@ -79,7 +79,7 @@ def check_job(job: Job, *, given_ranks: int | None = None, joined: bool = False)
         InfeasibleError: the tables need more memory than there is.
         MissingPackageError: TorchRec is not installed.
     """
-    if job.build is None:
+    if job.build is None or not job.workload.training:
         check_layers(job.workload)
     _check_ranks(job, given_ranks)
     if job.link is not None:
@@ -111,8 +111,14 @@ def check_layers(workload: Workload) -> None:
     """Refuse a model that cannot be built of its file, before anything is planned or started.
 
     Raises:
-        InputError: its dense part is captured or measured, not given layer by layer.
+        InputError: it is for inference, or its dense part is captured or measured, not given layer
+            by layer.
     """
+    if not workload.training:
+        raise InputError(
+            f"model '{workload.name}' has mode inference, which is predicted, and not run here; "
+            "set mode: training"
+        )
     _ = workload.dlrm
 
 

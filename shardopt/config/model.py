@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from predictor.model.plan import STORED, ShardingType
 from predictor.model.plan_json import SCHEMA as PLAN_SCHEMA
 from predictor.model.topology import ReplicaGroups
 from predictor.model.workload import (
+    INTEGERS,
     Constraints,
     DcnV2,
     DenseArch,
     Feature,
     MeasuredDense,
+    Optimizer,
     QComm,
     Table,
     Workload,
@@ -29,6 +31,7 @@ from predictor.units import gib, mib
 from shardopt.config.distributions import DistributionReader, check_windows, window_names
 from shardopt.config.ops_file import other_model, read_ops
 from shardopt.config.schema import (
+    TRAINING,
     CsvSection,
     DcnSection,
     DenseSection,
@@ -145,6 +148,7 @@ class _Reader:
         self.found = self._distributions(0)
         if top is not None:
             check_consistency(top.tables, dense, problems)
+            _check_mode(top, problems)
         if self.distributions.left_out:
             missing, total = self.distributions.left_out, self.distributions.total
             problems.notes.append(
@@ -201,6 +205,7 @@ class _Reader:
             tables=tuple(tables),
             dense=self.dense,
             train_pipeline=top.train_pipeline,
+            training=top.mode == TRAINING,
             stash_optimizer_state=top.stash_optimizer_state,
             balance_batches=top.balance_batches,
             qcomm=QComm(**top.qcomm.values()),
@@ -384,6 +389,70 @@ def check_consistency(
     )
     rough = variable_batches(tables) + rough_lookups(tables)
     problems.notes.extend(f"{problems.file}: {note}" for note in rough)
+
+
+SERVED_PIPELINES = ("base", "sparse_dist")
+
+
+def _check_mode(top: ModelSection, problems: Problems) -> None:
+    """Record what only training has of a model for inference, and types of weights that the mode
+    cannot have."""
+    training = top.mode == TRAINING
+    trained = [(table.optimizer or top.optimizer, table) for table in top.tables]
+    found = untaken_types(
+        ((table.name, table.data_type, kind) for kind, table in trained), training=training
+    )
+    problems.notes.extend(f"{problems.file}: {what}" for what in found)
+    if training:
+        return
+    why = "with mode inference; leave it out, or set mode: training"
+    if top.train_pipeline not in SERVED_PIPELINES:
+        allowed = ", ".join(SERVED_PIPELINES)
+        problems.add(
+            ("train_pipeline",),
+            f"got {top.train_pipeline} with mode inference; allowed there: {allowed}",
+        )
+    for key in ("replica_groups", "stash_optimizer_state"):
+        if getattr(top, key):
+            problems.add((key,), f"is set {why}")
+    for index, table in enumerate(top.tables):
+        path = ("tables", index)
+        if table.storage != "torchrec":
+            problems.add((*path, "storage"), f"got {table.storage} {why}")
+        problems_of = [key for key in ("index_dedup", "stash_weights") if getattr(table, key)]
+        for key in problems_of:
+            problems.add((*path, key), f"got True {why}")
+
+
+ADAGRAD = (Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD)
+
+
+def untaken_types(tables: Iterable[tuple[str, str, str]], *, training: bool = True) -> list[str]:
+    """Types of weights that FBGEMM's lookups do not take, a sentence each.
+
+    For training see ``_apply_cache_state`` and ``init_embedding_weights_uniform`` in fbgemm_gpu's
+    split_table_batched_embeddings_ops_training.py, for inference `unpadded_row_size_in_bytes`.
+
+    Args:
+        tables: name, type of the weights and optimizer of each.
+    """
+    trained, served = "FBGEMM does not train", "FBGEMM's lookups for inference do not have"
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, kind, optimizer in tables:
+        why = ""
+        if training and kind in INTEGERS:
+            why = trained
+        elif training and kind == "nfp8" and optimizer not in ADAGRAD:
+            why = "FBGEMM trains with Adagrad alone"
+        elif not training and kind in ("bf16", "nfp8"):
+            why = served
+        if why:
+            names.setdefault((kind, why), []).append(f"'{name}'")
+    return [
+        f"{listed(found)} {'has' if len(found) == 1 else 'have'} {kind} weights, which {why}; "
+        "they are priced by their bytes"
+        for (kind, why), found in names.items()
+    ]
 
 
 def rough_lookups(tables: Sequence[Table | TableSection]) -> list[str]:

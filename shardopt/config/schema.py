@@ -33,7 +33,7 @@ from predictor.document import KeyPath, Problems, shown
 from predictor.errors import did_you_mean
 from predictor.model.plan import ComputeKernel, ShardingType
 from predictor.model.topology import DEFAULT, STRATEGIES
-from predictor.model.workload import Optimizer
+from predictor.model.workload import WEIGHT_BITS, Optimizer
 
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]{1,4})?\Z")
 _LONGEST = 300
@@ -57,6 +57,11 @@ SPELLINGS = {
     "rowwise_adagrad": "exact_row_wise_adagrad",
     "row_wise_adagrad": "exact_row_wise_adagrad",
     "cat": "concat",
+    "quant": "fused",
+    "quant_uvm": "fused_uvm",
+    "quant_uvm_caching": "fused_uvm_caching",
+    "fp8": "nfp8",
+    "uint8": "int8",
     "dcn": "dcn_v2",
     "dcnv2": "dcn_v2",
 }
@@ -209,11 +214,13 @@ Name = Annotated[str, text()]
 TableName = Annotated[str, text(forbidden={".": "a torch module cannot have such a name"})]
 Milliseconds = Annotated[float, real(0, 1e7)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
-EmbeddingType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
+EmbeddingType = Annotated[str, choice(WEIGHT_BITS)]
+WireType = Annotated[str, choice(["fp32", "fp16", "bf16"])]
 EmbeddingOptimizer = Annotated[str, choice(Optimizer)]
 
 DENSE_OPTIMIZERS = ("sgd", "adagrad", "adam")
 STORAGES = ("torchrec", "dynamicemb")
+MODES = TRAINING, INFERENCE = ("training", "inference")
 PIPELINES = ("base", "sparse_dist", "prefetch_sparse_dist", "semi_sync")
 
 
@@ -369,7 +376,8 @@ class TableSection(Section):
 
     about = {
         "module": "module that the table belongs to; each has its own lookups and all-to-alls",
-        "data_type": "type of the weights",
+        "data_type": "type of the weights; rows of `int8` and `int4`, which are for "
+        "`mode: inference`, have scale and bias, and are padded to 16 bytes",
         "pooling": "`none`: an EmbeddingCollection, which gives a row for each id",
         "weighted": "ids have weights of their own (per-sample weights)",
         "optimizer": "what trains the table, in place of the model's",
@@ -406,8 +414,8 @@ class QCommSection(Section):
         "backward": "type of their gradients",
     }
 
-    forward: EmbeddingType = "fp32"
-    backward: EmbeddingType = "fp32"
+    forward: WireType = "fp32"
+    backward: WireType = "fp32"
 
 
 class ReplicaGroupsSection(Section):
@@ -447,6 +455,8 @@ class ModelSection(Section):
         "name": "name of the model; that of the file unless given",
         "batch_size": "samples per rank and iteration; must be given here or with the command, "
         "which overrides it",
+        "mode": "`inference`: forward alone, without gradients and optimizer states; tables are "
+        "sharded as TorchRec's inference sharding can, table-wise, column-wise and row-wise",
         "optimizer": "what trains every sharded table that names no other; data-parallel tables "
         "are stepped by the dense optimizer",
         "train_pipeline": "TorchRec's train pipeline",
@@ -461,6 +471,7 @@ class ModelSection(Section):
     )
     name: Name | None = None
     batch_size: Count | None = None
+    mode: Annotated[str, choice(MODES)] = TRAINING
     optimizer: EmbeddingOptimizer = str(Optimizer.ROWWISE_ADAGRAD)
     train_pipeline: Annotated[str, choice(PIPELINES)] = "base"
     stash_optimizer_state: Flag = False

@@ -28,7 +28,7 @@ from predictor.model.workload import (
 from predictor.units import GIB, MIB
 from shardopt.config.model import load_model
 from shardopt.config.ops_file import ops_text, with_ops_digest
-from shardopt.config.schema import SCHEMA_VERSION
+from shardopt.config.schema import INFERENCE, SCHEMA_VERSION
 from shardopt.config.tables_csv import changed_csv
 from shardopt.files import atomic_write_text, decode, read_bytes
 
@@ -54,6 +54,7 @@ def model_text(workload: Workload, notes: Sequence[str] = ()) -> str:
     data = {
         "schema": SCHEMA_VERSION,
         "name": workload.name,
+        **({} if workload.training else {"mode": INFERENCE}),
         **{key: value for key, value in _head(workload).items() if value is not None},
         **_unusual(workload, stash_optimizer_state=False, balance_batches=False),
         "dense": dense_section(workload.dense),

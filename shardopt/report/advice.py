@@ -61,7 +61,8 @@ def _not_tried(advised: Advised) -> list[Line]:
         for why, names in list(reasons.items())[:SHOWN_REASONS]
     ]
     if len(reasons) > SHOWN_REASONS:
-        words.append(f"{len(reasons) - SHOWN_REASONS} more reasons in --json")
+        more = plural(len(reasons) - SHOWN_REASONS, "more reason")
+        words.append(f"{more} in --json")
     count = f"{len(settings)} of {plural(len(settings) + advised.tried, 'setting')}"
     return [Line(f"{count} not tried: {'; '.join(words)}.", "dim")]
 

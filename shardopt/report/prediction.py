@@ -437,6 +437,7 @@ def setting_facts(setting: Setting) -> Grid:
         (
             "batch",
             f"{batch:,} per {word}, {batch * world:,} in total; {workload.train_pipeline} pipeline"
+            f"{'' if workload.training else ', inference'}"
             f"{_dense_words(workload)}",
         ),
     ]

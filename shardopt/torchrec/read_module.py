@@ -18,6 +18,7 @@ from predictor.errors import InputError, did_you_mean
 from predictor.model.captured import CapturedDense
 from predictor.model.plan import HASHED, ComputeKernel, ShardingType
 from predictor.model.workload import (
+    WEIGHT_BITS,
     Constraints,
     DenseArch,
     Feature,
@@ -28,7 +29,7 @@ from predictor.model.workload import (
     Workload,
 )
 from shardopt.config import load_model
-from shardopt.config.model import rough_lookups, variable_batches
+from shardopt.config.model import rough_lookups, untaken_types, variable_batches
 from shardopt.extras import needs_torchrec
 from shardopt.formatting import listed, plural
 from shardopt.torchrec.capture.capture import capture_dense
@@ -226,7 +227,7 @@ class OfferedTable:
         if problem or config is None:
             raise InputError(f"{where}: {problem}, which shardopt does not predict")
         # the config's type if shardopt knows it, as in `create_sharding_infos_by_sharding`
-        supported = config.data_type in DATA_TYPES.values()
+        supported = config.data_type in WEIGHT_BITS
         return Table(
             name=option.name,
             num_embeddings=config.shape[0],
@@ -440,7 +441,7 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
         )
     types: dict[str, list[str]] = {}
     for table in find_tables(module):
-        if table.data_type not in DATA_TYPES.values():
+        if table.data_type not in WEIGHT_BITS:
             types.setdefault(table.data_type, []).append(f"'{table.table}'")
     notes += [
         f"{listed(names)} {'has' if len(names) == 1 else 'have'} {kind} weights, which are counted "
@@ -458,7 +459,8 @@ def not_priced(module: nn.Module, tables: Sequence[Table]) -> list[str]:
             "TorchRec's PositionWeightedModule alone it is known what it runs"
             for kind in feature_processors_of(whole)[1]
         ]
-    return notes + variable_batches(tables) + rough_lookups(tables)
+    types_of = ((table.name, table.data_type, table.optimizer) for table in tables)
+    return notes + untaken_types(types_of) + variable_batches(tables) + rough_lookups(tables)
 
 
 def tell_missing_factors(offered: Iterable[OfferedTable], inputs: UserInputs) -> None:

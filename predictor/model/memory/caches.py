@@ -70,7 +70,7 @@ def cached_shards(table: Table, plan: TablePlan, train_pipeline: str) -> list[Ca
             shard.rank,
             group,
             clf * shard.size[0],
-            shard.size[1] * table.element_bytes,
+            table.row_bytes(shard.size[1]),
             prefetched,
         )
         for shard in plan.shards

@@ -105,7 +105,7 @@ class PeakMemory:
             if plan.tables[key].compute_kernel.is_cached
         )
         peaks_of_ranks = []
-        fixed = dense_bytes(program)
+        fixed = dense_bytes(program, trains=workload.training)
         shards = resident_bytes(workload, self.topology, plan, device)
         for rank, rank_exchanges in enumerate(exchanges(workload, self.topology, plan)):
             stashed = _stashed(workload, plan, program, rank) if device != "cpu" else (0, 0)
@@ -123,7 +123,7 @@ def _stashed(
 ) -> tuple[int, int]:
     """Return the bytes of weights and dense optimizer states stashed off a rank's device."""
     weights = sum(
-        shard.size[0] * shard.size[1] * table.element_bytes
+        shard.size[0] * table.row_bytes(shard.size[1])
         for key, table in zip(workload.keys, workload.tables, strict=True)
         if is_stashed(table, plan.tables[key].compute_kernel)
         for shard in plan.tables[key].shards
@@ -194,13 +194,15 @@ def least_bytes(workload: Workload, device: str = "cuda") -> int:
         states = program.state_bytes if workload.stash_optimizer_state else 0
         stashed = block_bytes(weights) if weights else 0, states
     peak = Iteration(workload, program, (), device, stashed=stashed).run()
-    return dense_bytes(program) + peak.allocated_bytes - sum(stashed)
+    return dense_bytes(program, trains=workload.training) + peak.allocated_bytes - sum(stashed)
 
 
-def dense_bytes(program: DenseProgram) -> int:
-    """Return the resident bytes of the dense part: parameters, buffers, states, DDP's buckets."""
+def dense_bytes(program: DenseProgram, *, trains: bool = True) -> int:
+    """Return the resident bytes of the dense part: parameters and buffers, and where it is trained
+    optimizer states and DDP's buckets."""
     parameters = {operand.storage: operand.storage_bytes for operand in program.resident}
-    return sum(parameters.values()) + program.state_bytes + program.gradient_bytes
+    trained = program.state_bytes + program.gradient_bytes
+    return sum(parameters.values()) + trained * trains
 
 
 def activation_bytes(workload: Workload, program: DenseProgram) -> int:

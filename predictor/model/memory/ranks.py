@@ -119,12 +119,12 @@ def shard_memory(
     def of_shard(size: Size) -> ShardMemory:
         rows, columns = size
         ids_bytes = _ids_bytes(table, workload, topology, sharding_type, size, len(sizes))
-        weights = rows * columns * table.element_bytes
+        weights = rows * table.row_bytes(columns)
         first = second = dense = 0
-        if kernel is ComputeKernel.DENSE:
+        if kernel is ComputeKernel.DENSE and workload.training:
             # dense gradient (DDP's bucket is a view of it) and dense optimizer state
             dense = weights * (1 + DENSE_STATES[workload.dense.optimizer])
-        else:
+        elif workload.training:
             first, second = (
                 (element * columns + row) * rows * STATE_BYTES
                 for element, row in STATES[table.optimizer]
@@ -143,7 +143,7 @@ def shard_memory(
             pinned = weights * is_stashed(table, kernel)
             return ShardMemory(hbm + weights + state, pinned, state, ids_bytes, dense)
         if kernel is ComputeKernel.FUSED_UVM_CACHING:
-            hbm += cached_bytes(rows, columns * table.element_bytes, clf)
+            hbm += cached_bytes(rows, table.row_bytes(columns), clf)
         if enforce_hbm:
             return ShardMemory(hbm + weights + first, second, state, ids_bytes, dense)
         # one value a row stays on the device (`construct_split_state`)
@@ -161,7 +161,7 @@ def shard_memory(
     return [memory_of[size] for size in sizes]
 
 
-def value_bytes(optimizer: str, dim: int, element_bytes: int) -> int:
+def value_bytes(optimizer: str, dim: int, element_bytes: float) -> int:
     """Return the bytes of a dynamicemb row: weights and states, all of the weights' type."""
     elements = dim + sum(element * dim + row for element, row in STATES[optimizer])
     return math.ceil(elements * element_bytes / VALUE_ALIGNMENT) * VALUE_ALIGNMENT
@@ -180,14 +180,14 @@ def _hashed(
     on_device = math.ceil(share * values)
     keys = rows * (1.0 + share * kernel.is_cached) * HASH_BYTES
     on_host = values if kernel.is_cached else values - on_device
-    states = values - rows * dim * table.element_bytes
+    states = values - rows * table.row_bytes(dim)
     return ShardMemory(ids_bytes + on_device + math.ceil(keys), on_host, states, ids_bytes)
 
 
-def stored_bytes(kernel: ComputeKernel, optimizer: str, dim: int, element_bytes: int) -> int:
+def stored_bytes(kernel: ComputeKernel, optimizer: str, dim: int, element_bytes: float) -> int:
     """Return the bytes of a key-value table's row; a virtual table's includes its states."""
     if kernel.has_load_factor:
-        return dim * element_bytes
+        return math.ceil(dim * element_bytes)
     return value_bytes(optimizer, dim, element_bytes)
 
 
@@ -238,7 +238,7 @@ def _scattered_bytes(table: Table, workload: Workload, size: Size, copies: int) 
     part = -(-size[0] * size[1] // copies)
     uneven = any(t.embedding_dim % copies for t in workload.tables)
     padded = part * copies if uneven or size[1] % copies else 0
-    return (part + padded) * table.element_bytes
+    return math.ceil((part + padded) * table.element_bytes)
 
 
 def scattered_copies(workload: Workload, topology: Topology) -> int:
@@ -267,7 +267,7 @@ def synced_bytes(table: Table, size: Size) -> tuple[int, int]:
     """
     rows, columns = size
     element, row = STATES[table.optimizer][0]
-    return rows * columns * table.element_bytes, (element * columns + row) * rows * STATE_BYTES
+    return rows * table.row_bytes(columns), (element * columns + row) * rows * STATE_BYTES
 
 
 def row_parts(sharding_type: ShardingType, shards: int, topology: Topology) -> int:
@@ -325,8 +325,9 @@ def _flight_bytes(
     ids = _ids_bytes(table, workload, topology, sharding_type, size, shards)
     rows = samples if table.is_pooled else ids / INDEX_BYTES
     outputs = rows * size[1] * OUTPUT_BYTES * bool(size[0])
-    sorting = on_device * (SORT_COPIES + PREFETCH_COPIES * kernel.is_cached)
-    gradient = size[0] * size[1] * table.element_bytes * (kernel is ComputeKernel.DENSE)
+    sorting = on_device * (SORT_COPIES * workload.training + PREFETCH_COPIES * kernel.is_cached)
+    dense = kernel is ComputeKernel.DENSE and workload.training
+    gradient = size[0] * table.row_bytes(size[1]) * dense
     return math.ceil((1 if copied else OUTPUT_COPIES) * outputs + sorting * ids) + gradient
 
 
