@@ -1,4 +1,4 @@
-"""Why no plan fits, what would help, cheapest first, and the message about it.
+"""Explanation why no plan fits, remedies (cheapest first), and the error message.
 
 Demands are the memory of the ranks, by kind, and each thing that a table's constraints ask for. A
 set of them is irreducible when no plan meets it and every smaller one can be met. It is found by
@@ -74,7 +74,7 @@ class Demand:
 
 @dataclass
 class Oracle:
-    """Answers whether plans exist; counts its work.
+    """Oracle that answers whether plans exist, and counts its work.
 
     Args:
         problem: all demands of which hold unless dropped.
@@ -90,7 +90,7 @@ class Oracle:
     spent: bool = False
 
     def fits(self, problem: Problem) -> bool | None:
-        """Whether some plan fits, None where that is not known."""
+        """Return True if some plan fits, False if none does, None if it is unknown."""
         if self.answers <= 0 or self.stop():
             self.spent = True
             return None
@@ -99,12 +99,12 @@ class Oracle:
         return space is not None and can_fit(problem, space, self.work)
 
     def fits_without(self, dropped: Iterable[Demand]) -> bool | None:
-        """Whether some plan fits once these demands are dropped."""
+        """Return `fits` once these demands are dropped."""
         return self.fits(drop_demands(self.problem, dropped))
 
 
 def _space(problem: Problem) -> Space | None:
-    """All options that can be placed; None where a table has none."""
+    """Return all options that can be placed; None if a table has none."""
     topology = problem.topology
     try:
         space = enumerate_space(problem.workload, topology, problem.hardware.device)
@@ -114,22 +114,22 @@ def _space(problem: Problem) -> Space | None:
 
 
 def list_memory_demands(problem: Problem) -> list[Demand]:
-    """The memory of the ranks, by kind."""
-    found = []
+    """List the memory of the ranks as demands, by kind."""
+    demands = []
     for kind, caps in (
         (HBM, problem.topology.hbm_cap_bytes),
         (DDR, problem.topology.ddr_cap_bytes),
     ):
         low, high = format_bytes(min(caps)), format_bytes(max(caps))
         each = f"{low} on each" if low == high else f"{low} to {high} each"
-        found.append(Demand(kind, "", f"the {kind} of the ranks: {each} for tables"))
-    return found
+        demands.append(Demand(kind, "", f"the {kind} of the ranks: {each} for tables"))
+    return demands
 
 
 def list_demands(problem: Problem) -> list[Demand]:
-    """Every demand of a problem, memory first."""
+    """List every demand of a problem, memory first."""
     workload = problem.workload
-    found = list_memory_demands(problem)
+    demands = list_memory_demands(problem)
     groups: dict[str, list[str]] = {}
     for key, table in zip(workload.keys, workload.tables, strict=True):
         wants = table.constraints
@@ -137,14 +137,14 @@ def list_demands(problem: Problem) -> list[Demand]:
             value = getattr(wants, field)
             if value is not None:
                 words = f"constraints.{field} {_value(value)} of table '{key}'"
-                found.append(Demand(field, key, words))
+                demands.append(Demand(field, key, words))
         if wants.co_locate is not None:
             groups.setdefault(wants.co_locate, []).append(key)
     for group, keys in groups.items():
         if len(keys) > 1:
             words = f"constraints.co_locate {group} of tables {_listed(keys)}"
-            found.append(Demand("co_locate", group, words))
-    return found
+            demands.append(Demand("co_locate", group, words))
+    return demands
 
 
 def _value(value: object) -> str:
@@ -159,13 +159,13 @@ def _listed(keys: Sequence[str], most: int = 4) -> str:
 
 
 def drop_demands(problem: Problem, dropped: Iterable[Demand]) -> Problem:
-    """The problem with some demands dropped."""
-    gone = {(demand.what, demand.where) for demand in dropped}
+    """Return the problem with some demands dropped."""
+    dropped_keys = {(demand.what, demand.where) for demand in dropped}
     workload, topology = problem.workload, problem.topology
 
     def without(wants: Constraints, key: str) -> Constraints:
-        fields = [field for field in FIELDS if (field, key) in gone]
-        if ("co_locate", wants.co_locate) in gone:
+        fields = [field for field in FIELDS if (field, key) in dropped_keys]
+        if ("co_locate", wants.co_locate) in dropped_keys:
             fields.append("co_locate")
         return replace(wants, **dict.fromkeys(fields, None)) if fields else wants
 
@@ -174,55 +174,60 @@ def drop_demands(problem: Problem, dropped: Iterable[Demand]) -> Problem:
         for key, table in zip(workload.keys, workload.tables, strict=True)
     )
     endless = (ENDLESS,) * topology.world_size
-    if (HBM, "") in gone:
+    if (HBM, "") in dropped_keys:
         topology = replace(topology, hbm_cap_bytes=endless)
-    if (DDR, "") in gone:
+    if (DDR, "") in dropped_keys:
         topology = replace(topology, ddr_cap_bytes=endless)
-    if (DDR if problem.hardware.device == "cpu" else HBM, "") in gone and topology.limit_bytes:
+    if (
+        DDR if problem.hardware.device == "cpu" else HBM,
+        "",
+    ) in dropped_keys and topology.limit_bytes:
         topology = replace(topology, limit_bytes=endless)
     return replace(problem, workload=replace(workload, tables=tables), topology=topology)
 
 
 def find_conflict(oracle: Oracle) -> list[Demand] | None:
-    """Demands that no plan meets together, each of which is needed for that.
+    """Find an irreducible set of demands that no plan meets together.
 
     Returns:
-        None where it is not proven, that no plan fits or that the set is irreducible.
+        The demands; None if infeasibility or irreducibility is not proven.
     """
     everything = list_demands(oracle.problem)
     if len(everything) > MAX_DEMANDS or oracle.fits(oracle.problem) is not False:
         return None
 
-    def excluded(kept: Sequence[Demand]) -> bool:
-        return oracle.fits_without(set(everything) - set(kept)) is False
+    def excluded(demands: Sequence[Demand]) -> bool:
+        return oracle.fits_without(set(everything) - set(demands)) is False
 
-    found = _quick_explain(excluded, [], False, everything)
-    others = set(everything) - set(found)
+    conflict = _quick_explain(excluded, [], False, everything)
+    rest = set(everything) - set(conflict)
     # an answer that took too long counts as a plan, so what is found may be too large
-    irreducible = not oracle.spent and excluded(found)
-    irreducible = irreducible and all(oracle.fits_without(others | {one}) is True for one in found)
-    return found if irreducible else None
+    irreducible = not oracle.spent and excluded(conflict)
+    irreducible = irreducible and all(
+        oracle.fits_without(rest | {demand}) is True for demand in conflict
+    )
+    return conflict if irreducible else None
 
 
 def _quick_explain(
     excluded: Callable[[Sequence[Demand]], bool],
-    kept: list[Demand],
+    background: list[Demand],
     grown: bool,
     rest: list[Demand],
 ) -> list[Demand]:
-    if grown and excluded(kept):
+    if grown and excluded(background):
         return []
     if len(rest) == 1:
         return rest
     half = len(rest) // 2
-    second = _quick_explain(excluded, kept + rest[:half], True, rest[half:])
-    first = _quick_explain(excluded, kept + second, bool(second), rest[:half])
+    second = _quick_explain(excluded, background + rest[:half], True, rest[half:])
+    first = _quick_explain(excluded, background + second, bool(second), rest[:half])
     return first + second
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing that makes a plan possible.
+    """Change that makes a plan possible.
 
     Args:
         inputs: what to change, as in `predictor.errors.ShardoptError`.
@@ -240,23 +245,23 @@ def explain_infeasible(problem: Problem, error: InfeasibleError, stop: Stop) -> 
     end_s = stop.elapsed_s + min(PROOFS_S, stop.remaining_s)
     work = WORK * max(1.0, stop.effort)
     oracle = Oracle(problem, work, ANSWERS, lambda: stop.elapsed_s > end_s or not stop.remaining_s)
-    found = find_conflict(oracle)
+    conflict = find_conflict(oracle)
     text, inputs, lines = str(error), error.inputs, []
-    if found is not None:
+    if conflict is not None:
         head = (
             "This demand alone cannot be met; with it dropped, a plan is possible:"
-            if len(found) == 1
+            if len(conflict) == 1
             else "These demands alone cannot be met together; with any one of them dropped, they "
             "can:"
         )
-        lines += [head, *(f"  {demand.words}" for demand in found)]
-    told = find_remedies(oracle, list_memory_demands(problem) if found is None else found)
-    if told:
+        lines += [head, *(f"  {demand.words}" for demand in conflict)]
+    remedies = find_remedies(oracle, list_memory_demands(problem) if conflict is None else conflict)
+    if remedies:
         # general advice gives way to what is shown to help
         text = text.partition(ADVICE)[0]
-        inputs = tuple(dict.fromkeys(name for r in told for name in r.inputs))
+        inputs = tuple(dict.fromkeys(name for r in remedies for name in r.inputs))
         head = "To try; each of these makes a plan possible:"
-        lines += [head, *(f"  {remedy.words}" for remedy in told)]
+        lines += [head, *(f"  {remedy.words}" for remedy in remedies)]
     return InfeasibleError("\n".join([text, *lines]), inputs)
 
 
@@ -270,15 +275,15 @@ def explain_no_plan(
     """The error of a search without a plan: too few moves are allowed, or memory is short."""
     limit = objective.space.in_use
     if limit is not None and limit.max_moves < len(limit.choices):
-        least, found = least_moves(objective, params.proof_work, seed, max(1.0, stop.remaining_s))
-        if found is not None:
+        least, moves = least_moves(objective, params.proof_work, seed, max(1.0, stop.remaining_s))
+        if moves is not None:
             why = find_misfits(objective)
-            return InfeasibleError(_too_few(limit.max_moves, least, found, why), ("max_moves",))
+            return InfeasibleError(_too_few(limit.max_moves, least, moves, why), ("max_moves",))
     return explain_infeasible(objective.problem, missing_memory(objective, nearest), stop)
 
 
 def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
-    """What to say where a plan exists, but none was found within the moves allowed."""
+    """Compose the message for a plan that exists, but not within the allowed moves."""
     lines = ["the given plan cannot stay as it is:", *(f"  {reason}" for reason in why)]
     tables = "1 table differs" if moves == 1 else f"{moves} tables differ"
     if least > moves:
@@ -293,26 +298,26 @@ def _too_few(moves: int, least: int, found: int, why: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def find_remedies(oracle: Oracle, found: Sequence[Demand]) -> list[Remedy]:
-    """Each alone makes a plan possible, which is proven.
+def find_remedies(oracle: Oracle, conflict: Sequence[Demand]) -> list[Remedy]:
+    """List remedies each of which is proven to make a plan possible.
 
     Args:
-        found: demands that exclude each other.
+        conflict: demands that exclude each other.
     """
-    memory = [demand for demand in found if demand.what in (HBM, DDR)]
-    told = [remedy for demand in memory if (remedy := _extra_bytes(oracle, demand))]
+    memory = [demand for demand in conflict if demand.what in (HBM, DDR)]
+    remedies = [remedy for demand in memory if (remedy := _extra_bytes(oracle, demand))]
     gpus = _gpus(oracle)
     if gpus and memory:
-        told.append(gpus)
-    oracle.answers = max(oracle.answers, len(found))
-    for demand in found:
+        remedies.append(gpus)
+    oracle.answers = max(oracle.answers, len(conflict))
+    for demand in conflict:
         if demand not in memory and oracle.fits_without([demand]):
-            told.append(Remedy(f"dropping {demand.words}"))
-    return told
+            remedies.append(Remedy(f"dropping {demand.words}"))
+    return remedies
 
 
 def _extra_bytes(oracle: Oracle, demand: Demand) -> Remedy | None:
-    """How much more memory of a kind would do."""
+    """Return the remedy of more memory of a kind; None if none is known."""
     space = _space(drop_demands(oracle.problem, [demand]))
     if space is None:
         return None
@@ -325,7 +330,7 @@ def _extra_bytes(oracle: Oracle, demand: Demand) -> Remedy | None:
 
 
 def _gpus(oracle: Oracle) -> Remedy | None:
-    """The smallest larger cluster of the same hosts that is shown to do."""
+    """Return the smallest larger cluster of the same hosts that is shown to suffice."""
     least = True
     oracle.answers = max(oracle.answers, SIZES)
     for topology in _larger(oracle.problem.topology):
@@ -369,21 +374,21 @@ def _larger(topology: Topology) -> Iterator[Topology]:
             break
 
 
-def missing_memory(objective: Objective, known: Feasibility) -> InfeasibleError:
-    """The error that says what is missing."""
+def missing_memory(objective: Objective, nearest: Feasibility) -> InfeasibleError:
+    """Return the error that states the missing memory."""
     topology = objective.problem.topology
     need = sum(min(sum(map(sum, o.bytes_of)) for o in table) for table in objective.space.options)
     hbm, ddr = sum(topology.hbm_cap_bytes), sum(topology.ddr_cap_bytes)
-    short = known.missing
-    if known.assignment is not None:  # its shards fit, its peak does not
-        short = objective.missing(known.assignment)
+    short = nearest.missing
+    if nearest.assignment is not None:  # its shards fit, its peak does not
+        short = objective.missing(nearest.assignment)
     lines = [
         f"\n  rank {rank} is short of {format_bytes(size, round_up=True)} of {kind}"
         for rank, sizes in enumerate(short)
         for kind, size in zip((HBM, DDR), sizes, strict=True)
         if size
     ]
-    head = "no plan fits" if known.proven else "no plan was found that fits"
+    head = "no plan fits" if nearest.proven else "no plan was found that fits"
     head += "; in the plan that comes nearest" + "".join(lines) if lines else ""
     together = " and co_locate" if objective.space.co_locate else ""
     return InfeasibleError(

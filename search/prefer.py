@@ -54,8 +54,8 @@ def tolerance_of(objective: Objective, fastest: Candidate, params: SearchParams)
     """Return by what fraction a tied plan may be slower than the fastest one."""
     problem = objective.problem
     plan = objective.sharding_plan(fastest.assignment)
-    found = predict(problem.workload, problem.topology, problem.hardware, plan)
-    error = found.interval_ms[1] / found.iteration_ms - 1
+    prediction = predict(problem.workload, problem.topology, problem.hardware, plan)
+    error = prediction.interval_ms[1] / prediction.iteration_ms - 1
     return min(params.most_tie, max(params.least_tie, params.tie_of_error * error))
 
 
@@ -86,8 +86,8 @@ def prefer(
     chosen = preference.choose(descent, ended)
     name = signature(chosen.assignment)
     worse = [c for c in ranked if c.iteration_ms >= chosen.iteration_ms]
-    others = [c for c in worse if signature(c.assignment) != name]
-    return [chosen, *others], preference.ties(chosen)
+    rest = [c for c in worse if signature(c.assignment) != name]
+    return [chosen, *rest], preference.ties(chosen)
 
 
 class _Preference:
@@ -137,10 +137,10 @@ class _Preference:
         if not plans:
             return np.zeros(0)
         numbers = np.array([self.nominal.numbers(plan) for plan in plans])
-        found = self.alone.score_numbered(numbers)[:, 0]
+        times = self.alone.score_numbered(numbers)[:, 0]
         low, high = self.device_range_ms
-        self.device_range_ms = min(low, float(found.min())), max(high, float(found.max()))
-        return found
+        self.device_range_ms = min(low, float(times.min())), max(high, float(times.max()))
+        return times
 
     def shares(self, memory: Array) -> Array:
         """Return the fraction of a device's memory in use on each rank, ``[ranks]``."""
@@ -156,13 +156,13 @@ class _Preference:
         Args:
             measures: what the search minimises, of each plan.
         """
-        late = np.asarray(measures / self.limit)
-        near = np.flatnonzero(late <= 1).tolist()
+        lateness = np.asarray(measures / self.limit)
+        near = np.flatnonzero(lateness <= 1).tolist()
         some = [plans[i] for i in near]
         self.near.update(some)
         if self.device_limit < np.inf:
-            late[near] = np.maximum(late[near], self.device_ms(some) / self.device_limit)
-        return late
+            lateness[near] = np.maximum(lateness[near], self.device_ms(some) / self.device_limit)
+        return lateness
 
     def choose(self, descent: int, ended: Callable[..., bool]) -> Candidate:
         """The preferred plan; the fastest one where none is better."""
@@ -180,11 +180,11 @@ class _Preference:
             return self.fastest
         return Candidate(best, self.tied[best], FOUND_AMONG_TIES)
 
-    def _add(self, found: Mapping[Assignment, float]) -> None:
+    def _add(self, measures: Mapping[Assignment, float]) -> None:
         """Take in plans that tie, those with the least memory if they are many."""
-        near = [plan for plan, measure in found.items() if measure <= self.limit]
+        near = [plan for plan, measure in measures.items() if measure <= self.limit]
         for plan in sorted(near, key=self.fullest)[: self.params.pool]:
-            self.tied.setdefault(plan, found[plan])
+            self.tied.setdefault(plan, measures[plan])
         self.near.update(near)
 
     def _limit_devices(self, descent: int, ended: Callable[..., bool]) -> None:
@@ -196,9 +196,9 @@ class _Preference:
             near = np.flatnonzero(objective.score(plans) <= self.limit).tolist()
             some = [plans[i] for i in near]
             self.near.update(some)
-            found = np.full(len(plans), np.inf)
-            found[near] = self.device_ms(some)
-            return found
+            rates = np.full(len(plans), np.inf)
+            rates[near] = self.device_ms(some)
+            return rates
 
         times = dict(zip(self.tied, self.device_ms([*self.tied]).tolist(), strict=True))
         search = LocalSearch(RatedObjective(self.nominal, rate), self.surrogate, descent)
@@ -228,12 +228,12 @@ class _Preference:
             kinds = {o.sharding_type: o for o in twins}
             return kinds.get(ShardingType.TABLE_WISE, option) if option.num_shards == 1 else option
 
-        found = tuple((whole(option), ranks) for option, ranks in plan)
-        measures = self.objective.score([found])
-        if found == plan or self.lateness(measures, [found])[0] > 1:
+        whole_tables = tuple((whole(option), ranks) for option, ranks in plan)
+        measures = self.objective.score([whole_tables])
+        if whole_tables == plan or self.lateness(measures, [whole_tables])[0] > 1:
             return plan
-        self.tied[found] = float(measures[0])
-        return found
+        self.tied[whole_tables] = float(measures[0])
+        return whole_tables
 
     def _fill_caches(self, plan: Assignment) -> Assignment:
         """The plan with caches as large as the memory left over allows, the largest tables first:
@@ -344,8 +344,8 @@ class TiedPlans(Objective):
         self.evaluations += len(assignments)
         worth = np.array([self.worth(plan, self.memory(plan)) for plan in assignments])
         measures = self.preference.objective.score(assignments)
-        late = self.preference.lateness(measures, assignments)
-        return np.where(late <= 1, worth, LATE + late)
+        lateness = self.preference.lateness(measures, assignments)
+        return np.where(lateness <= 1, worth, LATE + lateness)
 
     def score_neighbours(self, base: Assignment, changes: Sequence[Mapping[int, Choice]]) -> Array:
         """The worth of ``base`` with each of the changes; infinite where it is no less, and then
@@ -359,14 +359,14 @@ class TiedPlans(Objective):
                 for plan, change in zip(plans, changes, strict=True)
             ]
         )
-        found = np.full(len(plans), np.inf)
+        scores = np.full(len(plans), np.inf)
         better = np.flatnonzero(worth < now).tolist()
         self.evaluations += len(better) + (len(plans) - len(better)) // UNSCORED
         some = [changes[i] for i in better]
         measures = self.preference.objective.score_neighbours(base, some)
-        late = self.preference.lateness(measures, [plans[i] for i in better])
-        found[better] = np.where(late <= 1, worth[better], LATE + late)
-        return found
+        lateness = self.preference.lateness(measures, [plans[i] for i in better])
+        scores[better] = np.where(lateness <= 1, worth[better], LATE + lateness)
+        return scores
 
 
 class MemorySearch(LocalSearch):

@@ -279,8 +279,8 @@ class MovePrice:
         return latency_ms(curve, PAIR) + float(transfer_ms(curve, np.asarray(size_bytes), PAIR))
 
     def rebuilt_bytes(self, after: ShardingPlan) -> np.ndarray:
-        """Of the modules that a move builds anew, on every rank: weights and optimizer state that
-        are there beside the old ones, ``[world_size]``."""
+        """Return the new weights and optimizer state beside the old ones on every rank, of modules
+        that a move rebuilds, ``[world_size]``."""
         moved = moved_tables(self.before, after)
         modules = {self.tables[key].module for key in moved}
         keys = [key for key, table in self.tables.items() if table.module in modules]

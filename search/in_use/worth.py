@@ -1,4 +1,4 @@
-"""Of the plans near one in use, those whose move pays for itself.
+"""Plans near one in use whose move pays for itself.
 
 Over a horizon of ``N`` steps a plan costs ``iteration_ms + move_ms / N`` a step; the plan in use
 has no move. Tables whose own move costs more than it gains go back where they were, and nothing

@@ -173,7 +173,7 @@ class Option:
 def _host_memory(
     kernel: ComputeKernel, load_factor: float | None, parameters: Mapping[str, Any]
 ) -> tuple[float, bool]:
-    """How an option with rows on the host differs from others: share on the device, weights in
+    """Return the key of an option with rows on the host: share on the device, weights in
     HBM."""
     return (
         (load_factor or DEFAULT_CACHE_LOAD_FACTOR) if kernel.has_load_factor else 0.0,
