@@ -71,16 +71,16 @@ def parse_table(
                 near = did_you_mean(column, header)
                 wrong = f"no column '{column}'{near}; it has {', '.join(header)}"
             raise InputError(f"{path}:{number}: {wrong}")
-    found: ParsedRows[T] = ParsedRows()
+    parsed: ParsedRows[T] = ParsedRows()
     for number, line in lines[1:]:
         try:
             cells = _cells(line)
             if len(cells) != len(header):
                 raise ValueError(f"has {len(cells)} columns, the header has {len(header)}")
-            found.rows.append(parse(dict(zip(header, cells, strict=True))))
+            parsed.rows.append(parse(dict(zip(header, cells, strict=True))))
         except ValueError as error:
-            found.problems.append(f"{path.name}:{number}: {error}")
-    return found
+            parsed.problems.append(f"{path.name}:{number}: {error}")
+    return parsed
 
 
 def skipped_lines(problems: Sequence[str]) -> list[str]:

@@ -85,17 +85,17 @@ def learn(
             inputs=("hardware",),
         )
     plain = hardware.model_copy(update={"learned": None})
-    found, unmatched = evidence(workload, topology, plain, plan, measured)
+    rows, unmatched = evidence(workload, topology, plain, plan, measured)
     if not host_decides:
-        found = [_without_host(one) for one in found if {*one.parts_ms} - {HOST}]
+        rows = [_without_host(row) for row in rows if {*row.parts_ms} - {HOST}]
     elif not plain.inline:
         issued = _issued_parts(workload, topology, plain, plan)
-        found = [_of_host(one, issued) if one.what == STEP else one for one in found]
-    if not found:
+        rows = [_of_host(row, issued) if row.what == STEP else row for row in rows]
+    if not rows:
         raise InputError(
             "none of the measured phases is one of this plan's; give the model and plan that ran"
         )
-    every = (*(() if before is None else before.evidence), *found)
+    every = (*(() if before is None else before.evidence), *rows)
     factors, errors = posterior(every, plain, topology)
     plans = () if before is None else before.plans
     return (
@@ -122,28 +122,28 @@ def evidence(
 ) -> tuple[list[Evidence], list[Unmatched]]:
     """Measured times beside the predicted parts of the same; those without are unmatched."""
     predicted = predicted_parts(workload, topology, hardware, plan)
-    found, unmatched = [], []
-    for one in measured:
-        parts = predicted.get((one.what, one.rank or 0), {})
+    matched, unmatched = [], []
+    for time in measured:
+        parts = predicted.get((time.what, time.rank or 0), {})
         total = sum(parts.values())
-        where = one.what if one.rank is None else f"{one.what} of rank {one.rank}"
-        if total <= 0 or one.ms <= 0:
-            unmatched.append(Unmatched(where, one.ms))
+        where = time.what if time.rank is None else f"{time.what} of rank {time.rank}"
+        if total <= 0 or time.ms <= 0:
+            unmatched.append(Unmatched(where, time.ms))
             continue
-        noise = math.hypot(max(one.noise, LEAST_NOISE), RESOLUTION_MS / one.ms)
-        found.append(Evidence(what=where, measured_ms=one.ms, noise=noise, parts_ms=parts))
-    return found, unmatched
+        noise = math.hypot(max(time.noise, LEAST_NOISE), RESOLUTION_MS / time.ms)
+        matched.append(Evidence(what=where, measured_ms=time.ms, noise=noise, parts_ms=parts))
+    return matched, unmatched
 
 
-def _without_host(one: Evidence) -> Evidence:
+def _without_host(row: Evidence) -> Evidence:
     """The same where what was measured has no part of the host."""
-    parts = {part: ms for part, ms in one.parts_ms.items() if part != HOST}
-    return one.model_copy(update={"parts_ms": parts})
+    parts = {part: ms for part, ms in row.parts_ms.items() if part != HOST}
+    return row.model_copy(update={"parts_ms": parts})
 
 
-def _of_host(one: Evidence, issued: Parts) -> Evidence:
+def _of_host(row: Evidence, issued: Parts) -> Evidence:
     """A step that waited for the host: whatever the prediction says that it waited for."""
-    return one.model_copy(update={"parts_ms": issued}) if issued else one
+    return row.model_copy(update={"parts_ms": issued}) if issued else row
 
 
 def _issued_parts(
@@ -161,7 +161,7 @@ def predicted_parts(
     """What `Measured` can be about, and rank -> the parts of its predicted time in ms."""
     prediction = predict(workload, topology, hardware, plan)
     empty = predict(workload, topology, _without_bytes(hardware), plan).graph.ops
-    found: dict[tuple[str, int], Parts] = defaultdict(lambda: defaultdict(float))
+    by_phase: dict[tuple[str, int], Parts] = defaultdict(lambda: defaultdict(float))
     tables = _table_parts(workload, topology, hardware, plan)
     for op, without in zip(prediction.graph.ops, empty, strict=True):
         way, part = _way(op.phase), part_of(op)
@@ -170,17 +170,17 @@ def predicted_parts(
             if way is not None:
                 exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
                 what = f"{LOOKUPS}.{way} {exchange}"
-                _add(found[what, rank], tables.get((way, exchange, rank), {}), ms)
+                _add(by_phase[what, rank], tables.get((way, exchange, rank), {}), ms)
             else:
                 what = REST if hardware.inline and part in (COPIES, HOST, FIXED) else part
-                _split(found[what, rank], part, ms, without.cost_on(rank))
+                _split(by_phase[what, rank], part, ms, without.cost_on(rank))
             if hardware.inline:
                 host = host_part_of(op, prediction.graph)
                 issued = what if host == part or way is not None else REST
-                found[issued, rank][host] += op.host_ms
+                by_phase[issued, rank][host] += op.host_ms
     for rank in range(topology.world_size):
-        found[STEP, rank] = _step_parts(prediction, empty, tables)
-    return {key: {k: v for k, v in parts.items() if v > 0} for key, parts in found.items()}
+        by_phase[STEP, rank] = _step_parts(prediction, empty, tables)
+    return {key: {k: v for k, v in parts.items() if v > 0} for key, parts in by_phase.items()}
 
 
 def _without_bytes(hardware: HardwareProfile) -> HardwareProfile:
@@ -190,9 +190,9 @@ def _without_bytes(hardware: HardwareProfile) -> HardwareProfile:
 
 def _with_factor(hardware: HardwareProfile, group: str, factor: float) -> HardwareProfile:
     """The same where a kind of cost is so many times what it is."""
-    one = Factor(group=group, table=None, factor=factor, error=0.0, evidence_ms=0.0)
+    slowed = Factor(group=group, table=None, factor=factor, error=0.0, evidence_ms=0.0)
     learned = Learned(
-        model="", plans=(), machine="", steps=1, date="", factors=(one,), errors={}, evidence=()
+        model="", plans=(), machine="", steps=1, date="", factors=(slowed,), errors={}, evidence=()
     )
     return hardware.model_copy(update={"learned": learned})
 
@@ -214,10 +214,10 @@ def _way(phase: str) -> str | None:
 
 def _add(total: Parts, shares: Mapping[str, float], ms: float) -> None:
     """Add a lookup, whose parts are its tables and what no factor touches: a launch as a whole."""
-    known = sum(shares.values())
-    for part, of in shares.items():
-        total[part] += of * min(1.0, ms / known)
-    total[FIXED] += max(0.0, ms - known)
+    of_tables = sum(shares.values())
+    for part, share_ms in shares.items():
+        total[part] += share_ms * min(1.0, ms / of_tables)
+    total[FIXED] += max(0.0, ms - of_tables)
 
 
 def _table_parts(
@@ -225,7 +225,7 @@ def _table_parts(
 ) -> dict[tuple[str, str, int], Parts]:
     """Direction, exchange and rank -> what the lookups of each table take."""
     loads = ShardLoads(workload, topology, hardware)
-    found: dict[tuple[str, str, int], Parts] = defaultdict(lambda: defaultdict(float))
+    by_lookup: dict[tuple[str, str, int], Parts] = defaultdict(lambda: defaultdict(float))
     for index, sharding in enumerate(match_plan(workload, topology, plan)):
         key, kind = workload.keys[index], sharding.sharding_type
         exchange = f"{workload.tables[index].module}.{kind.short}"
@@ -235,8 +235,8 @@ def _table_parts(
                 kernel, width = sharding.compute_kernel.value, shard.size[1]
                 pooled = workload.tables[index].is_pooled
                 part = lookup_part(way, kernel, kind.value, width, key, pooled=pooled)
-                found[way, exchange, int(rank)][part] += float(load[column])
-    return found
+                by_lookup[way, exchange, int(rank)][part] += float(load[column])
+    return by_lookup
 
 
 def _step_parts(
@@ -245,7 +245,7 @@ def _step_parts(
     """The iteration by the chain of work that fills it."""
     latencies = {op.name: op for op in empty}
     ops = {op.name: op for op in prediction.graph.ops}
-    found: Parts = defaultdict(float)
+    total: Parts = defaultdict(float)
     issued: Parts = defaultdict(float)
     for one in prediction.graph.ops:
         issued[host_part_of(one, prediction.graph)] += one.host_ms
@@ -253,11 +253,11 @@ def _step_parts(
     for segment in prediction.critical_path:
         op, way, ms = ops.get(segment.name), _way(segment.phase), segment.duration_ms
         if segment.phase == HOST_PHASE or op is None:
-            for part, of in issued.items() if whole > 0 else ():
-                found[part] += ms * of / whole
+            for part, part_ms in issued.items() if whole > 0 else ():
+                total[part] += ms * part_ms / whole
         elif way is not None:
             exchange = op.name.removesuffix(" backward").removesuffix(" lookup")
-            _add(found, tables.get((way, exchange, segment.rank), {}), ms)
+            _add(total, tables.get((way, exchange, segment.rank), {}), ms)
         else:
-            _split(found, part_of(op), ms, latencies[op.name].cost_on(segment.rank))
-    return found
+            _split(total, part_of(op), ms, latencies[op.name].cost_on(segment.rank))
+    return total

@@ -173,8 +173,8 @@ def _replica_sync(
         loads: ``[groups, ranks, COLUMNS]``.
     """
     groups = workload.replica_groups
-    found = [i for i, op in enumerate(graph.ops) if op.phase == "replica_sync"]
-    if groups is None or not found:
+    syncs = [i for i, op in enumerate(graph.ops) if op.phase == "replica_sync"]
+    if groups is None or not syncs:
         return None
     weights, states = (
         tuple(loads[..., column].sum(axis=0).astype(int).tolist())
@@ -182,10 +182,10 @@ def _replica_sync(
     )
     steps = groups.sync_interval
     ops = [
-        replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps) if i in found else op
+        replace(op, cost_ms=op.cost_ms * steps, host_ms=op.host_ms * steps) if i in syncs else op
         for i, op in enumerate(graph.ops)
     ]
-    sync_ms = float(np.sum([ops[i].cost_ms for i in found], axis=0).max())
+    sync_ms = float(np.sum([ops[i].cost_ms for i in syncs], axis=0).max())
     step_ms = float(simulate(replace(graph, ops=ops)).iteration_ms[0])
     return ReplicaSync(weights, states, sync_ms, step_ms, groups.fully_sharded)
 
@@ -199,7 +199,7 @@ def _breakdown(path: list[Segment]) -> dict[str, float]:
 
 
 def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
-    found = []
+    loads = []
     for rank in range(graph.world_size):
         busy = dict.fromkeys(PHASES, 0.0)
         computing = 0.0
@@ -209,9 +209,9 @@ def _per_rank(graph: Graph, iteration_ms: float) -> tuple[RankLoad, ...]:
             busy[op.phase] += cost - waiting
             busy[WAITING] += waiting
             computing += cost if op.stream == "compute" else 0.0
-        kept = {phase: ms for phase, ms in busy.items() if ms > 0}
-        found.append(RankLoad(rank, kept, max(0.0, iteration_ms - computing)))
-    return tuple(found)
+        positive = {phase: ms for phase, ms in busy.items() if ms > 0}
+        loads.append(RankLoad(rank, positive, max(0.0, iteration_ms - computing)))
+    return tuple(loads)
 
 
 def profile_groups(resource: str, hardware: HardwareProfile, topology: Topology) -> list[Group]:

@@ -129,7 +129,7 @@ class CudaLookups(LookupModel):
         return max(1.0, math.ceil(resident / shard.walks)) if shard.walks > 0 else 1.0
 
     def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
-        """As `LookupModel.sharing_ms`; zero for more tables than the batch keeps in flight."""
+        """Return `LookupModel.sharing_ms`; zero for more tables than the batch keeps in flight."""
         most = self.tables_in_flight(shard)
         if most == 1.0 or shard.ids <= 0:
             return super().sharing_ms(shard)
@@ -182,27 +182,31 @@ class CudaLookups(LookupModel):
             lookup = self.forward_ms(there) + self.backward_ms(there)
             return max(fill, (self.constants.hash_caching - 1.0) * lookup)
         probe = units.us(self.constants.prefetch_ns_per_lookup * 1e-3) * shard.ids
-        held = max(0.0, shard.distinct_rows - rows)
-        probe += units.us(self.constants.prefetch_ns_per_row * 1e-3) * held
+        hits = max(0.0, shard.distinct_rows - rows)
+        probe += units.us(self.constants.prefetch_ns_per_row * 1e-3) * hits
         return probe + rows * self.fetch_ms(shard)
 
     def fetch_ms(self, shard: LookupShard) -> float:
-        """Time to fetch one row of the shard from the host while another one is written back; of a
-        hash table with its states."""
+        """Return the time to fetch one row from the host while another one is written back.
+
+        A row of a hash table comes with its optimizer states.
+        """
         if shard.kernel.is_stored:
             return self._store_ms(shard)
         row = shard.value_bytes if shard.kernel.is_hashed else self._row_bytes(shard)
         return self._exchange_ms(row)
 
     def _store_ms(self, shard: LookupShard) -> float:
-        """A row of a key-value table: found by the host's threads, read from SSD if it is not in
-        the host's memory, and copied over the link, as the one that it evicts is the other way
-        (`_prefetch` of FBGEMM's tbe/ssd/training.py). Writes to SSD are gathered and not waited
-        for."""
+        """Return the time to fetch one row of a key-value table, in ms.
+
+        The host's threads find it and read it from SSD if it is not in the host's memory. It is
+        copied over the link, and the row that it evicts is copied back (`_prefetch` of FBGEMM's
+        tbe/ssd/training.py). Writes to SSD are gathered, and nothing waits for them.
+        """
         row = shard.stored_bytes
-        found = units.us(1e-3 * self.constants.store_ns_per_row)
+        finding = units.us(1e-3 * self.constants.store_ns_per_row)
         read = shard.ssd_share * row / units.gb_per_s(self.constants.store_ssd_gb_s)
-        return found + read + 2 * row / self.hw.memory.host_link
+        return finding + read + 2 * row / self.hw.memory.host_link
 
     def sort_passes(self, rows: ArrayLike) -> Array:
         """Passes of a radix sort of the ids of tables with ``rows`` rows together, >= 1.
@@ -257,8 +261,8 @@ class CudaLookups(LookupModel):
         The L2 does not keep them: 65536 ids of 27 thousand rows, which would fit into it, read as
         large a share over the link as a million. An SM's L1 does, for the bags of that SM.
         """
-        held = units.mib(self.constants.uvm_l1_kib / 1024) / self._row_bytes(shard)
-        return self.hw.sms * shard.bins.batch_misses(shard.draws / self.hw.sms, held)
+        l1_rows = units.mib(self.constants.uvm_l1_kib / 1024) / self._row_bytes(shard)
+        return self.hw.sms * shard.bins.batch_misses(shard.draws / self.hw.sms, l1_rows)
 
     def _sectors(self, size: float) -> float:
         sector = self.hw.memory.sector_bytes
@@ -289,12 +293,12 @@ class CudaLookups(LookupModel):
         With the passes that the shard's own rows need; a launch sorts the numbers of all its rows,
         see `predictor.cost.loads`. Places in a UVM cache are sorted along, by a second sort.
         """
-        one = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
+        pass_ms = self.sort_pass_ms(weighted=shard.weighted, pooled=shard.pooled)
         if shard.kernel is ComputeKernel.FUSED_UVM_CACHING:
-            one += self.sort_pass_ms(weighted=False, pooled=True)
+            pass_ms += self.sort_pass_ms(weighted=False, pooled=True)
         prepare = self.constants.prepare_bytes / self._sort_bandwidth
         numbering = units.us(1e-3 * self.constants.linearize_ns) * shard.walks
-        return numbering + shard.ids * (prepare + float(self.sort_passes(shard.rows)) * one)
+        return numbering + shard.ids * (prepare + float(self.sort_passes(shard.rows)) * pass_ms)
 
     def _reduce_ms(self, shard: LookupShard) -> float:
         """Gradients of each row are added up, and the row is updated.

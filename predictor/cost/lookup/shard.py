@@ -68,12 +68,12 @@ class LookupShard:
 
     @property
     def value_bytes(self) -> int:
-        """Of a row in a hash table."""
+        """Bytes of a row in a hash table."""
         return value_bytes(self.optimizer, self.dim, self.element_bytes)
 
     @property
     def stored_bytes(self) -> int:
-        """Of a row in a key-value store."""
+        """Bytes of a row in a key-value store."""
         return stored_bytes(self.kernel, self.optimizer, self.dim, self.element_bytes)
 
     @property
@@ -84,12 +84,12 @@ class LookupShard:
 
     @property
     def ssd_share(self) -> float:
-        """Share of the rows that a cache misses which are read from SSD."""
+        """Share of the cache's misses that are read from SSD."""
         if not self.kernel.is_stored or self.kernel is ComputeKernel.DRAM_VIRTUAL_TABLE:
             return 0.0
-        held = cache_rows(self)
-        missed = 1.0 - self.bins.hit_rate(held)
-        both = 1.0 - self.bins.hit_rate(held + self.host_bytes / self.stored_bytes)
+        cached = cache_rows(self)
+        missed = 1.0 - self.bins.hit_rate(cached)
+        both = 1.0 - self.bins.hit_rate(cached + self.host_bytes / self.stored_bytes)
         return both / missed if missed > 0 else 0.0
 
     @property
@@ -139,7 +139,7 @@ class LookupModel:
         return 0.0
 
     def hash_floor_ms(self) -> float:
-        """What a launch over hash tables takes beyond the floor of its forward."""
+        """Return the time of a launch over hash tables beyond the floor of its forward, in ms."""
         return 0.0
 
     def forward_ms(self, shard: LookupShard, tables: float = 1.0) -> float:
@@ -188,7 +188,7 @@ class LookupModel:
         return 0.0
 
     def sharing_ms(self, shard: LookupShard) -> tuple[float, ...]:
-        """What a forward adds when 2, 4, 8, 16 tables share the L2, each beyond the one before."""
+        """Return the added time of a forward when 2, 4, 8, 16 tables share the L2, step by step."""
         return (0.0,) * len(SHARERS)
 
     def sort_passes(self, rows: ArrayLike) -> Array:

@@ -145,7 +145,8 @@ class DlrmBuilder:
             self.state_bytes = program_of(self.workload).state_bytes
         self.unpacked: list[tuple[int, list[str]]] = []
         self.modules: dict[str, list[Exchange]] = {
-            name: [*found] for name, found in groupby(self.exchanges, key=lambda e: e.module)
+            name: [*of_module]
+            for name, of_module in groupby(self.exchanges, key=lambda e: e.module)
         }
         self.segments = 0
         self.lookups: dict[int, int] = {}
@@ -223,9 +224,9 @@ class DlrmBuilder:
         recats: dict[str, int] = {}
 
         def look_up(module: Sequence[Exchange]) -> None:
-            found = self._recats(module, "data_dist")
-            self._lookups(module, found)
-            recats.update(found)
+            of_module = self._recats(module, "data_dist")
+            self._lookups(module, of_module)
+            recats.update(of_module)
 
         self._wait(self._forward(look_up), Dep(copy, lag=2))
         ids = self._send(self.sending, self._read(self.sending, splits))
@@ -337,13 +338,13 @@ class DlrmBuilder:
         self, module: Sequence[Exchange], stream: str, ids: Mapping[str, int] | None = None
     ) -> dict[str, int]:
         """Exchange name -> reordering of its received ids by feature."""
-        kind, found = MOVE_IDS._replace(stream=stream), {}
+        kind, recats = MOVE_IDS._replace(stream=stream), {}
         for exchange in _sending(module):
             name, launch = f"{exchange.name} permute received ids", (HOST_OPS["recat"], 7, 0)
             deps = [ids[exchange.name]] if ids else []
             op = self._add(name, kind, exchange.recat_ms(), launch, deps, exchange.active)
-            found[exchange.name] = op
-        return found
+            recats[exchange.name] = op
+        return recats
 
     def _prefetches(self, module: Sequence[Exchange], recats: Mapping[str, int]) -> Iterator[int]:
         """Fetch the next batch's rows into the UVM caches."""
@@ -417,10 +418,10 @@ class DlrmBuilder:
 
     def _unpack(self, modules: Sequence[str]) -> None:
         """Wait for the outputs of modules and make them what the model reads."""
-        found = [m for m in modules if m in self.modules]
-        deps = [Dep(op) for module in found for op in self.delivered.get(module, ())]
-        unpack = self._copies(UNPACK, found, deps, backward=False)
-        self.unpacked.append((unpack, found))
+        sharded = [m for m in modules if m in self.modules]
+        deps = [Dep(op) for module in sharded for op in self.delivered.get(module, ())]
+        unpack = self._copies(UNPACK, sharded, deps, backward=False)
+        self.unpacked.append((unpack, sharded))
 
     def _copies(
         self, name: str, modules: Sequence[str], deps: Sequence[Dep], *, backward: bool
@@ -473,12 +474,12 @@ class DlrmBuilder:
     def _ids_ms(self, exchange: Exchange, backward: bool) -> Array:
         """What grows with the ids, ``[plans, ranks]``."""
         hw = self.hardware
-        found = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
+        time = exchange.cost(lambda n: ids_ms(hw, n, backward=backward), _column(Load.IDS))
         if backward:
-            return found
+            return time
         # what is not sent out is prepared here as well
         more = READ_BACK_BYTES - RANGE_BYTES + PREPARE_BYTES * exchange.is_local
-        return found + exchange.prepared * exchange.cost(
+        return time + exchange.prepared * exchange.cost(
             lambda n: more * n / hw.streaming, _column(Load.IDS)
         )
 
@@ -622,9 +623,9 @@ class DlrmBuilder:
         cost_ms = tables.cost(copy, _column(Load.SYNCED_WEIGHTS))
         return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), deps, tables.active)
 
-    def _move_states(self, what: str, kind: Kind, after: Dep) -> int:
+    def _move_states(self, verb: str, kind: Kind, after: Dep) -> int:
         cost_ms = copy_h2d_ms(self.hardware, self.state_bytes)
-        name = f"{what} optimizer states"
+        name = f"{verb} optimizer states"
         return self._add(name, kind, cost_ms, (HOST_OPS["copy"], 1, 0), [after])
 
     # --- optimizer -----------------------------------------------------------------------------
@@ -666,13 +667,13 @@ class DlrmBuilder:
                     "CUDA streams and ranks on CPUs cannot; give default, or a profile of GPUs"
                 )
             return [], {i: make(self.costs, groups, [i], loads, f"copies {i}") for i in fused}
-        found = []
+        averaged = []
         for data_type in dict.fromkeys(groups[i].data_type for i in fused):
-            of = [i for i in fused if groups[i].data_type == data_type]
-            weights = make(self.costs, groups, of, loads, f"{data_type} weights")
-            found.append((weights, Load.SYNCED_WEIGHTS))
+            of_type = [i for i in fused if groups[i].data_type == data_type]
+            weights = make(self.costs, groups, of_type, loads, f"{data_type} weights")
+            averaged.append((weights, Load.SYNCED_WEIGHTS))
         states = make(self.costs, groups, fused, loads, "optimizer states")
-        return [*found, (states, Load.SYNCED_STATES)], {}
+        return [*averaged, (states, Load.SYNCED_STATES)], {}
 
     def _average_copies(self) -> None:
         """The mean share of a step: a rank meets its copies alone, which are as late as it is."""
@@ -680,7 +681,9 @@ class DlrmBuilder:
             return
         model, steps = self.costs.copies.all_reduce, self.copies.sync_interval
         count = len(self.averaged)
-        parts = [tables.cost(_if_any(model, steps), _column(of)) for tables, of in self.averaged]
+        parts = [
+            tables.cost(_if_any(model, steps), _column(column)) for tables, column in self.averaged
+        ]
         cost_ms = np.asarray(sum(parts, np.zeros((1, 1))))
         host_ms = self.costs.host_ms(HOST_OPS["gradient_sync"] * count, count, count) / steps
         active = _any_active([tables for tables, _ in self.averaged])

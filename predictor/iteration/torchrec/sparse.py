@@ -106,8 +106,8 @@ class Exchange:
         self.all_ranks = costs.all_ranks
         self.sharding_type = groups[members[0]].sharding_type
         self.module = groups[members[0]].module
-        found = (f"{groups[m].module}.{groups[m].sharding_type.short}" for m in members)
-        self.name = " ".join(dict.fromkeys((*found, part) if part else found))
+        names = (f"{groups[m].module}.{groups[m].sharding_type.short}" for m in members)
+        self.name = " ".join(dict.fromkeys((*names, part) if part else names))
         self.groups = groups
         self.members = tuple(members)
         self.weighted = any(groups[m].weighted for m in members)
@@ -188,8 +188,8 @@ class Exchange:
         expanded = self.total[..., Load.EXPANDED].mean(axis=-1, keepdims=True)
         dims = [t.embedding_dim for t in self.workload.tables if t.module == self.module]
         each = UNIQUE_PASSES * INDEX_BYTES / self.hardware.streaming
-        one = self.lookups.sort_pass_ms(weighted=False, pooled=True)
-        each += float(self.lookups.sort_passes(2.0**63)) * one
+        pass_ms = self.lookups.sort_pass_ms(weighted=False, pooled=True)
+        each += float(self.lookups.sort_passes(2.0**63)) * pass_ms
         return np.asarray(each * expanded / max(dims))
 
     def _reorder_ms(self, size: Array) -> Array:
@@ -206,22 +206,22 @@ class Exchange:
         Args:
             exchanges: number of exchanges it serves, ``[plans, 1]``; pipelines fuse those of all.
         """
-        one = SPLITS * INDEX_BYTES * self.topology.world_size
-        size = np.atleast_2d(one * np.asarray(exchanges, dtype=np.float64))
+        split_bytes = SPLITS * INDEX_BYTES * self.topology.world_size
+        size = np.atleast_2d(split_bytes * np.asarray(exchanges, dtype=np.float64))
         return np.asarray(self.collectives.all_to_all(size, scope="world"))
 
     def ids_ms(self) -> Array:
         """Lengths, ids and (where there are any) weights: one all-to-all each."""
         sent = {Load.BAGS: LENGTH_BYTES, Load.IDS: INDEX_BYTES, Load.WEIGHTED_IDS: OUTPUT_BYTES}
         model = partial(self.collectives.all_to_all, scope="world")
-        found = np.zeros(1)
+        time = np.zeros(1)
         for column, width in sent.items():
             if column is not Load.WEIGHTED_IDS:
-                found = found + self.cost(model, busiest(column, width))
+                time = time + self.cost(model, busiest(column, width))
             elif self.weighted:
                 travel = self.prepared if self.processed else 1.0
-                found = found + travel * self.cost(model, busiest(column, width))
-        return found
+                time = time + travel * self.cost(model, busiest(column, width))
+        return time
 
     @property
     def tensors_sent(self) -> int:
@@ -299,14 +299,14 @@ class Exchange:
             return [self._transfer(name, "world", reduce, width)]
         if kind not in HIERARCHICAL:
             return [self._transfer("all_to_all", "world", comms.all_to_all, width)]
-        found = []
+        transfers = []
         if self.topology.intra_group_size > 1:  # TorchRec skips collectives of one rank
-            found.append(self._transfer(name, "intra", reduce, width))
+            transfers.append(self._transfer(name, "intra", reduce, width))
         if self.topology.groups > 1:
             # what is left of a row block after the reduction within the group
             across = width / self.topology.intra_group_size
-            found.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
-        return found[::-1] if backward else found
+            transfers.append(self._transfer("all_to_all", "cross", comms.all_to_all, across))
+        return transfers[::-1] if backward else transfers
 
     def _transfer(self, name: str, scope: str, collective: Collective, width: float) -> Transfer:
         cost = self.cost(partial(collective, scope=scope), busiest(Load.OUTPUTS, width))
@@ -357,14 +357,14 @@ class Exchange:
         repeats = COPY_PASSES + backward  # gradients of repeated ids are added up
         moved = OUTPUT_BYTES * (passes * received + repeats * expanded)
         bandwidth = self.hardware.streaming * self.hardware.elementwise.columns
-        found = moved / bandwidth
+        time = moved / bandwidth
         if self.is_local and not backward and self.hardware.elementwise.permute_ns:
             bags = self.total[..., Load.BAGS].mean(axis=-1)
             ids = self.total[..., Load.IDS].mean(axis=-1)
             permuted = COPY_PASSES * (INDEX_BYTES * ids + LENGTH_BYTES * bags)
             bag_ms = units.us(1e-3 * self.hardware.elementwise.permute_ns)
-            found = found + shared * (permuted / self.hardware.streaming + bag_ms * bags)
-        return np.asarray(found)[..., None]
+            time = time + shared * (permuted / self.hardware.streaming + bag_ms * bags)
+        return np.asarray(time)[..., None]
 
     @property
     def _all_to_all(self) -> bool:
@@ -425,9 +425,9 @@ def exchanges(
 ) -> list[Exchange]:
     """The exchanges of all modules in the order in which TorchRec runs them."""
     keys = [(m, t) for m in costs.workload.modules for t in TYPE_ORDER]
-    found = []
+    built = []
     for key in keys:
         members = [i for i, g in enumerate(groups) if (g.module, g.sharding_type) == key]
         if members:
-            found.append(make(costs, groups, members, loads))
-    return found
+            built.append(make(costs, groups, members, loads))
+    return built
