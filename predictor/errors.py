@@ -17,7 +17,7 @@ class ShardoptError(Exception):
 
     Args:
         message: what was given, where, what is allowed and what to try.
-        inputs: what is wrong or what to change, by the names of the command line's options with
+        inputs: options that are wrong or should change, as the command line's names with
             underscores, such as ``("gpus", "hbm_gib")``. `shardopt.cli` shows their flags.
     """
 
@@ -53,6 +53,6 @@ class RangeError(ProfileError):
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the nearest allowed name, or an empty string."""
+    """Return `` (did you mean 'x'?)`` for the nearest allowed name, or an empty string."""
     near = get_close_matches(name, list(allowed), n=1, cutoff=0.5)
     return f" (did you mean '{near[0]}'?)" if near else ""

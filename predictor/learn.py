@@ -1,7 +1,6 @@
 """Learning from a job that ran: measured phases against predicted ones correct a profile.
 
-What each phase should take stands here beside what it took; what follows for the factors is
-`predictor.cost.posterior`.
+This module pairs measured with predicted times; `predictor.cost.posterior` computes the factors.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from predictor.trace.phases import REST, Measured
 Parts = dict[str, float]
 
 RESOLUTION_MS = 0.02
-"""Error of any time beside `LEAST_NOISE`: what the clocks around a phase take themselves."""
+"""Error of any time beside `LEAST_NOISE`: the clocks around a phase take time themselves."""
 
 SLOW_HOST = 100.0
-"""Times what it costs, at which a host decides any step alone."""
+"""Factor on host costs at which the host alone decides any step."""
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A measured time that no predicted one stands against."""
+    """Measured time without a predicted counterpart."""
 
     name: str
     ms: float
@@ -67,14 +66,14 @@ def learn(
     date: str,
     host_decides: bool = True,
 ) -> tuple[Learned, list[Unmatched]]:
-    """What the steps of one plan teach, joined with what the profile has learned before.
+    """Learn from the steps of one plan, together with the profile's earlier evidence.
 
     Args:
         name: of the plan.
-        host_decides: the devices waited for the host; else a step says nothing of it.
+        host_decides: the devices waited for the host; else a step is no evidence about it.
 
     Raises:
-        InputError: nothing that was measured is predicted of this plan, or all is far off.
+        InputError: no measured phase is predicted for this plan, or all are far off.
         PlanError: the plan does not fit the workload or the ranks.
     """
     before = hardware.learned
@@ -120,7 +119,7 @@ def evidence(
     plan: ShardingPlan,
     measured: Iterable[Measured],
 ) -> tuple[list[Evidence], list[Unmatched]]:
-    """Measured times beside the predicted parts of the same; those without are unmatched."""
+    """Pair measured times with their predicted parts; times without are unmatched."""
     predicted = predicted_parts(workload, topology, hardware, plan)
     matched, unmatched = [], []
     for time in measured:
@@ -136,20 +135,20 @@ def evidence(
 
 
 def _without_host(row: Evidence) -> Evidence:
-    """The same where what was measured has no part of the host."""
+    """Drop the host's part from a piece of evidence."""
     parts = {part: ms for part, ms in row.parts_ms.items() if part != HOST}
     return row.model_copy(update={"parts_ms": parts})
 
 
 def _of_host(row: Evidence, issued: Parts) -> Evidence:
-    """A step that waited for the host: whatever the prediction says that it waited for."""
+    """Attribute a step that waited for the host to it, whatever the prediction waits for."""
     return row.model_copy(update={"parts_ms": issued}) if issued else row
 
 
 def _issued_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> Parts:
-    """What the host takes of a step if it decides alone."""
+    """Return the host's time in a step that it alone decides; empty if it takes none."""
     slow = predict(workload, topology, _with_factor(hardware, HOST, SLOW_HOST), plan)
     parts = _step_parts(slow, slow.graph.ops, {})
     return {HOST: parts[HOST] / SLOW_HOST} if parts[HOST] > 0 else {}
@@ -158,7 +157,7 @@ def _issued_parts(
 def predicted_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> dict[tuple[str, int], Parts]:
-    """What `Measured` can be about, and rank -> the parts of its predicted time in ms."""
+    """Map each phase of `Measured` and rank to the parts of its predicted time in ms."""
     prediction = predict(workload, topology, hardware, plan)
     empty = predict(workload, topology, _without_bytes(hardware), plan).graph.ops
     by_phase: dict[tuple[str, int], Parts] = defaultdict(lambda: defaultdict(float))
@@ -184,12 +183,12 @@ def predicted_parts(
 
 
 def _without_bytes(hardware: HardwareProfile) -> HardwareProfile:
-    """The same where all messages are as if they were empty."""
+    """Return a profile in which all messages cost as much as empty ones."""
     return _with_factor(hardware, f"{EXCHANGES}.{BYTES}", 1e-9)
 
 
 def _with_factor(hardware: HardwareProfile, group: str, factor: float) -> HardwareProfile:
-    """The same where a kind of cost is so many times what it is."""
+    """Return a profile in which one kind of cost is multiplied by a factor."""
     slowed = Factor(group=group, table=None, factor=factor, error=0.0, evidence_ms=0.0)
     learned = Learned(
         model="", plans=(), machine="", steps=1, date="", factors=(slowed,), errors={}, evidence=()
@@ -198,7 +197,7 @@ def _with_factor(hardware: HardwareProfile, group: str, factor: float) -> Hardwa
 
 
 def _split(total: Parts, part: str, ms: float, latency_ms: float) -> None:
-    """Add a time; that of an exchange as latency and what is beyond it."""
+    """Add a time; split that of an exchange into latency and bytes."""
     if not part.startswith(f"{EXCHANGES}."):
         total[part] += ms
         return
@@ -213,7 +212,7 @@ def _way(phase: str) -> str | None:
 
 
 def _add(total: Parts, shares: Mapping[str, float], ms: float) -> None:
-    """Add a lookup, whose parts are its tables and what no factor touches: a launch as a whole."""
+    """Add a lookup: parts of its tables, and the time of its launch, which has no factor."""
     of_tables = sum(shares.values())
     for part, share_ms in shares.items():
         total[part] += share_ms * min(1.0, ms / of_tables)
@@ -223,7 +222,7 @@ def _add(total: Parts, shares: Mapping[str, float], ms: float) -> None:
 def _table_parts(
     workload: Workload, topology: Topology, hardware: HardwareProfile, plan: ShardingPlan
 ) -> dict[tuple[str, str, int], Parts]:
-    """Direction, exchange and rank -> what the lookups of each table take."""
+    """Map direction, exchange and rank to the lookup times of each table in ms."""
     loads = ShardLoads(workload, topology, hardware)
     by_lookup: dict[tuple[str, str, int], Parts] = defaultdict(lambda: defaultdict(float))
     for index, sharding in enumerate(match_plan(workload, topology, plan)):
@@ -242,13 +241,13 @@ def _table_parts(
 def _step_parts(
     prediction: Prediction, empty: Sequence[Op], tables: Mapping[tuple[str, str, int], Parts]
 ) -> Parts:
-    """The iteration by the chain of work that fills it."""
+    """Return the parts of an iteration, by the chain of work that fills it."""
     latencies = {op.name: op for op in empty}
     ops = {op.name: op for op in prediction.graph.ops}
     total: Parts = defaultdict(float)
     issued: Parts = defaultdict(float)
-    for one in prediction.graph.ops:
-        issued[host_part_of(one, prediction.graph)] += one.host_ms
+    for issued_op in prediction.graph.ops:
+        issued[host_part_of(issued_op, prediction.graph)] += issued_op.host_ms
     whole = sum(issued.values())
     for segment in prediction.critical_path:
         op, way, ms = ops.get(segment.name), _way(segment.phase), segment.duration_ms
